@@ -1,4 +1,4 @@
-"""Checks the types of what Python callers pass, before any call: an error names the argument and what it must be."""
+"""Checks the types of Python callers' arguments; errors name the argument."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ _OPTIONS = get_type_hints(RequestOptions, include_extras=True)
 
 
 def _fits(kind: Any, value: Any) -> bool:
-    """Whether a value is of the type of an option; values within a type are checked where they are kept."""
     if isinstance(kind, UnionType) or get_origin(kind) is Union:
         return any(_fits(each, value) for each in get_args(kind))
     if kind is int:
@@ -49,7 +48,6 @@ def _fits(kind: Any, value: Any) -> bool:
 
 
 def check_text(name: str, text: str) -> None:
-    """Raises InvalidField for a text that cannot be sent."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -57,7 +55,6 @@ def check_text(name: str, text: str) -> None:
 
 
 def check_request(prompt: Any, sampling: Any, stop: Any, timeout: Any, options: Mapping[str, Any]) -> None:
-    """Raises WrongType for an argument of another type than it may have, NoSuchOption for one that no request has."""
     for name, value in options.items():
         if name not in _OPTIONS:
             raise NoSuchOption(name, meant(name, _OPTIONS))
@@ -81,7 +78,6 @@ def check_request(prompt: Any, sampling: Any, stop: Any, timeout: Any, options: 
 
 
 def check_seconds(name: str, value: Any, expected: str = "a number of seconds") -> None:
-    """Raises WrongType, or InvalidField for a number that is no time."""
     if not _number(value):
         raise WrongType(name, expected, value)
     if math.isnan(value) or value < 0:
@@ -91,10 +87,7 @@ def check_seconds(name: str, value: Any, expected: str = "a number of seconds") 
 def check_connecting(
     endpoints: Any, service: Any, credentials: Any, retry_seconds: Any, wait_seconds: Any, name: str = "endpoints"
 ) -> str:
-    """Checks the arguments of a client, and returns its endpoints, separated by commas. Raises InvalidField.
-
-    `name`: of the argument that has the endpoints.
-    """
+    """Returns a client's endpoints, comma-separated. Raises InvalidField. `name`: of the endpoints' argument."""
     if not (isinstance(endpoints, str) or (_sequence_of(endpoints, _text) and endpoints)):
         raise WrongType(name, 'a string "HOST:PORT", or a list of them', endpoints)
     if service not in (None, TARGET, FUSED, DRAFT):

@@ -1,4 +1,4 @@
-"""AsyncClient: asks Tandem servers for continuations, and goes on at another server when one fails."""
+"""AsyncClient: requests continuations, with failover between servers."""
 
 from __future__ import annotations
 
@@ -38,16 +38,13 @@ if TYPE_CHECKING:
 
 
 class AsyncClient:
-    """Asks Tandem servers for continuations. Many requests may run at once.
+    """Requests continuations from Tandem servers, many at once.
 
-    `endpoints`: "HOST:PORT", or several ("HOST:PORT,HOST:PORT" or a list) that run the same model. Requests go to one
-    of them. When it fails, the next one repeats the request, and only the tokens that follow those received are
-    yielded. A server that is full, or that can no longer be reached, is tried again for `retry_seconds`.
+    `endpoints`: "HOST:PORT", or several (commas or a list) with the same model: if one fails, the next continues its
+    output. Full or lost servers are retried for `retry_seconds`.
 
-    `service`: "TargetVerifier", "FusedSpeculativeServer" or "DraftWorker"; by default, whichever answers.
-    `credentials`: TLS certificates and a bearer token, from files. `wait_seconds`: how long to wait for the first
-    answer while no server listens; by default, a request fails at once, and says why. Raises TandemError for a wrong
-    argument.
+    `service`: "TargetVerifier", "FusedSpeculativeServer" or "DraftWorker"; default: any. `credentials`: TLS files and
+    token. `wait_seconds`: for a first server to listen; default: none. Raises TandemError.
     """
 
     def __init__(
@@ -68,8 +65,7 @@ class AsyncClient:
         self._checked: set[str] = set()  # addresses whose model is known to be the expected one
         self._expected: ModelInfo | None = None
         self._closed = False
-        self.last_statistics: SpeculationStats | None = None
-        """Statistics of the request that completed last."""
+        self.last_statistics: SpeculationStats | None = None  # of the latest completed request
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -78,13 +74,13 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Closes the connections. Requests under way end with a TandemError whose code is CANCELLED."""
+        """Closes the connections; running requests end with CANCELLED."""
         self._closed = True
         clients, self._clients = [] if forked() else list(self._clients.values()), {}
         await asyncio.gather(*(client.close() for client in clients))
 
     async def model_info(self, timeout: float = ANSWER_SECONDS) -> ModelInfo:
-        """Returns what the first server to answer runs. Each may take `timeout` seconds. Raises TandemError."""
+        """Returns the first answering server's model; `timeout`: seconds each. Raises TandemError."""
         return (await self._first(timeout, self._wait_seconds))[1]
 
     async def _first(self, timeout: float, wait_seconds: float) -> tuple[str, ModelInfo]:
@@ -108,7 +104,7 @@ class AsyncClient:
         timeout: float | None = None,
         **options: Unpack[RequestOptions],
     ) -> Completion:
-        """Returns the whole continuation, once it has ended."""
+        """Returns the whole continuation."""
         request = request_of(prompt, sampling, stop, timeout, **options)
         return await completion_of(self.events(request, timeout))
 
@@ -122,12 +118,12 @@ class AsyncClient:
         timeout: float | None = None,
         **options: Unpack[RequestOptions],
     ) -> AsyncGenerator[Chunk, None]:
-        """Yields chunks as they are committed. Closing the generator cancels the request."""
+        """Yields chunks as they are committed; closing cancels the request."""
         request = request_of(prompt, sampling, stop, timeout, **options)
         return chunks_of(self.events(request, timeout))
 
     async def events(self, request: GenerationRequest, timeout: float | None = None) -> Events:
-        """Yields a request's chunks, then its end, from the first endpoint that finishes it. Raises TandemError."""
+        """Yields a request's chunks, then its end. Raises TandemError."""
         deadline = None if timeout is None else time.monotonic() + timeout
         budget = RetryBudget(self._persistence, deadline, admission=self._persistence.seconds)
         received, address = Repetition(), self._pool.current
@@ -164,7 +160,7 @@ class AsyncClient:
             await asyncio.sleep(pause)
 
     def _after(self, address: str, error: TandemError, budget: RetryBudget) -> tuple[float, str]:
-        """Seconds to wait after a failure at `address`, and the endpoint to ask then. Raises `error` to give up."""
+        # Raises `error` to give up.
         if error.outcome is Outcome.FULL and error.retry_seconds is not None:
             full = budget.full(error.retry_seconds)
             if full is None:
@@ -184,7 +180,6 @@ class AsyncClient:
         return pause, self._pool.current
 
     async def _ready(self, address: str, expected: ModelInfo, seconds: float) -> GenerationClient:
-        """Returns the client of an endpoint that runs the expected model. Raises TandemError."""
         try:
             client = await self._client(address, seconds)
             info = expected if address in self._checked else await client.model_info(seconds, wait=False)
@@ -196,7 +191,6 @@ class AsyncClient:
         return client
 
     async def _client(self, address: str, seconds: float) -> GenerationClient:
-        """Returns the connection to an endpoint, once it is known which service listens there."""
         if self._closed:
             raise closed_error()
         check_process()
@@ -214,11 +208,11 @@ _LONGEST_SECONDS = 1e8
 
 
 def _left(end: float) -> float:
-    """Seconds until `end`, as far as gRPC counts: it takes no timeout of 0, and one of centuries as over already."""
+    # gRPC takes no timeout of 0, and one of centuries as over.
     return min(max(0.001, end - time.monotonic()), _LONGEST_SECONDS)
 
 
 def _repeatable(request: GenerationRequest, received: Repetition) -> bool:
-    """Whether another server can continue the output. Sampling under rejection depends on the draft: it cannot."""
+    # Under rejection sampling depends on the drafts.
     greedy = request.sampling.greedy and "temperature" not in request.unset_sampling
     return request.rule is Rule.AGREEMENT or greedy or not received.tokens

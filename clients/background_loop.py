@@ -1,4 +1,4 @@
-"""Runs coroutines on an event loop in a background thread, for callers that have no event loop."""
+"""Runs coroutines on an event loop in a background thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class BackgroundLoop:
-    """An event loop in a daemon thread. Any thread may call it; Ctrl-C in a caller cancels the work it waits for."""
+    """Callable from any thread; Ctrl-C in a caller cancels its work."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -25,7 +25,6 @@ class BackgroundLoop:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Waits for `work` and returns its result, or raises what it raised. Raises TandemError if closed or forked."""
         if self._closed or forked(self._process):
             work.close()
             check_process(self._process)
@@ -40,11 +39,10 @@ class BackgroundLoop:
             raise
 
     def soon(self, call: Callable[..., object], *arguments: Any) -> None:
-        """Calls a function on the loop, without waiting for it."""
         self._loop.call_soon_threadsafe(call, *arguments)
 
     def iterate(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
-        """Yields the items as they come. Leaving early closes `items`."""
+        """Yields items as they come; leaving early closes `items`."""
         turn, end = asyncio.Lock(), object()
 
         async def next_item() -> Any:
@@ -65,7 +63,7 @@ class BackgroundLoop:
                     concurrent.futures.wait([closing])
 
     def close(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs `work`, cancels what is still running, and ends the thread. Does nothing again, or if forked."""
+        """Runs `work`, cancels the rest and ends the thread; no effect again or if forked."""
         if self._closed or forked(self._process):
             work.close()
             return
@@ -80,7 +78,6 @@ class BackgroundLoop:
 
 
 async def _end_all() -> None:
-    """Cancels the loop's other tasks and waits for them."""
     tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     for task in tasks:
         task.cancel()

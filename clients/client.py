@@ -1,4 +1,4 @@
-"""Client: AsyncClient for code without an event loop."""
+"""Client: AsyncClient without an event loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 def _waiting(
     method: Callable[Concatenate[AsyncClient, Arguments], Coroutine[Any, Any, Result]],
 ) -> Callable[Concatenate[Client, Arguments], Result]:
-    """Returns a method of Client, with the signature and docstring of AsyncClient's, that waits for its result."""
+    # Keeps signature and docstring for help().
 
     @functools.wraps(method)
     def wait(self: Client, *args: Arguments.args, **named: Arguments.kwargs) -> Result:
@@ -31,7 +31,7 @@ def _waiting(
 def _iterating(
     method: Callable[Concatenate[AsyncClient, Arguments], AsyncGenerator[Result, None]],
 ) -> Callable[Concatenate[Client, Arguments], Iterator[Result]]:
-    """Returns a method of Client that yields what AsyncClient's yields. Leaving early cancels the request."""
+    # Leaving early cancels the request.
 
     @functools.wraps(method)
     def iterate(self: Client, *args: Arguments.args, **named: Arguments.kwargs) -> Iterator[Result]:
@@ -43,10 +43,7 @@ def _iterating(
 
 
 class Client:
-    """Asks Tandem servers for continuations, with methods that block. Threads may share a client.
-
-    The arguments are AsyncClient's. Requests run on an event loop in a background thread, which `close` ends.
-    """
+    """AsyncClient with blocking methods, on a background thread until `close`. Threads may share it."""
 
     def __init__(
         self,
@@ -73,12 +70,11 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Closes the connections. Requests under way end with a TandemError whose code is CANCELLED."""
+        """Closes the connections; running requests end with CANCELLED."""
         self._loop.close(self._client.close())
 
     @property
     def last_statistics(self) -> SpeculationStats | None:
-        """Statistics of the request that completed last."""
         return self._client.last_statistics
 
     model_info = _waiting(AsyncClient.model_info)

@@ -24,18 +24,14 @@ from tandem.speculation.types import (
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # which Python has from 3.11 on
 
-Prompt: TypeAlias = str | Sequence[int]
-"""Text, or token ids."""
+Prompt: TypeAlias = str | Sequence[int]  # text or token ids
 
 Events: TypeAlias = AsyncGenerator[Chunk | GenerationEnd, None]
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A finished continuation. `statistics` counts the request's rounds and measures where its time went.
-
-    `logprobs`: one per token, if asked for. `receipt`: signed JSON, if asked for.
-    """
+    """A finished continuation. If requested: `logprobs`, one per token; `receipt`, signed JSON."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -48,7 +44,6 @@ class Completion:
 
 
 async def completion_of(events: Events) -> Completion:
-    """Waits for the end of a generation. Raises what `events` raises."""
     tokens: list[int] = []
     text: list[str] = []
     logprobs: list[TokenLogprobs] = []
@@ -75,7 +70,6 @@ async def completion_of(events: Events) -> Completion:
 
 
 async def chunks_of(events: Events) -> AsyncGenerator[Chunk, None]:
-    """Yields a generation's chunks without its end."""
     async with contextlib.aclosing(events):
         async for event in events:
             if isinstance(event, Chunk):
@@ -90,7 +84,7 @@ def request_of(
     deadline: float | None = None,
     **options: Unpack[RequestOptions],
 ) -> GenerationRequest:
-    """Builds a request. `sampling` None leaves every field to the server. Raises InvalidField, a TandemError."""
+    """Builds a request; `sampling` None: the server's defaults. Raises InvalidField, a TandemError."""
     check_request(prompt, sampling, stop, timeout, options)
     given: dict[str, Any] = {**options, **members(options), "messages": chat_of(options.get("messages"))}
     return GenerationRequest(

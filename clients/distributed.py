@@ -1,4 +1,4 @@
-"""The distributed architecture: drafts locally, verifies at a TargetVerifier."""
+"""Distributed architecture: local drafts, remote verification."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ from tandem.speculation.rounds import MAX_IN_FLIGHT, DraftedRounds
 from tandem.speculation.types import GenerationRequest, ModelInfo, Rule, SpeculationStats
 from tandem.speculation.verification_mode import ChosenRounds, never_waits
 
-TARGET_SECONDS = 120.0
-"""How long a draft waits for a target that is still starting, unless told otherwise."""
+TARGET_SECONDS = 120.0  # default wait for a starting target
 
 
 async def connect_distributed(
@@ -43,11 +42,7 @@ async def connect_distributed(
     credentials: Credentials | None = None,
     persistence: Persistence | None = None,
 ) -> tuple[Generator, VerifierClient]:
-    """Returns a generator that drafts with `drafting` for a remote target, and the client to close. Raises ValueError.
-
-    `target_address` may list several verifiers, HOST:PORT,HOST:PORT. They may still be loading: waits up to
-    `connect_seconds` for the first answer. `persistence`: how long a request keeps retrying when they are gone.
-    """
+    """Returns a generator and the client to close. `target_address` may list verifiers. Raises ValueError."""
     client = VerifierClient(target_address, drafting.tokenizer.sha256, persistence=persistence, credentials=credentials)
     target = await _target_of(client, drafting, connect_seconds)
     try:
@@ -68,10 +63,7 @@ def _rounds(
     estimate: Estimate,
     features: FeatureSpec | None,
 ) -> MakeRounds:
-    """Returns what makes the rounds of a request: those of one way to wait for the target, or of ways to choose from.
-
-    `estimate` is shared by all requests. `features`: those that a head reads.
-    """
+    # `estimate` is shared by all requests.
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
         read = features if request.models_draft and not request.adapter and not request.predicted else None
@@ -112,7 +104,6 @@ def _rounds(
 
 
 async def _target_of(client: VerifierClient, drafting: Drafting, connect_seconds: float) -> ModelInfo:
-    """Returns the target's ModelInfo. Closes `client` and raises ValueError if none answers or its tokens differ."""
     try:
         target = await client.model_info(connect_seconds)
         same_tokens(drafting.tokenizer, target.tokenizer_sha256)

@@ -1,4 +1,4 @@
-"""DraftSession: distributed speculation with the caller's own drafter, verified at a TargetVerifier."""
+"""DraftSession: distributed speculation with the caller's drafter."""
 
 from __future__ import annotations
 
@@ -34,19 +34,18 @@ from tandem.speculation.types import (
     SpeculationStats,
 )
 
-USUAL_LENGTH = 4
-"""Draft tokens per round, unless told otherwise."""
+USUAL_LENGTH = 4  # default draft tokens per round
 
 
 class OwnDrafter(Protocol):
-    """The caller's drafter. Its proposals may be wrong: the output is always the target's."""
+    """The caller's drafter; wrong proposals cost time only."""
 
     def propose(self, tokens: Sequence[int], k: int) -> Sequence[int]:
-        """Returns at most `k` token ids that may follow `tokens`, the prompt and all that is committed. May block."""
+        """Returns at most `k` token ids that may follow all `tokens`. May block."""
 
 
 class OwnTokenizer(Protocol):
-    """The caller's tokenizer for text, such as one of transformers. Its ids must be the target's."""
+    """The caller's tokenizer, such as one of transformers, with the target's ids."""
 
     def encode(self, text: str) -> Sequence[int]: ...
 
@@ -54,7 +53,7 @@ class OwnTokenizer(Protocol):
 
 
 class DraftSession:
-    """Drafts here with the caller's `drafter` and verifies at a TargetVerifier. Methods block; threads may share it.
+    """Drafts with the caller's `drafter` and verifies at a TargetVerifier. Methods block; threads may share it.
 
         class Repeat:
             def propose(self, tokens, k):
@@ -63,10 +62,9 @@ class DraftSession:
         with DraftSession("localhost:50051", Repeat()) as session:
             print(session.generate([1, 2, 3], max_new_tokens=20).token_ids)
 
-    `target`: "HOST:PORT", or several with commas that run the same model; when a verifier fails, the request goes on
-    at the next one. `tokenizer`: for text; without it, prompts are token ids and outputs have no text.
-    `speculation_length`: draft tokens per round. `retry_seconds`: how long a request retries while no verifier answers.
-    `wait_seconds`: how long to wait for a server that does not listen yet. Raises TandemError.
+    `target`: "HOST:PORT", or several with commas and one model: a failed verifier's request continues at the next.
+    `tokenizer`: for text; without it, prompts are token ids. `speculation_length`: draft tokens per round.
+    `retry_seconds`: without an answering verifier. `wait_seconds`: for a server to listen. Raises TandemError.
     """
 
     def __init__(
@@ -102,7 +100,7 @@ class DraftSession:
         self.close()
 
     def close(self) -> None:
-        """Closes the connections. Requests under way end with a TandemError whose code is CANCELLED."""
+        """Closes the connections; running requests end with CANCELLED."""
         self._loop.close(self._close())
 
     async def _close(self) -> None:
@@ -121,7 +119,7 @@ class DraftSession:
         adapter: str = "",
         timeout: float | None = None,
     ) -> Completion:
-        """Returns the whole continuation, once it has ended."""
+        """Returns the whole continuation."""
         events = self._events(prompt, sampling, max_new_tokens, stop, timeout, logprobs, adapter)
         return self._loop.run(completion_of(events))
 
@@ -182,8 +180,6 @@ async def _in_step(events: Events) -> Events:
 
 
 class _Drafter:
-    """Adapts the caller's drafter to the loop."""
-
     def __init__(self, drafter: OwnDrafter, vocab_size: int) -> None:
         self._drafter, self._vocab_size = drafter, vocab_size
 
@@ -191,7 +187,7 @@ class _Drafter:
         """Does nothing: each proposal is given all tokens."""
 
     async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
-        """Cuts the draft at the first id outside the vocabulary. Raises InvalidField if it has more than `k` tokens."""
+        """Cuts at the first id outside the vocabulary. Raises InvalidField above `k` tokens."""
         began = time.perf_counter()
         proposed = [int(token) for token in await asyncio.to_thread(self._drafter.propose, tuple(tokens), k)]
         if len(proposed) > k:
@@ -204,8 +200,6 @@ class _Drafter:
 
 
 class _Tokenizer:
-    """Adapts the caller's tokenizer, or none, to the Generator."""
-
     def __init__(self, tokenizer: OwnTokenizer | None, target: ModelInfo) -> None:
         self._tokenizer = tokenizer
         self.sha256, self.vocab_size = target.tokenizer_sha256, target.vocab_size
@@ -220,7 +214,7 @@ class _Tokenizer:
 
 
 class _Text:
-    """Decodes all tokens again with each one, which is right for any tokenizer."""
+    # Decoding all tokens again is right for any tokenizer.
 
     def __init__(self, tokenizer: OwnTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -253,7 +247,6 @@ async def _connected(
 
 
 def _checked_length(requested: int | None, target: ModelInfo) -> int:
-    """Returns the draft tokens per round. Raises InvalidField if the target does not verify so many."""
     most = target.max_speculation_length
     if requested is None:
         return min(USUAL_LENGTH, most)

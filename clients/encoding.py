@@ -1,4 +1,4 @@
-"""Encodes text as a target does, for callers that send token ids."""
+"""Encodes text as a target does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tandem.runners.backends import backend_named
 
 
 def target_tokenizer(backend: str, model: str | None) -> Tokenizer:
-    """Returns the tokenizer of a target; None is the default model. Raises ValueError, one line."""
+    """Returns a target's tokenizer; None: the default model's. Raises ValueError."""
     chosen = backend_named(backend)
     checkpoint = chosen.find(model)
     return chosen.tokenizer(checkpoint) or HuggingFaceTokenizer(checkpoint)

@@ -1,4 +1,4 @@
-"""Checks whether a target hands out the features that a head reads, and falls back on prompt lookup."""
+"""Falls back on prompt lookup for targets without a head's features."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ log = logging.getLogger("tandem.drafter")
 
 
 def with_features(drafting: Drafting, target: ModelInfo, address: str) -> tuple[Drafting, FeatureSpec | None]:
-    """Returns what drafts for the target at `address`, and the features that it reads.
-
-    Without features, a choice that has lookup in it goes on with lookup alone. Raises ValueError, one line, if the
-    choice insists on the head, or if the head was made for another target.
-    """
+    """Returns the drafting for a target and the features it reads; without them lookup alone. Raises ValueError."""
     head = drafting.head
     if head is None:
         return drafting, None
@@ -32,7 +28,6 @@ def with_features(drafting: Drafting, target: ModelInfo, address: str) -> tuple[
 
 
 def _check_fits(drafting: Drafting, head: FeaturesIn, target: ModelInfo, address: str) -> None:
-    """Raises ValueError unless the head was made for the target."""
     where = f"the target at {address}"
     if lacking := [str(layer) for layer in head.layers if layer not in target.feature_layers]:
         known, wanted = ", ".join(map(str, target.feature_layers)), ",".join(map(str, head.layers))

@@ -1,4 +1,4 @@
-"""Client roles that run a model locally: the distributed draft client, and one model alone."""
+"""Local client roles: distributed drafting and single models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from tandem.speculation.types import GenerationRequest
 async def run_draft(
     config: ClientConfig, models: ModelConfig, connect_seconds: float, pipeline: Pipeline = Pipeline.AUTO
 ) -> int:
-    """Runs --role draft: drafts locally and verifies at a TargetVerifier."""
     await check_peers(config.address, config.credentials, TARGET)
     batcher, persistence = Batcher("draft"), Persistence(config.reconnect_seconds)
     drafting = await load_drafting(models, batcher)
@@ -44,7 +43,7 @@ async def run_draft(
 
 
 async def run_single_model(config: ClientConfig, models: ModelConfig, name: str) -> int:
-    """Runs --role verify_target or verify_draft: decodes plainly with one model and prints each token as it comes."""
+    """Runs --role verify_target or verify_draft: plain decoding."""
     batcher = Batcher(name)
     try:
         loaded = await load(models, batcher)

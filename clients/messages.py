@@ -1,4 +1,4 @@
-"""Reads the messages of a chat as Python callers and files give them: as OpenAI's clients have them."""
+"""Parses chat messages in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -18,12 +18,10 @@ _LARGEST_FILE = 16 * 1024 * 1024
 
 
 def chat_of(messages: Sequence[Mapping[str, Any]] | None) -> tuple[ChatMessage, ...] | None:
-    """Returns the chat, if there is one. Raises InvalidField naming the message and its field."""
     return None if messages is None else tuple(_message(f"messages[{i}]", each) for i, each in enumerate(messages))
 
 
 def read_chat(file: str) -> tuple[ChatMessage, ...]:
-    """Reads a JSON list of messages from a file. Raises ValueError naming the flag."""
     path = Path(file)
     try:
         with path.open("rb") as opened:
@@ -86,7 +84,6 @@ def _call(name: str, value: Any) -> ToolCall:
 
 
 def _text(name: str, value: Any) -> str:
-    """Returns a text; None stands for what is absent."""
     if not isinstance(value, str | None):
         raise WrongType(name, "a string", value)
     check_text(name, value or "")

@@ -1,4 +1,4 @@
-"""Converts pages of keys and values, and what they look like, to protobuf messages and back."""
+"""Converts KV pages and layouts to protobuf and back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LAYOUT_FIELDS = ("weights_revision", "dtype", "backend", "format", "page_tokens"
 
 
 class Corrupt(ValueError):
-    """A message does not fit its checksums, or is not what was asked for."""
+    """A message fails its checksums or was not requested."""
 
 
 def layout_to_wire(layout: PageLayout) -> pb.PageLayout:
@@ -21,19 +21,17 @@ def layout_to_wire(layout: PageLayout) -> pb.PageLayout:
 
 
 def layout_from_wire(message: pb.PageLayout) -> PageLayout:
-    """Makes the strings printable, since they go to logs."""
     given: dict[str, Any] = {name: getattr(message, name) for name in LAYOUT_FIELDS}
     values: dict[str, Any] = {n: printable(value) if isinstance(value, str) else value for n, value in given.items()}
     return PageLayout(**values)
 
 
 def run_to_wire(run: PageRun) -> pb.KvPages:
-    """Joins the pages and computes their checksums: about a millisecond for 1 MiB."""
     return pb.KvPages(first_page=run.first, data=b"".join(run.pages), checksums=map(zlib.crc32, run.pages))
 
 
 def run_from_wire(message: pb.KvPages, first: int, page_bytes: int, most: int) -> PageRun:
-    """Returns 1 to `most` pages from number `first` on. Raises Corrupt unless they are these, and whole."""
+    """Returns 1 to `most` pages from `first` on. Raises Corrupt."""
     data, count = message.data, len(message.checksums)
     if message.first_page != first:
         raise Corrupt(f"page {message.first_page} came instead of page {first}")

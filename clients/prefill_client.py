@@ -1,4 +1,4 @@
-"""Fetches the pages of prompts from PrefillWorkers: implements the engine's PageSource over gRPC."""
+"""Implements PageSource over PrefillWorkers."""
 
 from __future__ import annotations
 
@@ -39,21 +39,15 @@ _REASONS = {
     Outcome.DENIED: "refused",
     Outcome.NOT_OFFERED: "refused",
 }
-_AT_ONCE = ("busy", "mismatch", "unavailable")
-"""Failures after which another worker is asked, if no page has come yet."""
-_HEALTHY = ("busy", "refused")
-"""Failures after which the worker does not rest."""
+_AT_ONCE = ("busy", "mismatch", "unavailable")  # try another worker, before the first page
+_HEALTHY = ("busy", "refused")  # the worker does not rest
 
 Put = Callable[[PageRun], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillConfig:
-    """The PrefillWorkers of a target: HOST:PORT[,HOST:PORT...].
-
-    `min_tokens`: prompts with fewer tokens to process are processed in place. `seconds`: how long the next pages may
-    take to arrive, the wait for a slot there included.
-    """
+    """`min_tokens`: shorter prompts are local. `seconds`: wait for the next pages and for a slot."""
 
     addresses: str
     min_tokens: int = MIN_TOKENS
@@ -68,7 +62,7 @@ class PrefillConfig:
 
 
 class PrefillEndpoint:
-    """A channel to one PrefillWorker, which rests for REST_SECONDS after a failure of its own."""
+    """A channel to one worker, which rests for REST_SECONDS after its failures."""
 
     def __init__(
         self,
@@ -93,7 +87,6 @@ class PrefillEndpoint:
         return self.clock() < self.rests_until
 
     async def check(self) -> None:
-        """Notes a failure if the worker does not answer, or has other pages than ours."""
         try:
             reply = await self._stub.GetModelInfo(pb.PrefillWorkerGetModelInfoRequest(), timeout=self._seconds)
         except grpc.RpcError as error:
@@ -103,7 +96,6 @@ class PrefillEndpoint:
             self._note(PrefillFailed("mismatch", f"its pages are not those of this model: {difference}"))
 
     async def fetch(self, wanted: Wanted, put: Put) -> None:
-        """Like PageSource.fetch."""
         within, request, failure = current_span(), current(), ""
         about: Attributes = {"address": self.address, "tokens": len(wanted.tokens), "first_page": wanted.first}
         span = within.child("Prefill", about, "client") if within else None
@@ -148,7 +140,6 @@ class PrefillEndpoint:
             call.cancel()
 
     async def _next(self, call: Any) -> Any:
-        """Returns the next message or EOF. Raises PrefillFailed if it takes too long."""
         reading: asyncio.Task[Any] = asyncio.ensure_future(call.read())
         try:
             if not (await asyncio.wait({reading}, timeout=self._seconds))[0]:
@@ -158,7 +149,6 @@ class PrefillEndpoint:
             reading.cancel()
 
     def _note(self, error: PrefillFailed) -> None:
-        """Lets the worker rest if the failure is its own, and logs each kind of failure once."""
         if error.reason not in _HEALTHY:
             self.rests_until = self.clock() + REST_SECONDS
         if error.reason != self._logged and error.reason != "busy":
@@ -170,8 +160,6 @@ class PrefillEndpoint:
 
 
 class PrefillClient:
-    """Implements PageSource with several PrefillWorkers. Raises ValueError for bad addresses or credentials."""
-
     def __init__(self, config: PrefillConfig, layout: PageLayout, credentials: Credentials | None = None) -> None:
         self.endpoints = [
             PrefillEndpoint(address, layout, config.seconds, credentials)
@@ -179,11 +167,10 @@ class PrefillClient:
         ]
 
     async def check(self) -> None:
-        """Asks all workers once; failures are logged, and tried again later."""
         await asyncio.gather(*(endpoint.check() for endpoint in self.endpoints))
 
     async def fetch(self, wanted: Wanted, put: Put) -> None:
-        """Fetches from the worker with the least to do; from another one if that refuses at once."""
+        """Fetches from the least busy worker, or the next one if refused at once."""
         came = False
 
         async def noted(run: PageRun) -> None:

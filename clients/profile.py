@@ -1,4 +1,4 @@
-"""Writes the cost of each request and session to performance_<name>_<time>.csv and .json, for --profile."""
+"""Writes costs to performance_<name>_<time>.csv and .json (--profile)."""
 
 from __future__ import annotations
 
@@ -13,22 +13,16 @@ from tandem.speculation.types import GenerationEnd, SpeculationStats
 
 
 class Profile:
-    """Collects one row per finished request or session, and writes all rows once."""
-
     def __init__(self, name: str, folder: Path = Path()) -> None:
         self._name, self._folder = name, folder
         self._rows: list[dict[str, Any]] = []
 
     def add(self, completion: GenerationEnd, seconds: float, ttft_seconds: float | None = None) -> None:
-        """Adds a request that took `seconds` in total."""
         counts = completion.prompt_tokens, completion.output_tokens
         self._add("generate", completion.finish_reason.name.lower(), *counts, completion.stats, seconds, ttft_seconds)
 
     def add_session(self, how: str, prompt_tokens: int, stats: SpeculationStats, seconds: float) -> None:
-        """Adds a session that was open for `seconds` and ended `how`: "closed", "expired" or "stopped".
-
-        `stats` has only the target's part: the times of drafting and of the network are known to the client alone.
-        """
+        """Adds a session that ended `how`: "closed", "expired" or "stopped"; `stats` is the target's part."""
         self._add("session", how, prompt_tokens, stats.accepted + stats.rounds, stats, seconds, None)
 
     def _add(
@@ -62,7 +56,6 @@ class Profile:
         self._rows.append(row | asdict(stats))
 
     def write(self) -> list[Path]:
-        """Writes both files into the folder and returns their paths; writes none if nothing was served."""
         if not self._rows:
             return []
         stem = self._folder / f"performance_{self._name}_{time.strftime('%Y%m%d_%H%M%S')}"

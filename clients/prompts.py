@@ -1,4 +1,4 @@
-"""Reads prompt files, where every non-empty line is a prompt."""
+"""Reads prompt files: one prompt per line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def read_prompts(path: Path) -> tuple[tuple[int, str], ...]:
-    """Returns the line numbers (from 1) and prompts of a UTF-8 file. Raises ValueError naming the file."""
+    """Returns line numbers from 1 and non-empty lines. Raises ValueError."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The remote_draft architecture: a local target verifies a remote DraftWorker's drafts, or decodes plainly without."""
+"""Architecture remote_draft: a local target verifies a DraftWorker's drafts."""
 
 from __future__ import annotations
 
@@ -30,11 +30,7 @@ async def open_remote_draft(
     credentials: Credentials | None = None,
     pipeline: Pipeline = Pipeline.OFF,
 ) -> tuple[Generator, DraftClient]:
-    """Returns a generator of the target that drafts at a DraftWorker, and the client to close.
-
-    Waits up to `draft_seconds` for the worker. If it does not answer, requests are served without drafts and the worker
-    is tried again later. `pipeline`: whether the target waits for drafts. Raises ValueError if its tokenizer differs.
-    """
+    """Returns a generator, which decodes plainly without the worker, and the client to close. Raises ValueError."""
     client = DraftClient(draft_address, target.tokenizer.sha256, draft_seconds, credentials)
     name = draft_address
     try:

@@ -1,4 +1,4 @@
-"""Joins the outputs of a request that was repeated at another server into one."""
+"""Merges a request's outputs at several servers."""
 
 from __future__ import annotations
 
@@ -7,21 +7,17 @@ from tandem.speculation.types import Chunk
 
 
 class Repetition:
-    """Remembers what a request has yielded, so that a repetition of it yields only what comes after that."""
-
     def __init__(self) -> None:
-        self.tokens: list[int] = []
-        """All tokens yielded so far."""
+        self.tokens: list[int] = []  # yielded
         self._text = ""
         self._repeated_tokens = 0
         self._repeated_text = ""
 
     def restart(self) -> None:
-        """The request begins again from its first token."""
         self._repeated_tokens, self._repeated_text = 0, ""
 
     def fresh(self, chunk: Chunk) -> Chunk | None:
-        """Returns the part of `chunk` that was not yielded before, if any. Raises TandemError if the tokens differ."""
+        """Returns `chunk` without yielded tokens, if any are left. Raises TandemError if they differ."""
         start, end = self._repeated_tokens, self._repeated_tokens + len(chunk.token_ids)
         known = self.tokens[start:end]
         if list(chunk.token_ids[: len(known)]) != known:

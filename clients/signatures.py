@@ -1,4 +1,4 @@
-"""Shows the arguments of a request where help() and inspect.signature show a method's, each with its meaning."""
+"""Adds request arguments to signatures and docstrings."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ MEANINGS = {
     "stop": "a string, or several, that end the output and are cut from it.",
     "timeout": "seconds for the whole request, waits and retries included. None: no limit.",
 } | {name: hint.__metadata__[1] for name, hint in _OPTIONS.items()}
-"""Each argument of a request, with its unit and what its absence means."""
 
 
 def with_options(method: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Lists the options of a request by name, with type and default, and explains all arguments."""
+    """Lists request options in the signature and explains all arguments."""
     own = inspect.signature(method)
     kept = [each for each in own.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
     options = [
@@ -36,7 +35,6 @@ def with_options(method: Callable[Arguments, Result]) -> Callable[Arguments, Res
 
 
 def explained(method: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Adds the meaning of each argument to the docstring."""
     names = [name for name in inspect.signature(method).parameters if name in MEANINGS]
     listed = "\n".join(f"    {name}: {MEANINGS[name]}" for name in names)
     raised = (
@@ -48,12 +46,10 @@ def explained(method: Callable[Arguments, Result]) -> Callable[Arguments, Result
 
 
 def _default(name: str) -> Any:
-    """Returns the default of an option as callers give it: an enumeration's is the name."""
     found = next(each.default for each in fields(GenerationRequest) if each.name == name)
     assert found is not MISSING
     return getattr(found, "value", found)
 
 
 def _shown(hint: Any) -> str:
-    """Returns a type as it stands in the source."""
     return inspect.formatannotation(hint.__origin__).replace("collections.abc.", "")

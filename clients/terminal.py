@@ -1,4 +1,4 @@
-"""Runs the client roles at a terminal: prompts run concurrently, outputs are printed as they come."""
+"""Runs client roles at a terminal: concurrent prompts, streamed outputs."""
 
 from __future__ import annotations
 
@@ -27,11 +27,7 @@ MAX_AT_ONCE = 64  # concurrent prompts, because a server's queue is limited
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """Server, prompts and output options of a client role. `timeout`: seconds that a request may take.
-
-    `reconnect_seconds`: how long a request is retried if a server is full or a verifier is gone. `connect_seconds`: how
-    long a server that does not listen yet is waited for. `receipts`: the folder to write each answer's receipt to.
-    """
+    """`reconnect_seconds`: retries of a full or lost server. `connect_seconds`: for a first server to listen."""
 
     address: str
     prompts: tuple[str, ...]
@@ -50,7 +46,7 @@ class ClientConfig:
 
 
 async def run_client(config: ClientConfig, service: str | None) -> int:
-    """Runs --role client or fused_client. `service` None detects which of the three services answers."""
+    """Runs --role client or fused_client; `service` None: detected."""
     from tandem.rpc.first_contact import which_service
     from tandem.rpc.generation_client import GenerationClient
 
@@ -69,7 +65,7 @@ async def run_client(config: ClientConfig, service: str | None) -> int:
 
 
 def write_receipt(folder: Path, number: int, receipt: str) -> Path:
-    """Writes the receipt of a prompt, counted from 0. Raises ValueError."""
+    """Writes the receipt of a prompt, numbered from 0. Raises ValueError."""
     file = folder / f"receipt_{number}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -80,7 +76,7 @@ def write_receipt(folder: Path, number: int, receipt: str) -> Path:
 
 
 async def run_prompts(config: ClientConfig, generate: Generate, name: str) -> int:
-    """Runs the prompts concurrently and prints their outputs. Returns the exit code: 1 if any prompt failed."""
+    """Runs prompts concurrently; returns exit code 1 if any failed."""
     profile = Profile(name.lower()) if config.profile else None
     alone = len(config.prompts) == 1
     turns = asyncio.Semaphore(MAX_AT_ONCE)
@@ -114,7 +110,6 @@ async def run_prompts(config: ClientConfig, generate: Generate, name: str) -> in
 
 @contextlib.contextmanager
 def _as_request(tracing: Tracing | None, name: str) -> Iterator[None]:
-    """Gives a prompt a request id and, with tracing, a span."""
     request_id = new_id()
     span = tracing.start("request", {"tandem.request_id": request_id, "tandem.asked": name}) if tracing else None
     begin(Request(request_id, span))  # every prompt runs in a task of its own
@@ -127,8 +122,6 @@ def _as_request(tracing: Tracing | None, name: str) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Outcome:
-    """One prompt's result."""
-
     text: str = ""
     tokens: int = 0
     completion: GenerationEnd | None = None
@@ -145,8 +138,6 @@ class Outcome:
 
 
 class _Screen:
-    """Prints one prompt's output: as it comes when alone, else line by line with the prompt's number."""
-
     def __init__(self, number: int | None, token_by_token: bool) -> None:
         self._number, self._token_by_token = number, token_by_token
         self._line = ""

@@ -1,4 +1,4 @@
-"""The servers: three gRPC services and the processes that run them. Imported as `tandem.services`."""
+"""gRPC services and their server processes. Imported as `tandem.services`."""
 
 if __name__ != "tandem.services":
     raise ImportError("this package is imported as tandem.services")

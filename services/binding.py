@@ -1,4 +1,4 @@
-"""Binds the ports of a server, or says why one cannot be bound."""
+"""Binds a server's ports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CannotListen(ValueError):
 
 
 def bound(flag: str, host: str, port: int) -> socket.socket:
-    """Returns a bound socket, of IPv4 where a name has both. Raises CannotListen, which names the flag."""
+    """Returns a bound socket; IPv4 if the name has both. Raises CannotListen."""
     made = None
     try:
         found = socket.getaddrinfo(
@@ -41,7 +41,7 @@ def bound(flag: str, host: str, port: int) -> socket.socket:
 
 
 def bind(flag: str, host: str, port: int, add_port: Callable[[str], int]) -> int:
-    """Returns the port that `add_port`, of a gRPC server, binds. Raises CannotListen, which names the flag."""
+    """Returns the port that a gRPC server's `add_port` binds. Raises CannotListen."""
     try:
         if number := add_port(joined(host, port)):
             return number

@@ -1,4 +1,4 @@
-"""DraftWorker service: generates with a remote TargetVerifier, and proposes drafts to targets that call it."""
+"""DraftWorker service: generates with a remote TargetVerifier and proposes drafts to targets."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from tandem.v1 import draft_worker_pb2_grpc
 
 
 class DraftWorkerService(draft_worker_pb2_grpc.DraftWorkerServicer):
-    """Delegates to `generate` (None without a TargetVerifier) and to `proposals`."""
-
     def __init__(self, info: ModelInfo, generate: GenerateMethod | None, proposals: Proposals) -> None:
         self._info, self._generate, self._proposals = info, generate, proposals
 

@@ -1,4 +1,4 @@
-"""The server's side of calls that stream both ways: reads ahead, within bounds, and answers in order or as it works."""
+"""Server side of bidirectional streams: bounded read-ahead, replies in order or independent of requests."""
 
 from __future__ import annotations
 
@@ -12,20 +12,15 @@ from typing import Generic, TypeVar
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 
-MAX_AHEAD = 16
-"""Requests of one stream that are read ahead. Flow control of the transport holds back further ones."""
+MAX_AHEAD = 16  # requests read ahead per stream; flow control holds back the rest
 
 
 class StreamIdle(LookupError):
-    """The stream was idle for the time of a lease, so its sessions have expired."""
+    """The stream was idle for a whole lease; its sessions have expired."""
 
 
 class Incoming(Generic[Request]):
-    """The requests of one stream, read ahead, each with the time at which it was read (perf_counter).
-
-    `next` raises StreamIdle if no request comes for `idle_seconds` while nothing is `busy`. The timer for that is set
-    about once per `idle_seconds`, not once per request.
-    """
+    """Queues (request, read time by perf_counter). `next` raises StreamIdle after `idle_seconds` while not `busy`."""
 
     def __init__(self, requests: AsyncIterator[Request], idle_seconds: float, most_ahead: int = MAX_AHEAD) -> None:
         self._waiting: asyncio.Queue[tuple[Request, float] | BaseException | None] = asyncio.Queue(most_ahead)
@@ -37,7 +32,7 @@ class Incoming(Generic[Request]):
         self._look_in(idle_seconds)
 
     async def next(self) -> tuple[Request, float] | None:
-        """Returns the next request, or None at the end of the stream. Raises what reading raised."""
+        """Returns the next request, or None at the end of the stream. Raises the reader's error."""
         item = await self._waiting.get()
         if isinstance(item, BaseException):
             raise item
@@ -46,15 +41,11 @@ class Incoming(Generic[Request]):
         return item
 
     def busy(self, now: bool) -> None:
-        """Records whether something is being computed for the stream now."""
+        """Sets whether the stream is being served; if so, the idle time does not count."""
         self._idle_since = None if now else time.monotonic()
 
     def close(self) -> None:
-        """Stops reading.
-
-        The task that reads is not cancelled but ends with the gRPC call, because grpc.aio leaks 96 bytes for each read
-        whose task is cancelled.
-        """
+        # Not cancelled: grpc.aio leaks 96 bytes per read whose task is cancelled.
         self._timer.cancel()
         self._closed = True
         while not self._waiting.empty():  # makes room for the reading task, which may wait in put()
@@ -87,7 +78,7 @@ class Incoming(Generic[Request]):
 
 
 Run = Callable[[Request, float, Incoming[Request]], AsyncGenerator[Reply, None]]
-"""Answers a stream from a first request on, which was read at a time (perf_counter)."""
+"""Answers a stream from a first request on; arguments: request, its read time, the rest."""
 
 
 async def answered_in_order(
@@ -98,11 +89,7 @@ async def answered_in_order(
     run: Run[Request, Reply] | None = None,
     begins_run: Callable[[Request], bool] = lambda request: False,
 ) -> AsyncGenerator[Reply, None]:
-    """Answers each request in turn with `answer(request, arrived)`, where `arrived` is when it was read (perf_counter).
-
-    The first request for which `begins_run` is true, and all after it, are answered by `run` instead. If `answer`
-    raises, the stream ends after the earlier replies. Raises StreamIdle if none comes for `idle_seconds` after a reply.
-    """
+    """Answers requests in turn; from the first `begins_run` on, `run` answers. Raises StreamIdle."""
     with contextlib.closing(Incoming(requests, idle_seconds, most_ahead)) as incoming:
         while (item := await incoming.next()) is not None:
             incoming.busy(True)
@@ -116,10 +103,7 @@ async def answered_in_order(
 
 
 class Duplex(ABC, Generic[Request, Reply]):
-    """A stream whose replies do not wait for its requests: one task hears these, another works.
-
-    Neither waits for the replies to be sent. It ends with its requests, its work, or an error of either.
-    """
+    """A stream with independent reader and worker tasks. Ends with its requests, its work, or an error of either."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -128,22 +112,20 @@ class Duplex(ABC, Generic[Request, Reply]):
 
     @abstractmethod
     def _hear(self, request: Request, arrived: float) -> None:
-        """Takes a request that was read at `arrived`."""
+        """Handles a request read at `arrived` (perf_counter)."""
 
     @abstractmethod
     async def _work(self, incoming: Incoming[Request]) -> None:
-        """Makes the replies and calls `ready` for each. Sets `incoming.busy` while it computes."""
+        """Makes replies, calls `ready` for each, and sets `incoming.busy` while computing."""
 
     @abstractmethod
     def _next_reply(self) -> Reply | None:
-        """Returns the reply to send now, if there is one."""
+        """Returns the next reply, if one is ready."""
 
     def ready(self) -> None:
-        """Reports that there may be a reply to send."""
         self._news.set()
 
     def end(self, error: Exception | None = None) -> None:
-        """Ends the stream after the replies that are ready, with an error if there is one."""
         if not self.ended:
             self.ended, self._error = True, error
             self.ready()
@@ -175,7 +157,6 @@ class Duplex(ABC, Generic[Request, Reply]):
             self._hear(*item)
 
     async def _ending(self, part: Callable[[Incoming[Request]], Awaitable[None]], incoming: Incoming[Request]) -> None:
-        """Runs `part` of the stream, and ends the stream when it returns or raises."""
         try:
             await part(incoming)
             self.end()

@@ -1,4 +1,4 @@
-"""Maps domain errors to gRPC statuses, and applies the mapping around every call."""
+"""Maps domain errors to gRPC statuses."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ log = logging.getLogger("tandem.rpc")
 DOMAIN = "tandem.v1"
 RETRY_SECONDS = 0.1
 MAX_REASON = 64  # bytes
-MAX_PARTIAL = 1024
-"""Most token ids in a status: trailing metadata must stay below 8 KiB."""
+MAX_PARTIAL = 1024  # token ids in a status: trailing metadata must stay below 8 KiB
 
 
 class Unauthenticated(PermissionError):
@@ -57,7 +56,7 @@ class QueueFull(NoFreeSlot):
 
 
 class Interrupted(Exception):
-    """A generation failed midway. `cause` is why; `produced` the tokens already committed and sent."""
+    """A generation failed midway because of `cause`, after the tokens `produced` were sent."""
 
     def __init__(self, cause: Exception, produced: tuple[int, ...]) -> None:
         super().__init__(str(cause))
@@ -109,7 +108,7 @@ _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
 
 
 def to_status(error: Exception, log_prompts: bool = False) -> status_pb2.Status:
-    """Builds a google.rpc.Status with ErrorInfo and, where they apply, BadRequest, RetryInfo or PartialGeneration."""
+    """Builds a status with ErrorInfo and, where they apply, BadRequest, RetryInfo or PartialGeneration."""
     if isinstance(error, Interrupted):
         status = to_status(error.cause, log_prompts)
         produced, tokens = error.produced[-MAX_PARTIAL:], len(error.produced)
@@ -134,7 +133,6 @@ def to_status(error: Exception, log_prompts: bool = False) -> status_pb2.Status:
 
 
 def _status(code: int, message: str, details: Sequence[Any] = ()) -> status_pb2.Status:
-    """Builds a status with a short, printable message, whatever the message quotes."""
     status = status_pb2.Status(code=code, message=printable(message))
     for detail in details:
         status.details.add().Pack(detail)
@@ -142,7 +140,6 @@ def _status(code: int, message: str, details: Sequence[Any] = ()) -> status_pb2.
 
 
 def _places(error: Exception) -> str:
-    """Formats the error's traceback on one line, from the outermost call to the innermost."""
     frames = traceback.extract_tb(error.__traceback__)
     return ", ".join(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames)
 
@@ -172,7 +169,6 @@ def _retry(seconds: float) -> error_details_pb2.RetryInfo:
 
 
 async def abort(context: grpc.aio.ServicerContext, error: Exception, log_prompts: bool = False) -> None:
-    """Ends the call with the error's status, and adds the request id so that it can be quoted in a bug report."""
     status, request = to_status(error, log_prompts), current()
     if request:
         status.details.add().Pack(error_details_pb2.RequestInfo(request_id=request.id))
@@ -183,8 +179,6 @@ async def abort(context: grpc.aio.ServicerContext, error: Exception, log_prompts
 
 
 class ErrorLayer(Layer):
-    """Turns exceptions into statuses."""
-
     def __init__(self, log_prompts: bool = False) -> None:
         self._log_prompts = log_prompts
 

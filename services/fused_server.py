@@ -16,7 +16,7 @@ from tandem.v1 import fused_speculative_server_pb2_grpc
 
 
 class FusedSpeculativeServerService(fused_speculative_server_pb2_grpc.FusedSpeculativeServerServicer):
-    """Delegates to `generate`. `adapters`: those of the target."""
+    """`adapters`: the target's."""
 
     def __init__(self, info: ModelInfo, generate: GenerateMethod, adapters: Adapters | None = None) -> None:
         self._info, self._generate, self._adapters = info, generate, adapters

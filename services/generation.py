@@ -1,4 +1,4 @@
-"""Implements Generate, the method that all three services share."""
+"""Implements Generate, which all three services share."""
 
 from __future__ import annotations
 
@@ -34,11 +34,9 @@ Watch = Callable[[SpeculationStats], "WatchedRequest"]
 class GenerateMethod:
     """Streams a generator's output as `reply_type` messages.
 
-    Each generation runs in its own task and buffers its events, so a slow client holds neither a slot nor a place in
-    the queue. The buffer is bounded by the length of a sequence and, once the generation has ended, by
-    `limits.unread_seconds`. If the client leaves or its deadline passes, the generation is cancelled.
-    `queue`: requests that may wait besides those with a slot; None: no limit. Some places are reserved for callers that
-    have no request running, so that no caller can shut out the others.
+    Each generation runs in its own task and buffers its events: a slow client holds neither slot nor queue place.
+    `limits.unread_seconds` bounds the buffer's time after the end. `queue`: most requests waiting without a slot, some
+    places reserved for idle callers; None: no limit.
     """
 
     def __init__(
@@ -60,11 +58,10 @@ class GenerateMethod:
 
     @property
     def under_way(self) -> int:
-        """The number of requests that run or wait."""
         return len(self._under_way)
 
     async def stream(self, message: Any, seconds: float | None = None) -> AsyncGenerator[Any, None]:
-        """Yields the replies. `seconds`: time until the caller's deadline. Raises Interrupted on a failure midway."""
+        """Yields the replies within `seconds`. Raises Interrupted."""
         self.limits.check_generation(message.generation, self.generator.info.max_sequence_length)
         request = wire.generation_from_wire(message.generation)
         async with contextlib.aclosing(Generations(self, [request], seconds).events()) as events:
@@ -76,7 +73,7 @@ class GenerateMethod:
                 yield reply
 
     def start(self, request: GenerationRequest, put: Put) -> asyncio.Task[None]:
-        """Starts a generation, which counts against the limits until it ends. Raises LimitReached and QueueFull."""
+        """Starts a generation, counted against the limits until it ends. Raises LimitReached and QueueFull."""
         with contextlib.ExitStack() as places:
             places.enter_context(self._running.one(caller()))
             places.enter_context(self._place(origin()))
@@ -86,7 +83,6 @@ class GenerateMethod:
         return task
 
     def _place(self, who: str) -> AbstractContextManager[None]:
-        """Returns a place that is taken while the result is entered. Raises QueueFull."""
         slots, under_way = self.generator.info.kv_slots, self.under_way
         if self.queue is not None:
             reserved = 0 if self._under_way.of(who) else reserved_places(self.queue)
@@ -120,17 +116,13 @@ class GenerateMethod:
             raise
 
     def reply(self, event: Event) -> Any:
-        """Builds the message that says an event."""
         if isinstance(event, GenerationEnd):
             return self._reply_type(completion=wire.completion_to_wire(event))
         return self._reply_type(chunk=wire.chunk_to_wire(event))
 
 
 class Generations:
-    """Runs the generations of one call at once and merges their events into one stream of (index, event).
-
-    `seconds`: time until the caller's deadline. After `abort`, the stream ends.
-    """
+    """Merges the concurrent generations of one call into one stream of (index, event); `abort` ends it."""
 
     def __init__(self, method: GenerateMethod, requests: Sequence[GenerationRequest], seconds: float | None) -> None:
         deadline = None if seconds is None else time.monotonic() + seconds
@@ -141,7 +133,6 @@ class Generations:
         self._producing, self._ended = len(requests), 0.0
 
     async def events(self) -> AsyncGenerator[tuple[int, Event], None]:
-        """Yields what the generations make, until all have ended. If one fails, ends the others and raises that."""
         unread = len(self._requests)
         with contextlib.ExitStack() as works:
             try:
@@ -161,7 +152,6 @@ class Generations:
                 await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def abort(self) -> None:
-        """Cancels the generations and frees their slots before the next step begins."""
         self._cancel()
         self._events.put_nowait(None)
 
@@ -175,10 +165,6 @@ class Generations:
             self._producing, self._ended = self._producing - 1, time.monotonic()
 
     def _check_read(self) -> None:
-        """Raises NotRead if the client reads too slowly after all generations have ended.
-
-        The transport (call_limits.py) handles clients that stop reading completely.
-        """
         seconds = self._method.limits.unread_seconds
         if not self._producing and time.monotonic() - self._ended > seconds:
             raise NotRead(f"the rest of the output was not read within {seconds:g} s")

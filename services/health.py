@@ -1,4 +1,4 @@
-"""Implements grpc.health.v1. Setting a status never blocks; each watcher gets the latest status when it reads."""
+"""Implements grpc.health.v1. Setting a status never blocks; watchers read the latest."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ LONGEST_NAME = 256
 
 
 class HealthService(health_pb2_grpc.HealthServicer):
-    """Answers Check and Watch.
-
-    A Watch whose client does not read blocks only itself. gRPC cannot end such a call, so it counts against the limit
-    on probes (services/security/call_limits.py) until its connection or the server ends.
-    """
+    """Answers Check and Watch. Unread Watches cannot be ended; the limit on probes counts them."""
 
     def __init__(self) -> None:
         self._statuses: dict[str, int] = {}
@@ -29,18 +25,15 @@ class HealthService(health_pb2_grpc.HealthServicer):
 
     @property
     def watchers(self) -> int:
-        """Number of running Watch calls."""
         return len(self._changed)
 
     def set(self, status: int, *names: str) -> None:
-        """Sets the status of services; the name "" stands for the whole server."""
         self._statuses.update(dict.fromkeys(names, status))
         for changed in self._changed:
             changed.set()
 
     @property
     def serving(self) -> bool:
-        """Whether the whole server serves."""
         return self._statuses.get("") == SERVING
 
     async def Check(

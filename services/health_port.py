@@ -1,4 +1,4 @@
-"""Serves health checks on a separate port, for Kubernetes, whose gRPC probes support neither TLS nor tokens."""
+"""Health checks on a separate port: Kubernetes' gRPC probes support neither TLS nor tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OPTIONS = (
 
 
 class ProbePort:
-    """Serves only grpc.health.v1, in clear text; with `port` None it does not listen. Raises CannotListen."""
+    """Serves only grpc.health.v1, in clear text; `port` None: does not listen. Raises CannotListen."""
 
     def __init__(self, host: str, port: int | None, limits: ServerLimits) -> None:
         self._server = grpc.aio.server(interceptors=[TransportInterceptor(limits, [ErrorLayer()])], options=_OPTIONS)

@@ -1,4 +1,4 @@
-"""Runs a server role to its exit code."""
+"""Runs a server role."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger("tandem.server")
 
 
 async def run_role(name: str, config: RoleConfig) -> int:
-    """Runs the role (a name in ROLES) until its server ends. A rank above 0 follows rank 0 instead of serving."""
+    """Runs a role of ROLES until its server ends; returns the exit code. Ranks above 0 follow rank 0."""
     role = ROLES[name]
     if not role.ranks:
         return await _run(role, config, RankProcesses())

@@ -1,7 +1,4 @@
-"""Defines the layers of a server's interceptor: each wraps every call and observes its messages.
-
-The first layer is the outermost: it sees the call first and its status last.
-"""
+"""Layers wrap every call and observe its messages; the first is outermost."""
 
 from __future__ import annotations
 
@@ -17,17 +14,15 @@ import grpc
 
 from tandem.rpc.tracing import Span
 
-OURS = ("/tandem.v1.", "/vllm.grpc.engine.")
-"""How the methods begin of services whose calls are observed and logged."""
+OURS = ("/tandem.v1.", "/vllm.grpc.engine.")  # prefixes of logged and measured methods
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One call of `path` (/PACKAGE.SERVICE/METHOD), as its layers see it.
+    """One call of `path` (/PACKAGE.SERVICE/METHOD); `code`, `reason` and `message` are set at its end.
 
-    `request_id` and `span` are set at its start, `code`, `reason` (of ErrorInfo) and `message` at its end. `message`
-    never quotes the request, so it may be logged. `dialogue`: its requests are a stream; `in_run`: a run, by now.
-    `unanswered`: the requests that replies to come may answer, and when each was read.
+    `message` never quotes the request: it may be logged. `dialogue`: requests stream. `in_run`: is a run by now.
+    `unanswered`: requests and read times.
     """
 
     path: str
@@ -43,8 +38,7 @@ class Call:
     in_run: bool = False
     unanswered: deque[tuple[Any, float]] = field(default_factory=deque)
     context: grpc.aio.ServicerContext = field(init=False)
-    method: str = field(init=False)
-    """The path without its package, as in TargetVerifier/Verify."""
+    method: str = field(init=False)  # as in TargetVerifier/Verify
     _message_layers: Sequence[Layer] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -57,12 +51,11 @@ class Call:
         return time.perf_counter() - self.started
 
     def given(self, key: str) -> list[str]:
-        """Returns the values that the caller gave for a key of the metadata."""
         return [value for name, value in self.metadata if name == key and isinstance(value, str)]
 
     @contextlib.asynccontextmanager
     async def answered(self, context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
-        """Runs the block, which reads the request and makes the replies, inside all layers."""
+        """Runs the block inside all layers."""
         self.context = context
         async with contextlib.AsyncExitStack() as stack:
             for layer in self.layers:
@@ -70,13 +63,11 @@ class Call:
             yield
 
     def received(self, message: Any, size: int | None = None) -> Any:
-        """Passes a message that was received to the layers, and returns it. None: it could not be parsed."""
         for layer in self._message_layers:
             layer.received(self, message, size)
         return message
 
     def replied(self, reply: Any) -> Any:
-        """Passes a reply that was made to the layers, and returns it."""
         for layer in self._message_layers:
             layer.replied(self, reply)
         return reply
@@ -87,7 +78,7 @@ class Call:
 
 
 class Layer:
-    """Wraps every call that it covers. The defaults do nothing. `sees_messages`: besides calls."""
+    """Wraps calls that it covers; defaults do nothing. `sees_messages`: wants `received`, `replied` and `sent`."""
 
     sees_messages = False
 
@@ -95,14 +86,14 @@ class Layer:
         return path.startswith(OURS)
 
     def around(self, call: Call) -> AbstractAsyncContextManager[None]:
-        """Wraps a call, from before its request is read to after its last reply is made. May raise to refuse it."""
+        """Wraps a call from before its request is read until its last reply is made. May raise to refuse it."""
         return contextlib.nullcontext()
 
     def received(self, call: Call, message: Any, size: int | None) -> None:
-        """A message was received, of `size` bytes where that is known. None: it could not be parsed."""
+        """A message of `size` bytes (None: unknown) was received; `message` None: not parsed."""
 
     def replied(self, call: Call, reply: Any) -> None:
         """A reply was made."""
 
     def sent(self, call: Call, size: int) -> None:
-        """A reply of `size` bytes was sent. For a unary reply, this comes after `around`."""
+        """A reply was sent; if unary, after `around`."""

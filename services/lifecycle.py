@@ -1,4 +1,4 @@
-"""Tracks whether a server accepts new work, and how much work is running."""
+"""Counts running work and refuses new work while draining."""
 
 from __future__ import annotations
 
@@ -10,16 +10,13 @@ from tandem.services.errors import NotAccepting
 
 
 class Lifecycle:
-    """Counts running work. After `drain`, new work is refused and running work continues."""
-
     def __init__(self) -> None:
         self.accepting = True
         self.running = 0
-        """Number of running pieces of work."""
 
     @contextlib.contextmanager
     def work(self) -> Iterator[None]:
-        """Counts a new piece of work while the block runs. Raises NotAccepting while the server drains."""
+        """Counts work while the block runs. Raises NotAccepting while draining."""
         self.check()
         self.running += 1
         try:
@@ -28,12 +25,11 @@ class Lifecycle:
             self.running -= 1
 
     def check(self) -> None:
-        """Raises NotAccepting while the server drains."""
         if not self.accepting:
             raise NotAccepting("the server is stopping and takes no new requests")
 
     async def drain(self, seconds: float, others: Callable[[], int]) -> None:
-        """Refuses new work and waits up to `seconds` until nothing runs and `others()` is 0."""
+        """Refuses new work; waits up to `seconds` until none runs and `others()` is 0."""
         self.accepting = False
         deadline = asyncio.get_running_loop().time() + seconds
         while (self.running or others()) and asyncio.get_running_loop().time() < deadline:

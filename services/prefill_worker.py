@@ -1,4 +1,4 @@
-"""The role prefill: computes prompts for targets that decode elsewhere, and streams their pages."""
+"""The role prefill: computes prompts for remote targets and streams their pages."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ QUEUE = 4
 
 
 class PrefillWorkerService(PrefillWorkerServicer):
-    """`queue`: prompts that may wait for a slot; further ones are refused at once, since the caller can do the work."""
+    """`queue`: prompts waiting for a slot; others are refused at once, as the caller can compute them."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class PrefillWorkerService(PrefillWorkerServicer):
 
 
 async def prefill(parts: ServerParts) -> HostedService:
-    """Builds the role. Raises ValueError if this model's pages cannot be copied."""
+    """Builds the role. Raises ValueError if the model's pages cannot be copied."""
     config = await parts.choose_sizes(parts.config.models.model)
     loaded = await load(config.models, parts.batcher, config.serve.startup)
     await load_adapters(config.models, loaded)
@@ -126,7 +126,7 @@ async def prefill(parts: ServerParts) -> HostedService:
 
 
 async def connect_remote_prefill(parts: ServerParts, engine: Engine) -> list[Callable[[], Awaitable[None]]]:
-    """Lets a target's prompts be computed by --prefill, if given; returns what closes that. Raises ValueError."""
+    """Connects --prefill, if given; returns closers. Raises ValueError."""
     config = parts.config.prefill
     if config is None:
         return []

@@ -1,4 +1,4 @@
-"""Says on a terminal what a start is doing, as long as it lasts."""
+"""Shows start-up progress on a terminal."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ FIRST_SECONDS, EVERY_SECONDS = 1.5, 4.0
 
 @contextlib.contextmanager
 def progress(startup: Startup) -> Iterator[None]:
-    """Logs the stage of the start soon after the process began and then regularly, within the `with` block.
-
-    A log that goes elsewhere than to a terminal has the line of all stages at the end, and no others.
-    """
+    """Logs start-up stages regularly while the block runs; without a terminal, once at the end."""
     if not sys.stderr.isatty():
         yield
         return

@@ -1,4 +1,4 @@
-"""Signs a receipt of each generation that asks for one, where it is served: for every architecture the same."""
+"""Signs receipts of generations that ask for one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tandem.speculation.types import (
 
 @dataclass(frozen=True, slots=True)
 class ReceiptConfig:
-    """The folder of the keys; None: nothing is signed. A key that is older than `receipt_key_days` is replaced."""
+    """Key folder; None: nothing is signed. Keys older than `receipt_key_days` are replaced."""
 
     receipt_keys: str | None = None
     receipt_key_days: float = 90.0
@@ -38,13 +38,12 @@ class ReceiptConfig:
             raise ValueError(f"receipt_key_days: {self.receipt_key_days} is not above 0")
 
     def opened(self) -> Keys | None:
-        """Returns the keys, made or replaced if it is time. Raises ValueError."""
         return None if self.receipt_keys is None else open_keys(Path(self.receipt_keys), self.receipt_key_days)
 
 
 @dataclass(frozen=True, slots=True)
 class Receipts:
-    """Makes a server's receipts. `adapters` returns those that requests may name now."""
+    """`adapters()`: the adapters loaded now."""
 
     keys: Keys
     service: str
@@ -54,7 +53,6 @@ class Receipts:
     async def generate(
         self, generator: Generator, request: GenerationRequest, stats: SpeculationStats
     ) -> AsyncGenerator[Chunk | GenerationEnd, None]:
-        """Yields what the generator does; the end has the receipt."""
         prompt, request = await _resolved(generator, request)
         tokens, logprobs, revision = list[int](), list[TokenLogprobs](), ""
         async with contextlib.aclosing(generator.generate(request, stats)) as events:
@@ -126,7 +124,7 @@ class Receipts:
 def generated(
     receipts: Receipts | None, generator: Generator, request: GenerationRequest, stats: SpeculationStats
 ) -> AsyncGenerator[Chunk | GenerationEnd, None]:
-    """Returns the events of a generation, with a receipt if it asks for one. Raises InvalidField if none is signed."""
+    """Yields a generation's events, with a receipt if requested. Raises InvalidField without keys."""
     if not request.receipt:
         return generator.generate(request, stats)
     if receipts is None:
@@ -135,7 +133,6 @@ def generated(
 
 
 async def _resolved(generator: Generator, request: GenerationRequest) -> tuple[tuple[int, ...], GenerationRequest]:
-    """Returns the prompt's tokens, and the request for them with all that the server decides: what is signed."""
     prompt = tuple(await generator.prompt_tokens(request))
     total = request.max_total_tokens or generator.info.max_sequence_length
     room = total - len(prompt)
@@ -152,5 +149,5 @@ async def _resolved(generator: Generator, request: GenerationRequest) -> tuple[t
 
 
 def _without_address(draft: str) -> str:
-    """Returns what drafts, without the address of a worker that had not answered: who reads receipts may be anybody."""
+    # Anybody may read receipts: leave out a worker's address.
     return "remote" if draft.startswith("remote:") and ":" in draft.removeprefix("remote:") else draft

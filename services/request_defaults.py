@@ -1,4 +1,4 @@
-"""Finds what holds for requests that leave it out: the operator's values, then those of the model's own file."""
+"""Defaults of request fields: the operator's, else the model file's."""
 
 from __future__ import annotations
 
@@ -15,11 +15,7 @@ log = logging.getLogger("tandem.server")
 
 
 def defaults_in_force(config: RoleConfig, engine: Engine | None = None) -> RequestDefaults:
-    """Returns a server's defaults of requests, and logs where each is from.
-
-    `engine`: of the target, if it is here. A file that asks for what its steps cannot do is left out. Raises ValueError
-    if the operator asks for that, or if the file is damaged.
-    """
+    """Returns and logs the defaults, without those of the file that `engine` lacks. Raises ValueError."""
     defaults, models = config.defaults, config.models
     if engine:
         engine.admit(Request(defaults.sampling))

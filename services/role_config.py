@@ -20,19 +20,13 @@ from tandem.speculation.depth import Pipeline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleConfig:
-    """Configuration of a server role, validated once. The defaults are those of the options (tandem/cli/flags.py).
+    """A role's configuration; defaults are those of tandem/cli/flags.py.
 
-    `draft_address`: the DraftWorker that drafts for a target, each draft within `draft_seconds`. `target_address` None:
-    the DraftWorker has no target and only proposes. `credentials` are used to call either. `pipeline`: whether
-    rounds with a remote draft or target overlap, or the target does not wait. `reconnect_seconds`: how long requests
-    are retried while no target answers. `queue`: requests that may wait. `step_seconds`: time limit of a device step;
-    None: derived from measured steps, 0: no limit. `defaults`: for fields that Generate requests leave out;
-    `generation_config` "auto": those of the model's file come next. `command`: this process's command line, used to
-    start other ranks. `prefixes`: who shares those of prompts and answers.
-    `kv_cache_mb`: MiB that the KV slots of all models share; None: each slot has memory for its full length.
-    `own_length`: sequences are as long as the models and memory allow, not as `models.shape` says, and with `own_slots`
-    there may be more slots than there. `prefill`: where a target has prompts computed; None: here. `receipts`: the
-    keys with which receipts are signed.
+    `draft_address`: a target's DraftWorker, with `draft_seconds` per draft. `target_address` None: only proposes.
+    `credentials`: to call either. `reconnect_seconds`: of retries without a target. `queue`: requests without a slot.
+    `step_seconds`: limit of a device step; None: measured, 0: none. `generation_config` "auto": the model's file, after
+    `defaults`. `command`: starts other ranks. `kv_cache_mb`: MiB for all KV slots; None: full length each.
+    `own_length`, `own_slots`: what fits in memory instead of `models.shape`. `prefill` None: local.
     """
 
     serve: ServeConfig

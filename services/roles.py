@@ -1,4 +1,4 @@
-"""The table of server roles, and how each loads its models and builds its service."""
+"""The server roles: loading models, building services."""
 
 from __future__ import annotations
 
@@ -63,8 +63,6 @@ Close = Callable[[], Awaitable[None]]
 
 
 class ServerParts:
-    """The parts that every server process of a role has."""
-
     def __init__(self, role: ServerRole, config: RoleConfig, others: RankProcesses) -> None:
         self.role, self.config, self.others = role, config, others
         self.lifecycle, self.batcher = Lifecycle(), Batcher(role.batcher)
@@ -74,7 +72,6 @@ class ServerParts:
         self.keys = config.receipts.opened()
 
     async def choose_draft(self) -> ModelConfig:
-        """Returns the models of a fused pair, and keeps them; says what drafts, and why, if that was to be chosen."""
         models = self.config.models
         if models.draft.kind == "auto" and models.draft.model is None and models.backend == "torch":
             native = await self.batcher.on_device(runs_native, models.execution)
@@ -84,7 +81,6 @@ class ServerParts:
         return models
 
     async def choose_sizes(self, *models: str | None) -> RoleConfig:
-        """Returns the configuration with the sizes of these `models`, which share slots, if they are to be chosen."""
         config, chosen = self.config, self.config.models
         backend = backend_named(chosen.backend)
         found = [backend.find(model) for model in models] if config.own_length else []
@@ -97,7 +93,7 @@ class ServerParts:
         return self.config
 
     def finished(self, generator: Generator, defaults: RequestDefaults) -> Generator:
-        """Adds start-up time and request defaults to a generator, and starts the metrics of its model."""
+        """Adds start-up time and defaults to a generator and starts its metrics."""
         generator = replace(generator, info=self.stamped(generator.info), defaults=defaults)
         self.observability.loaded(generator.info)
         generator.encoding.turns.caller = fairness_key
@@ -115,14 +111,13 @@ class ServerParts:
         return GenerateMethod(generator, reply, self.lifecycle, observe, queue, watch, self.limits, receipts)
 
     async def share_prefixes(self, **engines: Engine | None) -> None:
-        """Lets the sequences of the engines reuse prefixes. The names are those that metrics have."""
         there = {of: engine for of, engine in engines.items() if engine}
         await share_prefixes(list(there.values()), self.config.prefixes, prefix_scope)
         if metrics := self.observability.metrics:
             metrics.watch_prefixes({of: engine.prefixes for of, engine in there.items() if engine.prefixes})
 
     def share_structures(self, **engines: Engine) -> None:
-        """Makes callers take turns in slots and in compiling structures. `engines`: by metric label."""
+        """Makes callers take turns in slots and structure compilation. `engines`: by metric label."""
         for engine in engines.values():
             engine.slots.caller = fairness_key
         there = {of: engine.structures for of, engine in engines.items() if engine.structures}
@@ -132,24 +127,22 @@ class ServerParts:
             metrics.watch_structures(there)
 
     def limit_kv_memory(self, owner: Engine, *others: Engine | None) -> None:
-        """Bounds the memory of the KV slots of `owner`, which the `others` share. Raises ValueError."""
+        """Bounds the KV memory shared by `owner` and `others`. Raises ValueError."""
         if self.config.kv_cache_mb is not None:
             runners = [each.runner for each in (owner, *others) if each]
             limit_kv_memory(owner.slots, self.batcher, runners, self.config.kv_cache_mb * MIB)
 
     def http(self, generate: GenerateMethod, adapters: Callable[[], Mapping[str, str]]) -> HttpService | None:
-        """Returns what answers OpenAI clients, if they may call. `adapters` returns those that requests may name."""
+        """Returns the OpenAI service, if configured. `adapters()`: the adapters loaded now."""
         if self.config.serve.http is None:
             return None
         metrics = self.observability.page if self.observability.metrics else None
         return HttpService(generate, adapters, self.config.serve.security.max_message_bytes, metrics)
 
     def of_target(self, generate: GenerateMethod, engine: Engine) -> dict[str, Any]:
-        """Returns the parts of a target's HostedService beside its gRPC service."""
         return {"http": self.http(generate, lambda: engine.adapters.revisions), "lost": engine.lost}
 
     def hosted(self, register: Any, closing: Sequence[Close], engine: Engine | None, **options: Any) -> HostedService:
-        """Describes the service to its host. `closing` runs in order; hung steps of `engine` are detected."""
         ready = partial(self.observability.ready, self.config.serve.startup)
         watch = None
         if engine is not None and self.config.step_seconds != 0:
@@ -160,7 +153,7 @@ class ServerParts:
 
 
 async def _target(parts: ServerParts) -> HostedService:
-    """Generate decodes plainly, or speculates with a DraftWorker's drafts."""
+    # Decodes plainly or with a DraftWorker's drafts.
     await check_peers(parts.config.draft_address, parts.config.credentials, DRAFT)
     config = await parts.choose_sizes(parts.config.models.model)
     loaded = await load(config.models, parts.batcher, config.serve.startup)
@@ -203,7 +196,6 @@ async def _target(parts: ServerParts) -> HostedService:
 
 
 async def _target_generator(config: RoleConfig, loaded: Loaded) -> tuple[Generator, DraftClient | None]:
-    """Returns the generator of a target, and the client of its DraftWorker, if it has one."""
     if config.draft_address is None:
         return plain_generator(loaded), None
     return await open_remote_draft(
@@ -217,7 +209,6 @@ async def _target_generator(config: RoleConfig, loaded: Loaded) -> tuple[Generat
 
 
 async def _fused(parts: ServerParts) -> HostedService:
-    """Both models run on one device thread."""
     models = await parts.choose_draft()
     config = await parts.choose_sizes(models.model, *([models.draft_model] if models.draft_model else []))
     target, draft = await load_pair(config.models, parts.batcher, config.serve.startup)
@@ -252,7 +243,7 @@ async def _fused(parts: ServerParts) -> HostedService:
 
 
 async def _draft_worker(parts: ServerParts) -> HostedService:
-    """Generate runs the distributed loop against a TargetVerifier; Propose drafts for targets that call."""
+    # Generate calls a TargetVerifier; Propose drafts for calling targets.
     draft = parts.config.models.draft_model
     await check_peers(parts.config.target_address, parts.config.credentials, TARGET)
     config = await parts.choose_sizes(*([draft] if draft else []))
@@ -299,10 +290,7 @@ async def _draft_worker(parts: ServerParts) -> HostedService:
 
 @dataclass(frozen=True, slots=True)
 class ServerRole:
-    """A server role: its gRPC service, the name of its device thread and profile, and how to build the service.
-
-    `ranks`: whether the model may be split over several processes; `drafts`: whether these also load a draft.
-    """
+    """How a role is built and named. `ranks`: may split its model over processes; `drafts`: which also load a draft."""
 
     name: str
     service: str
@@ -325,7 +313,6 @@ ROLES = {
 
 
 def _only_model(drafting: Drafting) -> asyncio.Event:
-    """Returns an event that is set when the draft model's device is lost: the worker is useless without it."""
     if drafting.draft is None:
         return asyncio.Event()
     drafting.draft.engine.vital = True

@@ -48,11 +48,7 @@ _OPTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeConfig:
-    """Where and how a server listens. `port` 0 takes a free one; `ready_file` gets the address once ready.
-
-    `security`: access control. `health_port`: a separate port for health checks only. `http`: where OpenAI clients may
-    call. `startup` records the stages of start-up. `ending` kills the process if it does not end by itself in time.
-    """
+    """`port` 0: a free one. `health_port`: health checks only. `ending` kills a process that does not end in time."""
 
     host: str
     port: int
@@ -76,10 +72,7 @@ class ServeConfig:
 
 @dataclass(slots=True)
 class HostedService:
-    """A role's service: its name, how to register it, and its background tasks by name.
-
-    `http` answers OpenAI clients. `ready` is called once the server listens; its result is added to the ready file.
-    """
+    """A role's service and background tasks. `ready()` returns entries for the ready file."""
 
     service: str
     register: Register
@@ -89,12 +82,11 @@ class HostedService:
     ready: Callable[[], Mapping[str, object]] = dict
     close: Callable[[], Awaitable[None]] | None = None
     lost: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the model's device has failed. Its state cannot be trusted, so the process ends, to be restarted."""
-    watch: StepWatch | None = None
-    """Detects hung steps."""
+    """Set when the device has failed: its state is unreliable, so the process ends."""
+    watch: StepWatch | None = None  # detects hung steps
 
     def start(self, lifecycle: Lifecycle, health: HealthService, *names: str) -> Supervisor:
-        """Starts the background tasks. `names` are not serving while one is down or a step hangs."""
+        """Starts background tasks; `names` are not serving while one is down or a step hangs."""
         troubles: set[str] = set()
 
         def changed(what: str, fine: bool) -> None:
@@ -116,11 +108,7 @@ async def serve(
     build: Callable[[], Awaitable[HostedService]],
     outermost: Sequence[Layer] = (),
 ) -> int:
-    """Binds, builds (loads and warms up), serves until SIGTERM or SIGINT, then drains. A second signal ends at once.
-
-    `outermost` layers see every call first and its status last. Returns the exit code: 1 if the model's device
-    was lost or a background task could not be kept running, else 0.
-    """
+    """Binds, loads, serves until a signal, drains; returns the exit code: 1 if the device or a task was lost."""
     ending = config.ending
     server = config.security.server(outermost, options=_OPTIONS)
     port = bind("port", config.host, config.port, partial(config.security.add_port, server))
@@ -160,7 +148,7 @@ async def _end(
     hosted: HostedService,
     http: HttpPort | None,
 ) -> None:
-    """Stops each part within a time limit; parts that do not end are abandoned."""
+    # Parts that do not end in time are abandoned.
     await bounded(server.stop(grace=0.5), "the server's port")
     if http:
         await bounded(http.stop(), "the HTTP port")
@@ -172,7 +160,6 @@ async def _end(
 
 
 async def first(*events: asyncio.Event) -> None:
-    """Waits for the first of several events."""
     waiting = [asyncio.create_task(event.wait()) for event in events]
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     for task in waiting:
@@ -180,13 +167,12 @@ async def first(*events: asyncio.Event) -> None:
 
 
 def freeze_gc() -> None:
-    """Excludes the objects left by loading from garbage collection: full collections paused requests about 0.2 s."""
+    """Excludes loaded objects from garbage collection: full collections paused requests for 0.2 s."""
     gc.collect()
     gc.freeze()
 
 
 async def _listen(server: grpc.aio.Server, hosted: HostedService, names: Sequence[str]) -> HealthService:
-    """Registers the services, health checks and reflection, and starts the server. `names` are reported as serving."""
     health = HealthService()
     hosted.register(server)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
@@ -198,10 +184,7 @@ async def _listen(server: grpc.aio.Server, hosted: HostedService, names: Sequenc
 
 
 def _stop_signals(ending: ShutdownDeadline, drain_seconds: float) -> asyncio.Event:
-    """Returns an event that the first SIGTERM or SIGINT sets; the second one kills the process.
-
-    The first signal also starts the time limit of the shutdown, even if the event loop is blocked.
-    """
+    # The first signal starts the shutdown's time limit, even with a blocked loop; the second kills.
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -223,7 +206,6 @@ def _stop_signals(ending: ShutdownDeadline, drain_seconds: float) -> asyncio.Eve
 
 
 def bound_http_port(config: ServeConfig, outermost: Sequence[Layer], grpc_port: int = 0) -> HttpPort | None:
-    """Binds the port for OpenAI clients, if there is to be one. Imports what only it needs."""
     if config.http is None:
         return None
     from tandem.services.http.listener import HttpPort
@@ -253,7 +235,6 @@ def _announce(config: ServeConfig, port: int, hosted: HostedService, http: HttpP
 
 
 def _invite(security: Security, url: str, model: str) -> None:
-    """Prints, last, where OpenAI clients find this server, and a line that asks it."""
     asked = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 40})
     secure = f" --cacert {security.tls.cert}" if security.tls else ""
     secure += " -H 'authorization: Bearer YOUR_TOKEN'" if security.tokens else ""
@@ -262,7 +243,7 @@ def _invite(security: Security, url: str, model: str) -> None:
 
 
 async def _drain(lifecycle: Lifecycle, hosted: HostedService, seconds: float) -> None:
-    """Refuses new work and lets running work finish within `seconds`. Sessions of a lost device cannot finish."""
+    # Sessions of a lost device cannot finish.
     if hosted.lost.is_set():
         log.error("the model's device is lost, and all sessions with it; stopping: restart the server")
     else:

@@ -1,7 +1,4 @@
-"""Bounds the time of a server's shutdown: each part has a timeout, and the process is killed when the total is over.
-
-A hung device thread, a socket that nobody reads or an unresponsive trace collector must not block the shutdown.
-"""
+"""Bounds the time of shutdown: a timeout per part, and the process is killed at the total."""
 
 from __future__ import annotations
 
@@ -18,18 +15,13 @@ from typing import Any
 
 log = logging.getLogger("tandem.server")
 
-STOP_SECONDS = 10.0
-"""Time for shutdown after the drain."""
-PART_SECONDS = 2.0
-"""Time for one part of the shutdown."""
+STOP_SECONDS = 10.0  # after the drain
+PART_SECONDS = 2.0  # for one part
 _LOG_SECONDS = 1.0
 
 
 class ShutdownDeadline:
-    """Kills this process with exit code 1 if it has not ended in time, and logs why.
-
-    Works even if the event loop or logging is blocked. `leave` None: never, for a process that does more than serve.
-    """
+    """Kills a process that has not ended in time, even with a blocked event loop. `leave` None: never."""
 
     def __init__(self, leave: Callable[[int], Any] | None = os._exit) -> None:
         self._leave = leave
@@ -37,12 +29,11 @@ class ShutdownDeadline:
         self._asked: queue.SimpleQueue[tuple[float, str]] = queue.SimpleQueue()
 
     def begin(self) -> None:
-        """Starts the thread that enforces `within`."""
         if self._leave:
             threading.Thread(target=self._watch, name="ending", daemon=True).start()
 
     def within(self, seconds: float, why: str) -> None:
-        """Kills the process after `seconds`; the earliest of several calls counts."""
+        """Kills the process after `seconds`; the earliest call counts."""
         self._asked.put((time.monotonic() + seconds, why))
 
     def _watch(self) -> None:
@@ -63,7 +54,6 @@ def _log_reason(why: str) -> None:
 
 
 def _threads() -> str:
-    """Returns where each thread is, to show what blocks the process."""
     frames = sys._current_frames()
     places = []
     for thread in threading.enumerate():
@@ -75,7 +65,7 @@ def _threads() -> str:
 
 
 async def bounded(work: Awaitable[Any], what: str, seconds: float = PART_SECONDS) -> None:
-    """Waits up to `seconds` for a part of the shutdown. Its exceptions are logged."""
+    """Waits up to `seconds` for a part of shutdown; logs its exceptions."""
     task = asyncio.ensure_future(work)
     await asyncio.wait({task}, timeout=seconds)
     if not task.done():
@@ -86,7 +76,7 @@ async def bounded(work: Awaitable[Any], what: str, seconds: float = PART_SECONDS
 
 
 async def bounded_call(function: Callable[[], object], what: str, seconds: float = PART_SECONDS) -> None:
-    """Like `bounded`, for a blocking function, which runs on a daemon thread."""
+    """Like `bounded`, for a blocking function on a daemon thread."""
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 
     def work() -> None:

@@ -1,9 +1,4 @@
-"""Supervises tasks that run for as long as a server. One that ends is an error, whatever ended it.
-
-Without them leases would not expire and steps that hang would not be noticed, while all else goes on. So a task that
-ended is logged and started again, each time after a longer wait, and the server says meanwhile that it is not ready. If
-a task cannot be started again, the server ends.
-"""
+"""Restarts a server's background tasks with growing waits, not ready meanwhile; at last ends the server."""
 
 from __future__ import annotations
 
@@ -15,14 +10,12 @@ log = logging.getLogger("tandem.server")
 
 Work = Callable[[], Awaitable[None]]
 
-RESTARTS = (1.0, 2.0, 4.0, 8.0, 16.0)
-"""Seconds before each restart of a task. It counts as running again once it has run for as long."""
-SOUND_SECONDS = 300.0
-"""A task that ran for so long before it ended has all restarts again."""
+RESTARTS = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before each restart; running again after as long
+SOUND_SECONDS = 300.0  # after which a task has all restarts again
 
 
 class Supervisor:
-    """Runs `works`, by name, from `start` to `stop`. `changed` is told when one is down, and when all run again."""
+    """`changed` is called when a task is down and when all run."""
 
     def __init__(self, works: Mapping[str, Work], changed: Callable[[bool], None] = lambda fine: None) -> None:
         self._works, self._changed = works, changed
@@ -39,7 +32,6 @@ class Supervisor:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _keep(self, name: str, work: Work) -> None:
-        """Runs a task and restarts it whenever it ends, until RESTARTS are used up."""
         clock, waits, waited = asyncio.get_running_loop().time, iter(RESTARTS), 0.0
         while True:
             began, error = clock(), await self._ended(name, work, waited)
@@ -55,7 +47,6 @@ class Supervisor:
             waited = wait
 
     async def _ended(self, name: str, work: Work, waited: float) -> Exception:
-        """Runs `work` until it ends, and returns why it did."""
         running = asyncio.get_running_loop().call_later(waited, self._runs, name, True)
         try:
             await work()

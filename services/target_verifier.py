@@ -1,4 +1,4 @@
-"""TargetVerifier service: sessions that verify clients' drafts, and Generate."""
+"""TargetVerifier service: verification sessions and Generate."""
 
 from __future__ import annotations
 
@@ -45,14 +45,11 @@ from tandem.v1 import target_verifier_pb2 as pb
 from tandem.v1 import target_verifier_pb2_grpc
 
 Note = Callable[[str, int, SpeculationStats, float], None]
-"""Called with how a session ended, its prompt's tokens, the target's statistics and the seconds it was open."""
-OPENING_SECONDS = 0.5
-"""How long OpenSession waits for a slot. A caller refused after that keeps its place in the queue for its retry."""
+"""Called at a session's end: how, prompt tokens, the target's statistics, seconds open."""
+OPENING_SECONDS = 0.5  # wait for a slot; then the call fails, but its queue position is kept for a retry
 
 
 class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
-    """Each RPC checks its request, locks the session, runs the step and builds the reply."""
-
     def __init__(
         self,
         engine: Engine,
@@ -113,7 +110,6 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             return reply
 
     async def _admitted(self, key: SessionKey, request: pb.OpenSessionRequest, asked: Request) -> VerifySession:
-        """Returns a new session, after queueing for a slot; or the one that a duplicate call opened in the meantime."""
         await self.checkout.expire()
         self._check_new(key)
         self._waiting[key.owner] += 1
@@ -135,7 +131,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             raise
 
     def _check_new(self, key: SessionKey) -> None:
-        """Checks that the caller may open a session with this id now. Repeated after waiting for a slot."""
+        # Repeated after waiting for a slot.
         self._lifecycle.check()
         self.sessions.check_new(key)
         self._limits.check_sessions(self.sessions.owned_by(key.owner) + self._waiting[key.owner])
@@ -155,7 +151,6 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         )
 
     async def _verify(self, request: pb.VerifyRequest, arrived: float) -> pb.VerifyResponse:
-        """Runs one round, from Verify or VerifyStream."""
         session = self.sessions.touch(session_key(caller(), request.session_id))
         self._check_draft(session, request)
         distributions = self._distributions(session, request) if request.distributions else ()
@@ -185,7 +180,6 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         return pb.CloseSessionResponse(closed=closed, steps=steps, committed_length=length)
 
     async def stop(self) -> None:
-        """Reports the costs of the sessions that are still open."""
         for session in self.sessions:
             self._report_costs(session, "stopped")
 
@@ -218,7 +212,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         )
 
     def _check_open(self, request: pb.OpenSessionRequest) -> Request:
-        """Returns what the session asks for. Raises InvalidField, TooLong, ModelMismatch, VocabularyMismatch."""
+        """Returns the session's request. Raises InvalidField, TooLong, ModelMismatch, VocabularyMismatch."""
         for name in ("tokenizer_sha256", "weights_revision", "dtype", "adapter", "adapter_revision"):
             check_name(name, getattr(request, name))
         if not request.prefix:
@@ -267,7 +261,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             )
 
     def _distributions(self, session: VerifySession, request: pb.VerifyRequest) -> tuple[SparseDistribution, ...]:
-        """Returns the draft tokens' distributions, checked: a wrong one would silently bias the output."""
+        # Wrong distributions would silently bias the output.
         rule = session.request.rule
         if rule is not Rule.REJECTION:
             raise InvalidField("distributions", f"{len(request.distributions)}, but {rule.value} takes none")

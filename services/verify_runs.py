@@ -1,4 +1,4 @@
-"""Runs sessions of the TargetVerifier that never wait, over VerifyStream."""
+"""Runs that step without waiting for their client, over VerifyStream."""
 
 from __future__ import annotations
 
@@ -35,22 +35,19 @@ from tandem.speculation.types import (
 )
 from tandem.v1 import target_verifier_pb2 as pb
 
-MAX_STOP_TOKENS = 256
-"""The most stop tokens that a run's first message may name."""
-OPENING_COMES = 5.0
-"""Seconds for which a run waits for the OpenSession call that its client sent together with it."""
+MAX_STOP_TOKENS = 256  # in a run's first message
+OPENING_COMES = 5.0  # seconds to wait for the OpenSession sent with the run
 
 
 class Superseded(Exception):
-    """Other calls have committed or reset the session's tokens, so its run is over."""
+    """Other calls have committed or reset the session's tokens: the run is over."""
 
 
 class Run(Duplex[pb.VerifyRequest, pb.VerifyResponse]):
-    """The run of one session, for one stream: one task hears the client's messages, another steps on.
+    """A session's run on one stream.
 
-    `run` holds its drafts and limits, which bound how many replies can wait. `check` turns a request into the run's
-    message, or raises. `step` commits the run's next step; None while it pauses. `together`: the most steps that one
-    reply holds.
+    `run` bounds waiting replies. `check` parses a request or raises. `step` commits the next step; None: paused.
+    `together`: most steps in a reply.
     """
 
     def __init__(
@@ -66,7 +63,7 @@ class Run(Duplex[pb.VerifyRequest, pb.VerifyResponse]):
         self._waiting: deque[pb.VerifyResponse] = deque()
 
     def receive(self, message: RunMessage, arrived: float) -> None:
-        """Takes a checked message that was read at `arrived`."""
+        """Handles a checked message read at `arrived` (perf_counter)."""
         self.run.receive(message)
         self.received = arrived
 
@@ -86,7 +83,7 @@ class Run(Duplex[pb.VerifyRequest, pb.VerifyResponse]):
                     incoming.busy(True)
 
     def _next_reply(self) -> pb.VerifyResponse | None:
-        """Returns a reply with the steps that wait, as many as it may hold: a message costs more than a step in it."""
+        # A message costs more than another step in it: send all that wait.
         reply = self._waiting.popleft() if self._waiting else None
         while reply and self._waiting and len(reply.next_steps) < self._together - 1:
             reply.next_steps.append(self._waiting.popleft())
@@ -95,11 +92,7 @@ class Run(Duplex[pb.VerifyRequest, pb.VerifyResponse]):
 
 @dataclass(slots=True)
 class VerifyResources:
-    """A session's KV slot.
-
-    `stats`: of its rounds, for --profile. `run`: the run that steps on by itself, if there is one. `steps`: those that
-    the session began. `started`: when it was admitted.
-    """
+    """`steps`: begun. `stats`: for --profile. `started`: at admission."""
 
     sequence: TargetSequence
     prompt_length: int
@@ -109,7 +102,7 @@ class VerifyResources:
     started: float = field(default_factory=time.perf_counter)
 
     def end_run(self, error: Exception | None = None) -> None:
-        """Ends the session's run, because something else happens to its tokens."""
+        """Ends the run: another call changes the session's tokens."""
         run, self.run = self.run, None
         if run:
             self.sequence.set_stepper(None)
@@ -120,7 +113,7 @@ VerifySession = Session[VerifyResources, pb.VerifyResponse]
 
 
 def commit(session: VerifySession, draft: Sequence[int], verdict: Verdict) -> pb.VerifyResponse:
-    """Commits the verdict on a draft. Returns the reply, which is recorded."""
+    """Commits a verdict on `draft`; returns the recorded reply."""
     reply = verdict_to_wire(verdict, len(session.tokens) + len(verdict.token_ids))
     session.commit(verdict.token_ids, reply)
     if stats := session.resources.stats:
@@ -129,7 +122,6 @@ def commit(session: VerifySession, draft: Sequence[int], verdict: Verdict) -> pb
 
 
 def recorded(session: VerifySession) -> pb.VerifyResponse:
-    """Returns the reply to the last round, to be sent again."""
     reply = pb.VerifyResponse()
     reply.CopyFrom(session.recorded)
     reply.replayed = True
@@ -137,8 +129,6 @@ def recorded(session: VerifySession) -> pb.VerifyResponse:
 
 
 class VerifyRuns:
-    """Starts the runs of sessions. `using` locks a session for one step."""
-
     def __init__(
         self,
         sessions: SessionTable[VerifyResources, pb.VerifyResponse],
@@ -152,7 +142,7 @@ class VerifyRuns:
     async def replies(
         self, request: pb.VerifyRequest, arrived: float, incoming: Incoming[pb.VerifyRequest]
     ) -> AsyncGenerator[pb.VerifyResponse, None]:
-        """Yields the reply to every step of the run that `request` begins. `incoming`: the messages after it."""
+        """Yields a reply per step of the run that `request` begins; `incoming`: later messages."""
         key = session_key(caller(), request.session_id)
         if request.opening_sent:
             await self._sessions.arrival(key, OPENING_COMES)
@@ -173,10 +163,7 @@ class VerifyRuns:
     async def _begun(
         self, session: VerifySession, request: pb.VerifyRequest, message: RunMessage, arrived: float
     ) -> tuple[Run | None, pb.VerifyResponse | None]:
-        """Returns the session's run, unless its first message is stale, and the reply to send before its first step.
-
-        `message`: the one in `request`, checked.
-        """
+        """Returns the run, unless the first message is stale, and the reply before its first step."""
         async with self._using(session):
             fence = session.fence(request.base_length, request.last_token)
             if fence is Fence.STALE:
@@ -202,7 +189,7 @@ class VerifyRuns:
             return run, replay
 
     async def _step(self, session: VerifySession, run: Run) -> pb.VerifyResponse | None:
-        """Commits the run's next step. Returns its reply; None while the run pauses. Raises Superseded."""
+        """Commits the next step; None while paused. Raises Superseded."""
         resources = session.resources
         async with self._using(session):
             if resources.run is not run:
@@ -219,7 +206,7 @@ class VerifyRuns:
             return reply
 
     def _check_first(self, session: VerifySession, request: pb.VerifyRequest) -> RunMessage:
-        """Returns a run's first message, checked before an earlier run of the session is ended for it."""
+        # Checked before an earlier run of the session is ended.
         rule = session.request.rule
         if rule is not Rule.AGREEMENT:
             raise InvalidField("run_until", f"a session that verifies by {rule.value} does not run")
@@ -229,7 +216,7 @@ class VerifyRuns:
         return self._message(session, request)
 
     def _message(self, session: VerifySession, request: pb.VerifyRequest) -> RunMessage:
-        """Returns the message in `request`, checked, and renews the session's lease."""
+        # Renews the session's lease.
         if request.session_id != session.session_id.session_id:
             raise InvalidField("session_id", "a run has one session")
         if not request.HasField("run_until"):

@@ -1,4 +1,4 @@
-"""Where a server listens for HTTP."""
+"""The HTTP listening address."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ from tandem.installing import install_command
 
 @dataclass(frozen=True, slots=True)
 class HttpAddress:
-    """Where a server listens for OpenAI clients; `port` 0 takes a free one. Raises ValueError.
-
-    allowed_hosts: further names in Host headers, where no key is needed. keep_alive_seconds: how long a connection
-    may be idle; balancers keep theirs 60 s, and lose a request on one that the server closes first.
-    """
+    """`port` 0: a free one. `allowed_hosts`: Host headers accepted without a key. Raises ValueError."""
 
     port: int
     host: str

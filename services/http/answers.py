@@ -1,4 +1,4 @@
-"""Builds answers of the shapes that OpenAI's clients read, whole and in parts."""
+"""Builds OpenAI's answers, whole and streamed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Scores = tuple[TokenLogprobs, ...]
 
 
 class Choice:
-    """One choice, as it comes. `prompt`: its tokens. `scores`: their log-probabilities, which the answer repeats."""
+    """One choice. `prompt`: token ids. `scores`: the prompt's log-probabilities, if echoed."""
 
     def __init__(self, request: ParsedRequest, index: int, tokenizer: ChatTokenizer, scores: Scores | None) -> None:
         self._request, self.index, self._tokenizer, self._scores = request, index, tokenizer, scores
@@ -31,7 +31,6 @@ class Choice:
         self.end: GenerationEnd | None = None
 
     def add(self, chunk: Chunk) -> list[Json]:
-        """Takes the next tokens. Returns the parts of a streamed choice that they make."""
         parts, ids = [] if self._begun else self._first_parts(), self._request.says("return_token_ids")
         self._begun = True
         self.token_ids += chunk.token_ids
@@ -46,7 +45,6 @@ class Choice:
         return parts
 
     def ended(self, end: GenerationEnd) -> list[Json]:
-        """Takes the end. Returns the last parts, with the reason of the end."""
         self.end, cut = end, end.finish_reason is FinishReason.LENGTH
         parts = [self._part(delta) for delta in self._parser.end(cut)]
         last = self._part({} if self._request.chat else {"content": ""})
@@ -54,7 +52,6 @@ class Choice:
         return [*parts, last | ({"receipt": json.loads(end.receipt)} if end.receipt else {})]
 
     def _first_parts(self) -> list[Json]:
-        """Returns the part that comes before all tokens, if there is something to say."""
         echo, ids = self._request.says("echo"), self._request.says("return_token_ids")
         if self._request.chat:
             return [self._part({"role": "assistant", "content": ""})]
@@ -72,7 +69,6 @@ class Choice:
         return {"index": self.index, **text_or_delta, "logprobs": None, "finish_reason": None}
 
     def whole(self, parts: Sequence[Json]) -> Json:
-        """Returns the choice that parts add up to."""
         lists = [each["logprobs"] for each in parts if each["logprobs"]]
         logprobs: Json | None = None
         if lists:
@@ -102,7 +98,6 @@ class Choice:
         }
 
     def _offset_of(self, token: int) -> int:
-        """Returns where the next token begins in the text: at its character, or the one that it is a part of."""
         offset = self._offset
         self._offset += len(self._characters.decode(self._tokenizer.token_bytes(token)))
         return offset
@@ -114,10 +109,7 @@ class Choice:
 
 
 def _by_text(chosen: int, top: Sequence[tuple[int, Json]]) -> dict[str, float]:
-    """Returns log-probabilities by tokens' texts. Of several with one text the chosen or the likeliest one has it.
-
-    The others have OpenAI's names of bytes, or their ids.
-    """
+    # Of several tokens with one text the chosen or likeliest has it; the others are named by bytes or id.
     named = {each["token"]: token for token, each in reversed(top)}
     named |= {each["token"]: token for token, each in top if token == chosen}
     found: dict[str, float] = {}
@@ -130,7 +122,7 @@ def _by_text(chosen: int, top: Sequence[tuple[int, Json]]) -> dict[str, float]:
 
 
 class Answer:
-    """The answer to one request: its choices, and the members of all parts. `scores`: of each prompt, or none."""
+    """The answer to one request. `scores`: per prompt, or empty."""
 
     def __init__(
         self,
@@ -156,7 +148,6 @@ class Answer:
         }
 
     def parts(self, choice: int, event: Chunk | GenerationEnd) -> list[Json]:
-        """Takes an event of a choice. Returns the messages of a stream that it makes."""
         its = self.choices[choice]
         begins, made = not its.token_ids, its.add(event) if isinstance(event, Chunk) else its.ended(event)
         if not self._request.says("stream"):
@@ -171,7 +162,7 @@ class Answer:
         return all(each.end for each in self.choices)
 
     def last(self) -> list[Json]:
-        """Returns what ends a stream after all choices: the usage, if the request has include_usage."""
+        """Returns the messages after all choices: the usage, if include_usage is set."""
         return [{**self._common, "choices": [], "usage": self._usage()}] if self._request.says("include_usage") else []
 
     def whole(self) -> Json:
@@ -183,7 +174,6 @@ class Answer:
         return {"prompt_token_ids": list(self._request.prompts[0])} if wanted else {}
 
     def _usage(self) -> Json:
-        """Builds `usage`. Cached tokens count once for each prompt."""
         prompt, output = sum(map(len, self._request.prompts)), sum(len(each.token_ids) for each in self.choices)
         ends = [each.end for each in self.choices if each.end]
         firsts = [each.end for each in self.choices[:: self._request.n] if each.end]
@@ -202,7 +192,6 @@ class Answer:
 
 
 def models(name: str, adapters: Mapping[str, str], info: ModelInfo, created: int) -> dict[str, Json]:
-    """Returns the entries of /v1/models by name: the target, and each adapter as a model that is made of it."""
     common = {"object": "model", "created": created, "owned_by": "tandem", "max_model_len": info.max_sequence_length}
     return {
         each: {"id": each, **common, "root": name, "parent": name if each != name else None}

@@ -1,4 +1,4 @@
-"""Routes the paths of the HTTP port. Every call passes the layers that calls of gRPC pass."""
+"""Routes the HTTP port's paths through the same layers as gRPC calls."""
 
 from __future__ import annotations
 
@@ -22,26 +22,21 @@ from tandem.services.security.limits import ServerLimits
 
 Handler = Callable[[Call, Exchange], Awaitable[None]]
 PAGE = Path(__file__).with_name("page.html")
-PREFIX = "/tandem.v1.OpenAI/"
-"""How a path's calls begin in logs and metrics: they are those of a service of ours."""
+PREFIX = "/tandem.v1.OpenAI/"  # of HTTP paths in logs and metrics, like a service's
 MODELS = "/v1/models"
 PROBES = ("/health", "/health/live")
-ANY = "*"
-"""Of allowed hosts."""
+ANY = "*"  # in allowed_hosts
 
 
 class AllowedHosts:
-    """The Host headers that a server without keys answers: this machine's names, given ones, and any address.
-
-    A page of another site could reach it under its own name (DNS rebinding), but not under an address.
-    """
+    """Against DNS rebinding without keys: accepts this machine's names, configured names, and any address."""
 
     def __init__(self, listens_at: str, given: Iterable[str]) -> None:
         self._any = ANY in given
         self._names = {"localhost", socket.gethostname().lower(), listens_at.lower(), *(name.lower() for name in given)}
 
     def take(self, header: str | None) -> bool:
-        """Whether a Host header is allowed; without one no browser has sent the request."""
+        """Whether a Host header is allowed; browsers always send one."""
         if self._any or not header:
             return True
         name = header.strip().lower()
@@ -58,10 +53,7 @@ def _is_address(name: str) -> bool:
 
 
 class HttpApp:
-    """An ASGI application. `layers`: around every call. `grpc_port`: a part of the answer to probes.
-
-    `hosts`: the Host headers that are answered; None: any, where keys or certificates are needed.
-    """
+    """An ASGI application. `grpc_port`: shown to probes. `hosts` None: any."""
 
     def __init__(
         self,
@@ -97,7 +89,6 @@ class HttpApp:
             await self._called(exchange, path, scope["method"])
 
     def _refusal(self, exchange: Exchange) -> Refusal | None:
-        """Returns the refusal of headers, on any path."""
         host, expected = exchange.header("host"), exchange.header("expect")
         if self._hosts and not self._hosts.take(host):
             return refused(
@@ -108,7 +99,6 @@ class HttpApp:
         return None
 
     async def _probe(self, exchange: Exchange, path: str) -> None:
-        """Answers whether this server serves, or that it lives; no key is needed."""
         serving = path.endswith("live") or self._health.serving
         more = {"grpc_port": self._grpc_port} if self._grpc_port else {}
         await exchange.answer(200 if serving else 503, {"status": "serving" if serving else "not serving", **more})
@@ -132,7 +122,6 @@ class HttpApp:
             await asyncio.sleep(0)  # until uvicorn knows, which otherwise answers 500
 
     async def _refuse(self, exchange: Exchange) -> None:
-        """Answers with the error, if the client reads it in time."""
         try:
             with WaitLimit(self._calls.limits.unread_seconds) as waiting:
                 await waiting.until(exchange.refuse())

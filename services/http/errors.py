@@ -1,4 +1,4 @@
-"""Errors of requests over HTTP, and the form of OpenAI's API for the status of a failed call (services/errors.py)."""
+"""HTTP errors in the form of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from tandem.speculation.outcomes import Outcome, outcome_of
 
-RETRY_SECONDS = 1
-"""When to try again, where the status does not say."""
+RETRY_SECONDS = 1  # Retry-After, if the status has none
 _BY_REASON = {
     "MODEL_NOT_FOUND": (404, "model_not_found"),
     "NO_SUCH_PATH": (404, "not_found"),
@@ -37,19 +36,19 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_
 
 
 class NoSuchPath(Exception):
-    """Nothing is served at this path."""
+    """The server has no such path."""
 
 
 class NoSuchModel(Exception):
-    """The request names a model that is not served here."""
+    """The request names a model that is not loaded."""
 
 
 class WrongMethod(Exception):
-    """The path is served to another method."""
+    """The path does not support this method."""
 
 
 class NotJson(Exception):
-    """The body's headers name another type than JSON, or a coding."""
+    """The body is not plain JSON by its headers."""
 
 
 class BodyTooLarge(Exception):
@@ -65,8 +64,6 @@ class BodyLate(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An error as HTTP says it."""
-
     status: int
     content: dict[str, Any]
     headers: tuple[tuple[str, str], ...] = ()
@@ -75,13 +72,12 @@ class Refusal:
 def refused(
     status: int, code: str | None, message: str, param: str | None = None, headers: Sequence[tuple[str, str]] = ()
 ) -> Refusal:
-    """Builds an error of the API."""
     kind = _TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
     return Refusal(status, {"error": {"message": message, "type": kind, "param": param, "code": code}}, tuple(headers))
 
 
 def refusal(status: status_pb2.Status) -> Refusal:
-    """Builds the error for a call's status, with field and retry of its details."""
+    """Converts a call's status, with its field and retry details."""
     reason, param, wait = "", None, None
     info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
     detail: Packed

@@ -1,4 +1,4 @@
-"""One request over HTTP and its answer, with the interface of a gRPC call's context for the layers."""
+"""One HTTP request and its answer; to the layers, a gRPC call's context."""
 
 from __future__ import annotations
 
@@ -17,21 +17,17 @@ from tandem.services.security.call_limits import MessageTimeout, WaitLimit
 
 Json = dict[str, Any]
 DISCARD_SECONDS = 1.0
-BEGIN_SECONDS, QUIET_SECONDS = 1.0, 15.0
-"""When a stream without an event begins, after which an error is an event; how long it may then be silent."""
+BEGIN_SECONDS, QUIET_SECONDS = 1.0, 15.0  # seconds until a silent stream begins; between comments
 COMMENT = b": \n\n"
 _DETAILS = "grpc-status-details-bin"
 _EVENTS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store"))
 _JSON = (b"content-type", b"application/json")
 _LINE_ENDS = (("\x85", "\\u0085"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
-"""JSON may have them as they are, but clients that read events with Python's str.splitlines end lines there."""
+"""JSON allows these, but str.splitlines ends lines there."""
 
 
 class Exchange:
-    """A request and its answer; for the layers, the context of its call.
-
-    `request_id`: sent in the answer's headers once assigned. `param`: the field at fault, if the status names none.
-    """
+    """`request_id`: sent in the headers once assigned. `param`: the field at fault, if the status names none."""
 
     def __init__(self, scope: Any, receive: Any, send: Any) -> None:
         self._scope, self._receive, self._send = scope, receive, send
@@ -45,11 +41,9 @@ class Exchange:
 
     @property
     def metadata(self) -> list[tuple[str, str]]:
-        """The headers, as calls of gRPC have them."""
         return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self._scope["headers"]]
 
     def header(self, name: str) -> str | None:
-        """A header; the last one, of several."""
         return dict(self.metadata).get(name)
 
     async def body(self, most: int, seconds: float) -> bytes:
@@ -69,7 +63,6 @@ class Exchange:
             raise BodyLate(f"the body did not arrive within {seconds:g} s") from None
 
     async def _rest(self, most: int) -> bytes:
-        """Reads the body to its end. Raises BodyTooLarge."""
         found = bytearray()
         while self._unread:
             message = await self._receive()
@@ -82,18 +75,15 @@ class Exchange:
         return bytes(found)
 
     async def wait_for_disconnect(self) -> None:
-        """Returns once the client has left."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
     # --- the answer ---
 
     async def answer(self, status: int, content: Json, headers: Sequence[tuple[bytes, bytes]] = ()) -> int:
-        """Sends an answer that is one JSON object. Returns its size."""
         return await self.page(status, json.dumps(content, ensure_ascii=False).encode(), (_JSON, *headers))
 
     async def page(self, status: int, data: bytes, headers: Sequence[tuple[bytes, bytes]]) -> int:
-        """Sends an answer. After an error what is left of the request is not read: the connection ends."""
         ends = status >= 400 and self._unread
         length = (b"content-length", str(len(data)).encode())
         await self._begin(status, (*headers, length, *([(b"connection", b"close")] if ends else [])))
@@ -104,7 +94,7 @@ class Exchange:
         return len(data)
 
     async def _discard(self) -> None:
-        """Reads for a moment what a client still sends: closing at once would take the answer away from it."""
+        # Closing at once would lose the answer: read on for a moment.
         if self.header("expect"):  # it sends nothing before the server says 100
             return
         with contextlib.suppress(MessageTimeout), WaitLimit(DISCARD_SECONDS) as waiting:
@@ -116,7 +106,6 @@ class Exchange:
             message = await self._receive()
 
     async def events(self, messages: Sequence[Json]) -> int:
-        """Sends messages of a stream, which the first of them begins. Returns their size."""
         return await self._stream(b"".join(_event(each) for each in messages))
 
     async def _stream(self, data: bytes) -> int:
@@ -128,7 +117,7 @@ class Exchange:
         return len(data)
 
     async def keep_alive(self) -> None:
-        """Begins a stream that waits, and sends a comment whenever it was silent for QUIET_SECONDS."""
+        """Begins a waiting stream, and sends a comment every QUIET_SECONDS of silence."""
         loop = asyncio.get_running_loop()
         self._sent = loop.time()
         while True:
@@ -141,11 +130,10 @@ class Exchange:
                 await self._stream(COMMENT)
 
     async def end(self) -> None:
-        """Ends a stream."""
         await self._send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
     async def refuse(self) -> None:
-        """Answers with the status that the layers have set, in a stream with its last event."""
+        """Sends the layers' status; in a stream, as its last event."""
         found = self.refusal
         found.content["error"]["param"] = found.content["error"]["param"] or self.param
         if not self.begun:
@@ -163,7 +151,7 @@ class Exchange:
         return refusal(status_pb2.Status(code=self._status.code.value[0], message=self._status.details))
 
     def abandon(self) -> None:
-        """Closes the connection without another byte, so that no client takes what it has for a whole answer."""
+        """Closes the connection at once: the client must not take a partial answer for a whole one."""
         self._scope["tandem"].transport.abort()
 
     async def _begin(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
@@ -186,7 +174,7 @@ class Exchange:
         return None
 
     def set_trailing_metadata(self, metadata: Sequence[tuple[str, str]]) -> None:
-        """The request id is a header in any case."""
+        """No effect: the request id is a header."""
 
     async def abort_with_status(self, status: Any) -> NoReturn:
         self._status = status

@@ -1,4 +1,4 @@
-"""The tables of OpenAI's and vLLM's fields: served, accepted with a value that changes nothing, or refused by name."""
+"""OpenAI's and vLLM's fields: served, ignored, or refused by name."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ def _stop(name: str, value: Any) -> list[str]:
 
 
 def _prompts(name: str, value: Any) -> list[str | tuple[int, ...]]:
-    """Parses a text, token ids, or a list of either."""
     if isinstance(value, str):
         return [value]
     if not sequence(name, value):
@@ -127,8 +126,7 @@ LABELS: Mapping[str, Parse] = {
     "metadata": mapping,
     "safety_identifier": string,
     "prompt_cache_key": string,
-}
-"""Fields that change nothing."""
+}  # no effect on the output
 _FIXED: tuple[tuple[Any, ...], ...] = (
     ("store", "answers are not kept here", False),
     ("service_tier", "there is one tier", "auto", "default"),
@@ -168,11 +166,11 @@ _FIXED: tuple[tuple[Any, ...], ...] = (
     ("guided_whitespace_pattern", "JSON has no whitespace here; a schema may ask for it"),
 )
 FIXED: Mapping[str, tuple[Any, ...]] = {name: tuple(fixed) for names, *fixed in _FIXED for name in names.split()}
-"""Fields that are not served: why, and then the values that are accepted, since they change nothing."""
+"""Unsupported fields: the reason, then the values accepted because they change nothing."""
 
 
 def read(of: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a request for "chat" or "completions". Null is absent. Raises InvalidField."""
+    """Parses a body for "chat" or "completions"; null is absent. Raises InvalidField."""
     found = {}
     for name, value in body.items():
         if value is None:

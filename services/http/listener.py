@@ -1,4 +1,4 @@
-"""Listens for HTTP with uvicorn, in this process and on its event loop."""
+"""Runs uvicorn on this process's event loop."""
 
 from __future__ import annotations
 
@@ -22,21 +22,18 @@ from tandem.services.layers import Layer
 from tandem.services.security.config import Security
 from tandem.services.security.tls import Certificates, TlsConfig
 
-ACCEPTED_AT_ONCE, MOST_UNACCEPTED = 64, 8192
-"""Connections that the event loop accepts in one go, so that a flood does not delay requests; that wait for that."""
-FLUSH_SECONDS = 1
-"""How long answers that are cut have to reach their clients."""
+ACCEPTED_AT_ONCE, MOST_UNACCEPTED = 64, 8192  # connections per accept, so that floods delay no request; the backlog
+FLUSH_SECONDS = 1  # for aborted answers to reach their clients
 
 
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leaves signals to the process, whose server is not this one alone."""
         yield
 
 
 class HttpPort:
-    """The port for OpenAI clients. Binds at once and answers from `start` on. Raises CannotListen."""
+    """HTTP port for OpenAI clients: binds at once, serves from `start` on. Raises CannotListen."""
 
     def __init__(
         self, address: HttpAddress, security: Security, outermost: Sequence[Layer] = (), grpc_port: int = 0
@@ -50,7 +47,6 @@ class HttpPort:
 
     @property
     def url(self) -> str:
-        """The address for clients on this machine."""
         host = bare_host(self._address.host)
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         return f"{'https' if self._security.tls else 'http'}://{joined(host, self.port)}"
@@ -91,7 +87,6 @@ class HttpPort:
             self._socket.listen(MOST_UNACCEPTED)  # asyncio takes one number for both
 
     async def stop(self) -> None:
-        """Ends running requests with an error, and closes."""
         if self._service:
             self._service.cut()
         if self._server and self._serving:
@@ -101,14 +96,14 @@ class HttpPort:
 
 
 def _allow_open_files() -> None:
-    """Raises the limit of open files, often 1024, as far as this process may: accepting stops where all are open."""
+    # The usual limit of 1024 open files would stop accepting.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _renewed_context(config: TlsConfig) -> ssl.SSLContext:
-    """Returns a context whose certificates are read again, for new connections, once the files have changed."""
+    """Returns a context that rereads changed certificate files for new connections."""
     certificates = Certificates(config, _context)
     latest = certificates.first
 

@@ -1,4 +1,4 @@
-"""Reads the messages of a chat, as templates take them."""
+"""Parses chat messages for templates."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ ANNOTATIONS = (
     *("id", "cache_control", "provider_specific_fields", "extra_content", "index", "annotations", "parsed"),
     *("thinking_blocks", "reasoning_details", "parsed_arguments", "weight", "status", "metadata", "citations"),
 )
-"""Keys that SDKs add to what they send back. No template has them, so their values are not read."""
+"""Keys that SDKs echo; ignored, as no template has them."""
 REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
 def annotated(name: str, value: Any, keys: dict[str, Parse], needed: str = "") -> dict[str, Any]:
-    """Parses an object of these keys, which may have annotations."""
     own = {key: one for key, one in mapping(name, value).items() if key in keys or key not in ANNOTATIONS}
     return known(name, own, keys, needed)
 
 
 def messages(name: str, value: Any) -> list[dict[str, Any]]:
-    """Parses messages of text. Raises InvalidField with the message and its key that is not served."""
+    """Raises InvalidField naming message and key."""
     if not sequence(name, value):
         raise InvalidField(name, "empty: at least one message is needed")
     if len(value) > MAX_MESSAGES:
@@ -50,7 +49,6 @@ def _message(name: str, value: Any) -> dict[str, Any]:
 
 
 def _text(name: str, value: Any, between: str = "\n") -> str:
-    """Parses a text, or parts of text; `between` stands between parts."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -65,7 +63,6 @@ def _text(name: str, value: Any, between: str = "\n") -> str:
 
 
 def prediction(name: str, value: Any) -> str:
-    """Parses OpenAI's predicted output, whose parts are of one text."""
     found = known(name, value, {"type": one_of("content"), "content": lambda name, content: _text(name, content, "")})
     if "content" not in found:
         raise InvalidField(f"{name}.content", "missing")
@@ -80,7 +77,6 @@ def _call(name: str, value: Any) -> dict[str, Any]:
 
 
 def _arguments(name: str, value: Any) -> Any:
-    """Parses the arguments of a call, which templates take as an object."""
     if isinstance(value, dict):
         return value
     try:

@@ -1,7 +1,4 @@
-"""Bounds what a connection may cost: bytes of headers, trailers and what is left unread, their time, their number.
-
-h11 parses: it bounds whatever is incomplete (headers, chunk lines, trailers) by one number.
-"""
+"""Bounds connections: number, time, header bytes and unread bytes. h11 bounds all that is incomplete at once."""
 
 from __future__ import annotations
 
@@ -16,8 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tandem.services.http.errors import RETRY_SECONDS, refused
 
-HEADER_BYTES = 32 * 1024
-"""Of headers, of a chunk's line, of trailers: whatever must be whole before it is read."""
+HEADER_BYTES = 32 * 1024  # of headers, a chunk line, trailers
 HEADER_SECONDS = 10.0
 CONNECTIONS = 2048
 LINGER_SECONDS = 1.0
@@ -28,7 +24,6 @@ _PHRASES |= {503: "Service Unavailable"}
 
 
 def _closing(status: int, code: str, message: str, headers: str = "") -> bytes:
-    """Builds the answer of a connection that is closed before a request is read."""
     body = json.dumps(refused(status, code, message).content)
     head = f"HTTP/1.1 {status} {_PHRASES[status]}\r\n{headers}connection: close\r\ncontent-type: application/json\r\n"
     return f"{head}content-length: {len(body)}\r\n\r\n{body}".encode()
@@ -48,7 +43,7 @@ _MALFORMED = {
 
 
 def host_of(client: tuple[str, int] | None) -> str:
-    """Who a connection counts for: its address; of IPv6 the network of 64 bits, which one host may have whole."""
+    """Returns the address a connection counts for; for IPv6 its /64 network."""
     if client is None:
         return ""
     try:
@@ -61,19 +56,16 @@ def host_of(client: tuple[str, int] | None) -> str:
 
 
 WAITS, IDLE, UPLOADS, RUNS = "waits", "idle", "uploads", "runs"
-"""States of a connection: for a request's headers; between requests; in a request's body; a whole request."""
+"""Waiting for headers; between requests; in a body; request complete."""
 
 
 class Host:
-    """The connections of one host by their state, those that came to it first in front."""
-
     def __init__(self) -> None:
         self.by_state: dict[str, dict[BoundedProtocol, None]] = {state: {} for state in (WAITS, IDLE, UPLOADS, RUNS)}
         self.total = 0
 
     @property
     def slow(self) -> int:
-        """Connections whose requests are not yet whole."""
         return len(self.by_state[WAITS]) + len(self.by_state[UPLOADS])
 
     def first(self, *states: str) -> BoundedProtocol | None:
@@ -81,10 +73,10 @@ class Host:
 
 
 def to_make_way(hosts: Mapping[str, Host], taken: int, newcomer: BoundedProtocol) -> BoundedProtocol | None:
-    """Returns the connection to close for a newcomer, which may be the newcomer; None where there is room.
+    """Returns the connection to close, perhaps `newcomer`, or None.
 
-    With more than half of CONNECTIONS taken, a host may have a quarter of them for requests that are not yet whole.
-    With all taken, the host with most loses one without a request, unless that is the newcomer's. Uploads go last.
+    Above half of CONNECTIONS, a host may have a quarter with incomplete requests; when full, the host with most loses
+    one without a request, uploads last.
     """
     own = hosts[newcomer.host]
     if 2 * taken > CONNECTIONS and 4 * (own.slow - 1) >= CONNECTIONS:
@@ -96,13 +88,9 @@ def to_make_way(hosts: Mapping[str, Host], taken: int, newcomer: BoundedProtocol
 
 
 class BoundedProtocol(H11Protocol):
-    """A connection that is closed if its headers are too large or late, or there are too many like it.
+    """Closes on large or late headers or too many connections. Requests find it as `tandem` in their scope."""
 
-    Requests find it in their scope, as `tandem`.
-    """
-
-    certificate: bytes | None = None
-    """The client's, in PEM, if it showed one."""
+    certificate: bytes | None = None  # the client's, PEM
     host, _state = "", ""
     _head = 0  # bytes of the headers that are awaited
     _late: asyncio.TimerHandle | None = None
@@ -129,7 +117,6 @@ class BoundedProtocol(H11Protocol):
         self._wait()
 
     def _move(self, state: str) -> None:
-        """Counts this connection in a state; in none, "", no more."""
         host = self._hosts.setdefault(self.host, Host())
         host.total += bool(state) - bool(self._state)
         if self._state and self._state != state:
@@ -141,7 +128,6 @@ class BoundedProtocol(H11Protocol):
         self._state = state
 
     def _moved(self) -> None:
-        """Notes the state, which whatever comes or is sent may change."""
         if self._state:
             if self.cycle is None or self._head:
                 self._move(WAITS)
@@ -187,7 +173,7 @@ class BoundedProtocol(H11Protocol):
             self._wait()  # the next request's headers have begun
 
     def send_400_response(self, msg: str) -> None:
-        """Answers what h11 refuses to parse, in the API's form. It is called while the error is handled."""
+        """Answers h11's parse errors in OpenAI's form; called in the except block."""
         status = getattr(sys.exc_info()[1], "error_status_hint", 400)
         if self.cycle is not None and not self.cycle.response_complete:
             self.transport.abort()  # its answer has begun, or is being made
@@ -195,7 +181,6 @@ class BoundedProtocol(H11Protocol):
             self._refuse(_MALFORMED.get(status, _MALFORMED[400]))
 
     def _wait(self) -> None:
-        """Closes the connection unless headers come in time."""
         self._late = self.loop.call_later(HEADER_SECONDS, self._give_up)
 
     def _came(self) -> None:
@@ -209,7 +194,7 @@ class BoundedProtocol(H11Protocol):
         self.transport.abort()
 
     def _refuse(self, answer: bytes) -> None:
-        """Answers and closes, but reads on for a moment: what is unread would reset the connection and the answer."""
+        # Unread bytes would reset the connection before the answer arrives: read on for a moment.
         self._came()
         self._refused = True
         BoundedProtocol._lingering += 1

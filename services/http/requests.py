@@ -1,4 +1,4 @@
-"""Converts the fields of a request to GenerationRequests, one for each choice."""
+"""Converts HTTP fields to GenerationRequests, one per choice."""
 
 from __future__ import annotations
 
@@ -24,15 +24,11 @@ MANY_MESSAGES = 64
 STRUCTURES = ("response_format", "structured_outputs")
 _SAMPLING = [each.name for each in fields(SamplingParams) if each.name != "structure"]
 PROMPTS = {"chat": "messages", "completions": "prompt"}
-"""The field that a prompt comes in."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """A request: `requests`, one for each choice, `n` for each of the `prompts`; and how to answer.
-
-    `texts`: those of the prompts; None for token ids. `given`: all fields.
-    """
+    """`requests`: `n` per prompt. `texts`: of prompts; None for token ids. `given`: all fields."""
 
     chat: bool
     model: str
@@ -48,25 +44,21 @@ class ParsedRequest:
 
     @property
     def scores_prompts(self) -> bool:
-        """Whether the answer has log-probabilities of the prompts."""
         return self.says("echo") and "logprobs" in self.given
 
     @property
     def generates(self) -> bool:
-        """Whether tokens are to be made; else the answer has the prompt alone."""
         return self.given.get("max_tokens") != 0
 
     def prompt_of(self, choice: int) -> int:
-        """The index of the prompt that a choice continues."""
         return choice // self.n
 
     def says(self, name: str) -> bool:
-        """Whether a boolean field, or one of stream_options, is true."""
         return bool(self.given.get(name) or self.given.get("stream_options", {}).get(name))
 
 
 def known_output(request: GenerationRequest, longest_draft: int) -> GenerationRequest:
-    """Returns a request whose output is the prompt of `request` after its first token, to score that prompt."""
+    """Returns a request whose known output is `request`'s prompt after its first token, to score it."""
     first, *rest = request.token_ids or ()
     return replace(
         request,
@@ -82,8 +74,6 @@ def known_output(request: GenerationRequest, longest_draft: int) -> GenerationRe
 
 
 class RequestReader:
-    """Reads requests for one server. `adapters()`: the adapters loaded now."""
-
     def __init__(self, generator: Generator, limits: ServerLimits, adapters: Callable[[], Mapping[str, str]]) -> None:
         self._generator, self._limits, self.adapters = generator, limits, adapters
         self.tokenizer = chat_tokenizer(generator.tokenizer)
@@ -96,7 +86,7 @@ class RequestReader:
         return self._generator.info.model_name
 
     def adapter(self, model: str) -> str:
-        """Returns the adapter that a model's name stands for, "" for the target alone. Raises NoSuchModel."""
+        """Returns a model name's adapter; "" is the target. Raises NoSuchModel."""
         if model in ("", self.model):
             return ""
         if model not in self.adapters():
@@ -118,7 +108,6 @@ class RequestReader:
         return self._parsed(True, given, [prompt], (None,), tools)
 
     async def chat_tokens(self, given: Mapping[str, Any], tools: ToolUse) -> tuple[int, ...]:
-        """Returns the tokens of a chat in the model's template."""
         if "messages" not in given:
             raise InvalidField("messages", "missing")
         options = {name: given.get(name, usual) for name, usual in TEMPLATE.items()}
@@ -132,8 +121,6 @@ class RequestReader:
         return await self.tokens(text, given.get("add_special_tokens", False))
 
     async def _rendered(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
-        """Puts messages into the model's template; many or long ones in the thread in which callers take turns."""
-
         def render() -> str:
             return self.tokenizer.render(messages, **options)
 
@@ -144,7 +131,6 @@ class RequestReader:
             raise InvalidField("messages", str(error)) from None
 
     async def tokens(self, text: str, special: bool) -> tuple[int, ...]:
-        """Tokenizes; long texts one at a time in a thread, as the generator does."""
         generator = self._generator
         self._limits.check_prompt(0, text, generator.info.max_sequence_length)
         if len(text) <= LONG_TEXT:
@@ -201,10 +187,8 @@ class RequestReader:
         return ToolUse(tools if choice.mode != "none" else (), choice, several, self._format, self._marks)
 
     def _sampling(self, given: Mapping[str, Any], structure: Structure | None) -> SamplingParams:
-        """Builds how tokens are drawn. What is absent is the server's default, if operator or model gave one.
-
-        Else it is OpenAI's: temperature 1, and a seed drawn here, from which that of each choice is counted.
-        """
+        # Absent fields: operator's or model's default, else OpenAI's temperature 1 and a fresh seed, counted up per
+        # choice.
         usual = {"temperature": 1.0, "seed": random.getrandbits(32)}
         defaults, neutral = self._generator.defaults, SamplingParams()
         found = {
@@ -221,12 +205,10 @@ def chat_tokenizer(tokenizer: Tokenizer) -> ChatTokenizer:
 
 
 def is_special(tokenizer: Tokenizer, tokens: Sequence[int]) -> bool:
-    """Whether these are one token without a text."""
     return len(tokens) == 1 and not (stream := tokenizer.stream()).push(tokens[0]) + stream.flush()
 
 
 def _structure(given: Mapping[str, Any], tools: ToolUse) -> Structure | None:
-    """Returns what the output must match."""
     found = [name for name in STRUCTURES if given.get(name) is not None]
     if found and tools.tools:
         raise InvalidField(found[0], "an output has one structure, and tools have their own: choose none of them")
@@ -236,7 +218,6 @@ def _structure(given: Mapping[str, Any], tools: ToolUse) -> Structure | None:
 
 
 def own_name(error: InvalidField, of: str, given: Mapping[str, Any]) -> InvalidField:
-    """Returns the error with the name that the field has in a request."""
     structured = next((name for name in STRUCTURES if given.get(name) is not None), "tools")
     names = {"structure": structured, "max_new_tokens": "max_tokens", "stop_strings": "stop", "adapter": "model"}
     names["prompt"] = PROMPTS[of]

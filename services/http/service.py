@@ -1,4 +1,4 @@
-"""Answers OpenAI's and vLLM's clients, by the generator of our own services."""
+"""Serves OpenAI's and vLLM's HTTP API."""
 
 from __future__ import annotations
 
@@ -35,15 +35,14 @@ from tandem.speculation.types import (
     TooLong,
 )
 
-LARGE_BODY = 32 * 1024
-"""Bytes of a body above which it is parsed in a thread; smaller ones take a few milliseconds."""
+LARGE_BODY = 32 * 1024  # bytes; larger bodies are parsed in a thread
 Events = AsyncGenerator[tuple[int, Chunk | GenerationEnd], None]
 Metrics = Callable[[str], tuple[bytes, str]]
-"""Returns the page of metrics and its content type, for an Accept header."""
+"""Returns the metrics page and its content type for an Accept header."""
 
 
 class HttpService:
-    """`adapters()`: the adapters loaded now. `most`: bytes of a body. `metrics` None: no prometheus-client."""
+    """`adapters()`: the adapters loaded now. `most`: bytes of a body. `metrics` None: not installed."""
 
     def __init__(
         self,
@@ -62,7 +61,6 @@ class HttpService:
         return self._reader.model
 
     def cut(self) -> None:
-        """Ends what still runs, with an error."""
         for work in list(self._works):
             work.abort()
 
@@ -92,7 +90,6 @@ class HttpService:
             raise TooLong(message) from None
 
     async def _read(self, of: str, call: Call, exchange: Exchange) -> dict[str, Any]:
-        """Reads fields; those of a large body in the thread in which callers take turns."""
         data = await exchange.body(self._most, self._generate.limits.message_seconds)
         call.received(StringValue(value=data.decode(errors="replace")), len(data))
         if len(data) <= LARGE_BODY:
@@ -100,7 +97,6 @@ class HttpService:
         return await self._generate.generator.encoding.run(lambda: fields.read(of, read_json(data)))
 
     def _begin(self, call: Call, exchange: Exchange, request: ParsedRequest) -> None:
-        """Gives this task the id, the adapter and the prefix scope of the request."""
         begin(Request(call.request_id, current_span(), request.requests[0].adapter))
         if "cache_salt" in request.given:
             set_prefix_scope(caller(), request.given["cache_salt"])
@@ -131,7 +127,6 @@ class HttpService:
             raise NotRead("the answer was not read in time") from None
 
     async def _scored(self, request: ParsedRequest) -> list[Scores]:
-        """Returns the log-probabilities of each prompt, from its second token on."""
         longest = self._generate.generator.info.max_speculation_length
         firsts = list(enumerate(request.requests[:: request.n]))
         known = [(i, known_output(each, longest)) for i, each in firsts if len(each.token_ids or ()) > 1]
@@ -143,7 +138,6 @@ class HttpService:
         return [tuple(each) for each in found]
 
     async def _events(self, requests: Sequence[GenerationRequest]) -> Events:
-        """Yields the events of generations that `cut` ends."""
         work = Generations(self._generate, requests, None)
         self._works.add(work)
         try:
@@ -154,7 +148,6 @@ class HttpService:
             self._works.discard(work)
 
     async def models(self, call: Call, exchange: Exchange, name: str | None = None) -> None:
-        """Answers with all models, or the one of a name."""
         found = models(self.model, self._reader.adapters(), self._generate.generator.info, self._started)
         if name is not None and name not in found:
             raise NoSuchModel(f"model: there is no {name[:128]!r} here")
@@ -164,12 +157,10 @@ class HttpService:
         await exchange.answer(200, {"version": version()})
 
     async def receipt_keys(self, call: Call, exchange: Exchange) -> None:
-        """Answers with the public keys of this server's receipts; none if it signs none."""
         receipts = self._generate.receipts
         await exchange.answer(200, receipts.keys.json if receipts else {"keys": []})
 
     async def metrics(self, call: Call, exchange: Exchange) -> None:
-        """Answers with the Prometheus metrics, made in a thread of their own."""
         if self._metrics is None:
             raise NotOffered("this server lacks prometheus-client, of tandem-speculative[metrics]")
         accept = next(iter(call.given("accept")), "")
@@ -178,7 +169,6 @@ class HttpService:
 
 
 async def _nothing(requests: Sequence[GenerationRequest]) -> Events:
-    """Yields the events of generations without a token."""
     for index, request in enumerate(requests):
         yield index, Chunk()
         yield index, GenerationEnd(FinishReason.LENGTH, len(request.token_ids or ()), 0, SpeculationStats())
@@ -186,7 +176,7 @@ async def _nothing(requests: Sequence[GenerationRequest]) -> Events:
 
 @contextlib.asynccontextmanager
 async def _unless_gone(exchange: Exchange, streams: bool) -> AsyncIterator[None]:
-    """Cancels this task if the client leaves while the block runs, and keeps a stream alive."""
+    """Cancels this task on disconnect while the block runs; keeps a stream alive."""
     task = asyncio.current_task()
     watch = asyncio.create_task(exchange.wait_for_disconnect(), name="client")
     keeping = asyncio.create_task(exchange.keep_alive(), name="comments") if streams else watch

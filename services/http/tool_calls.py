@@ -1,4 +1,4 @@
-"""Parses calls of tools in a model's output, in the formats that models were trained to write."""
+"""Parses tool calls in a model's output."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from typing import Any
 from tandem.speculation.stopping import TextStream
 from tandem.speculation.types import Chunk
 
-Delta = dict[str, Any]
-"""A part of a message: `content`, or `tool_calls`."""
+Delta = dict[str, Any]  # part of a message: `content` or `tool_calls`
 Call = tuple[str, dict[str, Any]]
-"""The name of a function, and its arguments."""
 _DECODER = json.JSONDecoder()
 _DEEPSEEK = re.compile(
     r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?(.+?)(?:<｜tool▁sep｜>|\n)(.*?)<｜tool▁call▁end｜>", re.DOTALL
@@ -27,7 +25,7 @@ _NAMED = re.compile(r"\s*(?:\[TOOL_CALLS\])?\s*([\w.-]+)\s*(?:\[CALL_ID\]\w*)?(?
 
 
 def _objects(text: str) -> Iterator[Call]:
-    """Reads JSON objects, or a list of them. Raises ValueError, KeyError or TypeError."""
+    # Raises ValueError, KeyError or TypeError.
     at = 0
     while (begin := text.find("{", at)) >= 0:
         found, at = _DECODER.raw_decode(text, begin)
@@ -38,7 +36,7 @@ def _objects(text: str) -> Iterator[Call]:
 
 
 def _mistral(text: str) -> Iterator[Call]:
-    """Reads a list of objects, or (Mistral's tokenizers since version 11) names, each before its arguments."""
+    # Mistral's tokenizers since version 11 write names, each before its arguments.
     if not (named := _NAMED.match(text)):
         yield from _objects(text)
         return
@@ -55,10 +53,7 @@ def _deepseek(text: str) -> Iterator[Call]:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a model writes calls: between `begin` and `end`, or the end of the output; `bare`: also without `begin`.
-
-    `marks`: further texts that may be special tokens. `id_length`: characters of a call's id.
-    """
+    """`bare`: calls may lack `begin`. `marks`: other special tokens. `id_length`: characters of a call id."""
 
     begin: str
     end: str
@@ -76,7 +71,6 @@ class Format:
         return made if self.id_length < 10 else f"call_{made}"
 
     def shown(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Returns a message whose calls have ids of this format, also where another server made them."""
         if self.id_length > 9:
             return message
         own = {key: _short(message[key]) for key in ("tool_call_id",) if key in message}
@@ -85,7 +79,7 @@ class Format:
 
 
 def _short(name: str) -> str:
-    """Returns an id of nine letters and digits, the same for the same one."""
+    # Deterministic: nine letters and digits.
     fits = len(name) == 9 and name.isascii() and name.isalnum()
     return name if fits else hashlib.sha256(name.encode()).hexdigest()[:9]
 
@@ -100,15 +94,11 @@ FORMATS = {
         _deepseek,
         ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
     ),
-}
-"""By the names of tool_prompts.FORMATS."""
+}  # by the names of tool_prompts.FORMATS
 
 
 class MarkedText:
-    """Puts the special tokens that mark calls into an output's text, which leaves them out.
-
-    `stream` decodes the tokens again, so that a mark stands before text that is held back at it.
-    """
+    """Restores the special tokens that mark calls; `stream` decodes again, so a mark precedes text held back at it."""
 
     def __init__(self, stream: TextStream, marks: Mapping[int, str]) -> None:
         self._stream, self._marks = stream, marks
@@ -133,10 +123,7 @@ class MarkedText:
 
 
 class Parser:
-    """Makes deltas of a message from an output's text as it comes. This one: all is content.
-
-    `names`: of the functions that may be called. `several`: the answer may have more than one call.
-    """
+    """Turns output text into message deltas; this one treats all as content. `several`: calls may follow calls."""
 
     def __init__(self, form: Format, names: Collection[str] = (), several: bool = True) -> None:
         self._format, self._names, self._several, self.calls = form, names, several, 0
@@ -145,7 +132,7 @@ class Parser:
         return [{"content": text}] if text else []
 
     def end(self, cut: bool) -> list[Delta]:
-        """Returns the rest. `cut`: the output reached its limit of tokens; a call that is cut is left out."""
+        """Returns the rest. `cut`: at the token limit, where a partial call is dropped."""
         return []
 
     def _call(self, name: str, arguments: str) -> Delta:
@@ -156,8 +143,6 @@ class Parser:
 
 
 class NamedCall(Parser):
-    """The output is the arguments of one function."""
-
     def add(self, text: str) -> list[Delta]:
         if not self.calls:
             (name,) = self._names
@@ -166,7 +151,7 @@ class NamedCall(Parser):
 
 
 class RequiredCalls(Parser):
-    """The output is a list of calls, each of which is returned once it is complete."""
+    """The output is a list of calls, streamed as each completes."""
 
     _rest = ""
 
@@ -184,7 +169,7 @@ class RequiredCalls(Parser):
 
 
 class MarkedCalls(Parser):
-    """Parses calls between marks. Text that is no call of a known function is content."""
+    """Parses calls between marks; text that is no known call is content."""
 
     _held, _inside, _after_call, _begun = "", False, False, False
 
@@ -205,25 +190,21 @@ class MarkedCalls(Parser):
         return found
 
     def end(self, cut: bool) -> list[Delta]:
-        """Returns the rest. A call needs no end mark at the end of the output, which may be a stop string."""
         if self._inside or self._bare:
             return self._between(self._held, "", cut)
         return self._content(self._held)
 
     @property
     def _bare(self) -> bool:
-        """Whether the held text begins the output, and may be a call without a mark."""
         return self._format.bare and not self._begun and self._held.lstrip()[:1] in ("{", "")
 
     def _content(self, text: str) -> list[Delta]:
-        """Returns text as content, without the space between a call and what follows it."""
         text = text.lstrip() if self._after_call else text
         self._after_call = self._after_call and not text
         self._begun = self._begun or bool(text)
         return [{"content": text}] if text else []
 
     def _between(self, text: str, end: str, cut: bool = False) -> list[Delta]:
-        """Returns the text between marks as calls, or as content."""
         try:
             calls = [(name, arguments) for name, arguments in self._format.read(text)]
             if calls and all(name in self._names and isinstance(arguments, dict) for name, arguments in calls):
@@ -237,7 +218,6 @@ class MarkedCalls(Parser):
 
 
 def folded(deltas: list[Delta]) -> Delta:
-    """Returns the message that deltas add up to."""
     content = "".join(each["content"] for each in deltas if "content" in each)
     calls: list[dict[str, Any]] = []
     for part in (call for each in deltas for call in each.get("tool_calls", ())):
@@ -250,10 +230,9 @@ def folded(deltas: list[Delta]) -> Delta:
 
 
 def _overlap(text: str, mark: str) -> int:
-    """Returns how many characters at the end of the text may begin a mark."""
+    """Returns how many trailing characters may begin a mark."""
     return next((n for n in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:n])), 0)
 
 
 def _compact(arguments: Any) -> str:
-    """Returns the arguments of a call as JSON without whitespace, like all JSON that is generated."""
     return json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))

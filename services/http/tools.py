@@ -1,4 +1,4 @@
-"""Reads what an output must match: response_format, structured_outputs, and the tools of a chat and their choice."""
+"""Parses response_format, structured_outputs, tools and tool_choice."""
 
 from __future__ import annotations
 
@@ -16,17 +16,15 @@ from tandem.speculation.types import InvalidField, Structure, StructureKind
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 MAX_TOOLS = 128
 _SPACED = {"x-guidance": {"whitespace_pattern": " ?", "lenient": True}}
-"""llguidance's options: a space or none between JSON's parts, as models write it; unknown keywords are dropped."""
+"""llguidance options: at most one space, as models write; unknown keywords ignored."""
 
 
 def json_schema(name: str, schema: Any) -> Structure:
-    """Parses a schema, as an object or as its text."""
     text = schema if isinstance(schema, str) else json.dumps(mapping(name, schema), ensure_ascii=False)
     return made(name, StructureKind.JSON_SCHEMA, text)
 
 
 def made(name: str, kind: StructureKind, text: str) -> Structure:
-    """Builds a structure. Raises InvalidField with the name of the field."""
     try:
         return Structure(kind, text)
     except InvalidField as error:
@@ -34,7 +32,6 @@ def made(name: str, kind: StructureKind, text: str) -> Structure:
 
 
 def response_format(name: str, value: Any) -> Structure | None:
-    """Parses OpenAI's field; None for any text."""
     kind = one_of("text", "json_object", "json_schema")(f"{name}.type", mapping(name, value).get("type"))
     if kind == "json_schema":
         inner = known(name, value, {"type": string, "json_schema": mapping}).get("json_schema", {})
@@ -63,7 +60,6 @@ _KINDS: dict[str, Parse] = {
 
 
 def structured_outputs(name: str, value: Any) -> Structure | None:
-    """Parses vLLM's object of one structure."""
     found = known(name, value, _KINDS)
     structures = [each for each in found.values() if isinstance(each, Structure)]
     if len(structures) > 1:
@@ -72,7 +68,6 @@ def structured_outputs(name: str, value: Any) -> Structure | None:
 
 
 def tools(name: str, value: Any) -> list[dict[str, Any]]:
-    """Parses OpenAI's tools, which are functions."""
     if len(sequence(name, value)) > MAX_TOOLS:
         raise InvalidField(name, f"{len(value)} tools are above the limit of {MAX_TOOLS}")
     found = listed(_tool)(name, value)
@@ -89,17 +84,13 @@ def _tool(name: str, value: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Which tools are to be called. `mode`: none, auto, required, or named for the one of `names`.
-
-    `names`: the functions that may be called; empty: all.
-    """
+    """`mode`: none, auto, required or named. `names`: callable functions; empty: all."""
 
     mode: str = "none"
     names: tuple[str, ...] = ()
 
 
 def tool_choice(name: str, value: Any) -> ToolChoice:
-    """Parses OpenAI's choice: a mode, a function, or a mode for some of the functions."""
     if isinstance(value, str):
         return ToolChoice(one_of("none", "auto", "required")(name, value))
     if mapping(name, value).get("type") != "allowed_tools":
@@ -119,10 +110,7 @@ def _function_name(name: str, value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools of a request. `several`: one answer may have more than one call.
-
-    `marks`: the texts of special tokens that the format has.
-    """
+    """A request's tools. `several`: more than one call allowed. `marks`: the format's special tokens."""
 
     tools: tuple[dict[str, Any], ...] = ()
     choice: ToolChoice = ToolChoice()
@@ -139,14 +127,12 @@ class ToolUse:
 
     @property
     def schemas(self) -> dict[str, dict[str, Any]]:
-        """The schema of the arguments of each function that may be called."""
         functions = {each["function"]["name"]: each["function"] for each in self.tools}
         allowed = self.choice.names or functions
         return {name: ANY_OBJECT | each.get("parameters", {}) for name, each in functions.items() if name in allowed}
 
     @property
     def structure(self) -> Structure | None:
-        """What the output must match so that it has the calls of the choice."""
         schemas, mode = self.schemas, self.choice.mode
         if mode == "named":
             (name,) = schemas
@@ -162,10 +148,9 @@ class ToolUse:
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """What ends the output, where one call must be the last."""
+        """Stops the output after a call that must be the last."""
         return (self.format.end,) if self.choice.mode == "auto" and not self.several and self.format.end else ()
 
     def parser(self) -> Parser:
-        """Returns what parses one output."""
         kinds = {"named": NamedCall, "required": RequiredCalls, "auto": MarkedCalls}
         return kinds.get(self.choice.mode, Parser)(self.format, tuple(self.schemas), self.several)

@@ -1,7 +1,4 @@
-"""Reads JSON that anybody may send, and checks its values: each parser takes a field's name and value.
-
-All raise InvalidField.
-"""
+"""Parses untrusted JSON: each parser takes a field's name and value and raises InvalidField."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ _NAMES = {dict: "an object", list: "a list", str: "a string", bool: "a boolean",
 
 
 def read_json(data: bytes) -> dict[str, Any]:
-    """Returns a body's object. Raises InvalidField for other JSON, and for JSON that readers take differently."""
+    """Returns a JSON object. Raises InvalidField, also for JSON on which parsers disagree."""
     try:
         value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_once, parse_constant=_finite)
         if _SURROGATES.search(data):
@@ -53,7 +50,6 @@ def _finite(name: str) -> Any:
 
 
 def refused(name: str, value: Any, wanted: str) -> InvalidField:
-    """Builds the error for a value of the wrong type."""
     return InvalidField(name, f"{_NAMES.get(type(value), 'null')} where {wanted} is expected")
 
 
@@ -81,7 +77,7 @@ def number(name: str, value: Any) -> float:
 
 
 def integer(least: int, most: int, absent: int | None = None) -> Parse:
-    """Takes `absent` for null, and a whole number with a point, which clients with one kind of number write."""
+    # Clients without integers send 1.0.
 
     def parse(name: str, value: Any) -> int | None:
         if isinstance(value, float) and value.is_integer():
@@ -114,7 +110,7 @@ def listed(each: Parse) -> Parse:
 
 
 def known(name: str, value: Any, keys: Mapping[str, Parse], needed: str = "") -> dict[str, Any]:
-    """Parses an object that has these keys alone, and the one that is `needed`. Null is absent."""
+    """Parses an object with only these keys and the `needed` one; null is absent."""
     found = {}
     for key, one in mapping(name, value).items():
         if one is None:
@@ -128,7 +124,7 @@ def known(name: str, value: Any, keys: Mapping[str, Parse], needed: str = "") ->
 
 
 def only(why: str, *values: Any) -> Parse:
-    """Accepts these values, which ask for what happens anyway, and refuses others."""
+    """Accepts only values that ask for the built-in behaviour."""
 
     def parse(name: str, value: Any) -> Any:
         if not any(isinstance(value, bool) == isinstance(each, bool) and value == each for each in values):

@@ -1,4 +1,4 @@
-"""Metrics of a server's LoRA adapters, read at each scrape. Samples are those of the adapters that are there then."""
+"""Metrics of loaded LoRA adapters, read at each scrape."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMES = {"drafted": "draft_tokens", "accepted": "accepted_tokens", "committed":
 
 
 def watch_adapters(states: ScrapedMetrics, adapters: Adapters) -> None:
-    """Adds vLLM's metric of the adapters in use, whose value is the time of the scrape, and our counters by adapter."""
+    """Adds vLLM's adapter metric, whose value is the scrape time, and counters per adapter."""
 
     def in_use() -> Samples:
         used = {"running_lora_adapters": adapters.running, "waiting_lora_adapters": adapters.waiting}

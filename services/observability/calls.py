@@ -1,8 +1,4 @@
-"""Gives each call a request id, and notifies observers from its first message to its status.
-
-An observer's exceptions are logged and do not affect the call. This layer comes first, so that it sees calls that
-others refuse, and their log lines carry the request id.
-"""
+"""Assigns request ids and notifies observers, whose errors are only logged. First layer: refused calls are seen too."""
 
 from __future__ import annotations
 
@@ -23,33 +19,32 @@ from tandem.speculation.types import FinishReason
 log = logging.getLogger("tandem.rpc")
 
 _DETAILS = "grpc-status-details-bin"
-DEADLINE_SLACK = 0.25
-"""A call that is cancelled this many seconds before its deadline, or later, has exceeded it."""
+DEADLINE_SLACK = 0.25  # seconds before a deadline at which a cancellation counts as exceeding it
 _QUOTES = "INVALID_FIELD"  # messages with this reason quote the request
 _CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
 class CallObserver:
-    """Receives the events of every call of a Tandem service, on the event loop. The defaults do nothing."""
+    """Receives the events of every Tandem call, on the event loop; defaults do nothing."""
 
     def began(self, call: Call) -> None:
-        """A call began; its request has not been read."""
+        """A call began; its request is unread."""
 
     def received(self, call: Call, size: int) -> None:
-        """A message of `size` bytes of protobuf payload was received."""
+        """A message of `size` bytes was received."""
 
     def sent(self, call: Call, size: int) -> None:
-        """A message of `size` bytes was sent. For a unary reply, this comes after `ended`."""
+        """A message of `size` bytes was sent; if unary, after `ended`."""
 
     def replied(self, call: Call, request: Any, reply: Any, seconds: float) -> None:
-        """A reply was made, `seconds` after its request was read. All replies of a unary request share that request."""
+        """A reply was made `seconds` after its request was read. Replies of a unary request share it."""
 
     def ended(self, call: Call) -> None:
-        """The call ended, with the status in `call`."""
+        """The call ended with the status in `call`."""
 
 
 class CallLayer(Layer):
-    """Notifies `observers`, which may be added until the server listens."""
+    """Notifies `observers`; append before the server listens."""
 
     sees_messages = True
 
@@ -88,7 +83,7 @@ class CallLayer(Layer):
             self._notify("received", call, size)
 
     def replied(self, call: Call, reply: Any) -> None:
-        """Pairs a reply of a stream with its oldest unanswered request, or if it counts messages with the newest."""
+        """Pairs a stream's reply with its oldest unanswered request; if it counts messages, with the newest."""
         answered = call.dialogue and not getattr(reply, "messages_read", 0)
         while not answered and len(call.unanswered) > 1:
             call.unanswered.popleft()
@@ -109,7 +104,7 @@ class CallLayer(Layer):
 
 
 def end_of(reply: Any) -> dict[str, Any] | None:
-    """Returns what a reply to Generate tells of the end of a generation; None if it is not the end."""
+    """Returns how a generation ended, or None before its last reply."""
     if reply.WhichOneof("event") != "completion":
         return None
     done, stats = reply.completion, reply.completion.stats
@@ -124,16 +119,11 @@ def end_of(reply: Any) -> dict[str, Any] | None:
 
 
 def begins_run(request: Any) -> bool:
-    """Returns whether a request is a message of a run."""
     return "run_until" in request.DESCRIPTOR.fields_by_name and request.HasField("run_until")
 
 
 def _why_cancelled(seconds: float, left: float | None) -> str:
-    """Returns the status of a call that was cancelled after `seconds`, `left` seconds before its deadline.
-
-    A caller whose deadline passes cancels the call, and that can arrive before the deadline that the server knows,
-    which began when the request was read.
-    """
+    # The client's own deadline can cancel before the server's, which began later.
     return "CANCELLED" if left is None or left > min(DEADLINE_SLACK, seconds / 3) else "DEADLINE_EXCEEDED"
 
 
@@ -147,7 +137,6 @@ def _text(details: str | bytes | None) -> str:
 
 
 def _reason(context: grpc.aio.ServicerContext) -> str:
-    """Returns ErrorInfo.reason of the status, or ""."""
     for key, value in context.trailing_metadata() or ():
         if key == _DETAILS:
             for detail in status_pb2.Status.FromString(value).details:

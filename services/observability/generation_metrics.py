@@ -1,8 +1,4 @@
-"""Prometheus metrics of requests and rounds: tokens, drafts, latencies.
-
-Names, labels and buckets are vLLM's, so that its dashboards and alerts work here (vllm/v1/metrics/loggers.py,
-vllm/v1/spec_decode/metrics.py).
-"""
+"""Prometheus metrics of requests and rounds, with vLLM's names, labels and buckets, so its dashboards work."""
 
 from __future__ import annotations
 
@@ -33,8 +29,6 @@ _CAUSES = ("prefill", "draft", "verify", "queue", "network")
 
 
 class GenerationMetrics:
-    """Metrics of one model. `most`: the maximum number of draft tokens in a round."""
-
     def __init__(self, registry: CollectorRegistry, model: str, most: int) -> None:
         self._registry, self._model = registry, (model, "0")
         self.prompt = self._counter("vllm:prompt_tokens", "Prompt tokens of successful requests and of sessions.")
@@ -80,11 +74,9 @@ class GenerationMetrics:
         )
 
     def request(self, stats: SpeculationStats) -> WatchedRequest:
-        """Watches a request; its statistics are updated as rounds end."""
         return WatchedRequest(self, stats)
 
     def round(self, drafted: int, accepted: int) -> None:
-        """Counts one round of a session."""
         self._rounds.inc()
         self._drafts.inc(drafted > 0)
         self._drafted.inc(drafted)
@@ -95,7 +87,7 @@ class GenerationMetrics:
             self._accepted_at(position).inc()
 
     def count_growth(self, stats: SpeculationStats, before: tuple[int, int, int, list[int], list[int]]) -> None:
-        """Counts the growth since `before`: (rounds, undrafted, stale, drafted by position, accepted by position)."""
+        """Counts the growth since `before`: rounds, undrafted, stale, drafted and accepted by position."""
         rounds, undrafted, stale, drafted_at, accepted_at = before
         self._undrafted.inc(stats.undrafted_rounds - undrafted)
         self._rounds.inc(stats.rounds - rounds)
@@ -112,7 +104,7 @@ class GenerationMetrics:
                 self._accepted_at(position).inc(accepted)
 
     def wasted(self, stats: SpeculationStats) -> None:
-        """Counts what a request's runs and rounds made for nothing, and what its draft head was sent."""
+        """Counts a request's discarded work, and bytes sent to its draft head."""
         self._features.inc(stats.feature_bytes)
         self._wasted.inc(stats.wasted_steps)
         self._unverified.inc(stats.stale_drafts)
@@ -122,7 +114,7 @@ class GenerationMetrics:
             counter.inc(getattr(stats, f"{cause}_seconds"))
 
     def placed(self, stats: SpeculationStats, tokens: int, seconds: float) -> None:
-        """Counts a finished request for the placement that answered it."""
+        """Counts a finished request by the placement that answered."""
         for counter, value in zip(self._placed, (tokens, seconds), strict=True):
             counter.labels(stats.placement or OWN_PLACEMENT).inc(value)
 
@@ -142,7 +134,7 @@ class GenerationMetrics:
 
 
 class WatchedRequest:
-    """Watches one Generate request and counts its rounds as they come, even if it fails or is cancelled."""
+    """Counts one Generate request's rounds as they come, even if it fails."""
 
     def __init__(self, metrics: GenerationMetrics, stats: SpeculationStats) -> None:
         self._metrics, self._stats = metrics, stats
@@ -152,7 +144,6 @@ class WatchedRequest:
         self._seen: tuple[int, int, int, list[int], list[int]] = (0, 0, 0, [], [])
 
     def chunk(self, chunk: Chunk) -> None:
-        """Counts a round that committed tokens; the statistics already include it."""
         now = time.perf_counter()
         if self._first:
             self._metrics.between.observe(now - self._last)
@@ -165,7 +156,6 @@ class WatchedRequest:
         self._count()
 
     def ended(self, end: GenerationEnd | BaseException) -> None:
-        """Called last, however the request ended."""
         now, metrics = time.perf_counter(), self._metrics
         self._count()
         metrics.spent(self._stats)
@@ -186,7 +176,6 @@ class WatchedRequest:
 
 
 def _finished(end: GenerationEnd | BaseException) -> str:
-    """Returns vLLM's name for how a request ended."""
     if isinstance(end, GenerationEnd):
         return "length" if end.finish_reason is FinishReason.LENGTH else "stop"
     return "error" if isinstance(end, Exception) else "abort"

@@ -1,8 +1,4 @@
-"""Prometheus metrics of a server, with vLLM's names where it has one, else `tandem:`. docs/observability.md lists all.
-
-Counters are updated by events, and states are read at each scrape; the measured code does not depend on this module.
-Needs the extra `metrics`, so it is imported only if metrics are on.
-"""
+"""Prometheus metrics: vLLM's names, else `tandem:` (docs/observability.md). Imported only if on (extra `metrics`)."""
 
 from __future__ import annotations
 
@@ -46,7 +42,7 @@ _KINDS = {
 
 
 class Metrics(CallObserver):
-    """One server's metrics, in their own registry. `info` (name: value) becomes labels of tandem:build_info."""
+    """One server's registry. `info` becomes labels of tandem:build_info."""
 
     def __init__(self, role: str, model: str, most_drafted: int, info: Mapping[str, str]) -> None:
         self.registry = CollectorRegistry()
@@ -90,8 +86,6 @@ class Metrics(CallObserver):
     def watch_requests(
         self, lifecycle: Lifecycle, sessions: Sequence[CountedSessions], slots: Sequence[SlotPool]
     ) -> None:
-        """Adds gauges of running and waiting Generate requests, and of sessions, which never wait."""
-
         def waiting() -> int:
             return sum(pool.waiting for pool in slots)
 
@@ -107,7 +101,6 @@ class Metrics(CallObserver):
             )
 
     def watch_structures(self, structures: Mapping[str, Structures]) -> None:
-        """Adds a counter of compiled structures. `structures`: those of the target or draft."""
         for (of, each), outcome in itertools.product(structures.items(), OUTCOMES):
             read = partial(each.outcomes.__getitem__, outcome)
             label = {"of": of, "outcome": outcome}
@@ -123,7 +116,7 @@ class Metrics(CallObserver):
             add("tandem:kv_cache_limit_bytes", "Most of them.", label, lambda: memory.limit)
 
     def watch_prefixes(self, caches: Mapping[str, PrefixCache]) -> None:
-        """Adds metrics of the prefixes that are kept, of the target and of the draft; tokens are the first one's."""
+        """Adds prefix cache metrics; tokens are of the first cache."""
         for of, cache in caches.items():
             add, label = self.states.gauge, {"of": of}
             add("tandem:prefix_cache_bytes", "Bytes of prefixes kept.", label, partial(getattr, cache, "used_bytes"))
@@ -136,7 +129,6 @@ class Metrics(CallObserver):
             count("vllm:prefix_cache_hits", "Tokens of prompts found.", names, partial(getattr, cache, "hits"))
 
     def watch_adapters(self, adapters: Adapters) -> None:
-        """Adds metrics of the target's adapters, those of later ones included."""
         watch_adapters(self.states, adapters)
 
     def watch_steps(self, batcher: Batcher) -> None:
@@ -147,7 +139,6 @@ class Metrics(CallObserver):
         )
 
     def watch_fused(self, target: Engine) -> None:
-        """Adds the metric of a target that drafts beside itself."""
         self.states.counters(
             "tandem:fused_fallbacks",
             "Fused calls that failed and were repeated as two steps.",
@@ -156,7 +147,7 @@ class Metrics(CallObserver):
         )
 
     def watch_sessions(self, kind: str, table: CountedSessions) -> None:
-        """Adds metrics of a session table. `kind`: verify or propose."""
+        """Adds session metrics. `kind`: verify or propose."""
         add, label = self.states, {"kind": kind}
         add.gauge("tandem:sessions", "Open sessions.", label, lambda: len(table))
         add.counter("tandem:sessions_opened", "Sessions opened.", label, lambda: table.opened)
@@ -164,13 +155,11 @@ class Metrics(CallObserver):
         add.counter("tandem:sessions_expired", "Sessions whose lease expired.", label, lambda: table.expired)
 
     def watch_drafter(self, health: DrafterHealth) -> None:
-        """Adds metrics of a drafter that may fail."""
         add = self.states
         add.gauge("tandem:drafter_up", "1 if the drafter is available.", {}, lambda: int(health.up))
         add.counter("tandem:draft_failures", "Failures of the drafter.", {}, lambda: health.failures)
 
     def started(self, seconds: Mapping[str, float]) -> None:
-        """Sets the seconds that each stage of start-up took."""
         stages = Gauge("tandem:startup_seconds", "Seconds of start-up, by stage.", ("stage",), registry=self.registry)
         for stage, taken in seconds.items():
             stages.labels(stage).set(taken)

@@ -1,8 +1,4 @@
-"""Serves the metrics page over HTTP on separate threads, so that a scrape delays no round.
-
-Connections are limited in number and time, and a new one replaces the oldest, so slow or silent clients do no harm.
-Needs the extra `metrics`, so it is imported only if metrics are on.
-"""
+"""Serves metrics on own threads, so that a scrape delays no round. Imported only if on (extra `metrics`)."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ _RETRY_SECONDS = 0.1
 
 
 class _BoundedServer(ThreadingHTTPServer):
-    """Allows CONNECTIONS connections, each with a thread and a descriptor; a new one closes the oldest."""
+    """Allows CONNECTIONS connections; a new one closes the oldest."""
 
     daemon_threads = True
     request_queue_size = 128  # connections not accepted yet; further clients retry after a second
@@ -63,11 +59,11 @@ class _BoundedServer(ThreadingHTTPServer):
             closed.set()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Ignores clients that disconnect or are too slow."""
+        """Ignores clients that disconnect or are slow."""
 
 
 class MetricsServer:
-    """Listens at `port` (0: a free one) at once, and serves metrics once `registry` is set. Raises ValueError."""
+    """Listens at once (`port` 0: a free one); serves once `registry` is set. Raises ValueError."""
 
     def __init__(self, host: str, port: int) -> None:
         self.registry: CollectorRegistry | None = None
@@ -81,7 +77,7 @@ class MetricsServer:
                 outer._answer(self)
 
             def log_message(self, format: str, *args: object) -> None:
-                """Logs nothing: a scrape comes every few seconds."""
+                """Logs nothing."""
 
         self._server = _BoundedServer(bound("metrics_port", self.host, port), Handler)
         self.port = int(self._server.server_address[1])

@@ -1,4 +1,4 @@
-"""Metrics of prompts that are computed elsewhere, read at each scrape: at the target, and at the PrefillWorker."""
+"""Metrics of remote prefill, at the target and at the PrefillWorker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 
 def watch_prefill(states: ScrapedMetrics, elsewhere: RemotePrefill) -> None:
-    """Adds counters of what a target has computed elsewhere, and why it was not."""
     count = states.counter
     for name, said in (
         ("requests", "Prompts asked for at PrefillWorkers."),
@@ -28,6 +27,5 @@ def watch_prefill(states: ScrapedMetrics, elsewhere: RemotePrefill) -> None:
 
 
 def watch_prefill_pages(states: ScrapedMetrics, pages: PrefillPages) -> None:
-    """Adds counters of what a PrefillWorker was asked for, and of the pages that it handed out."""
     states.counter("tandem:prefill_prompts", "Prompts that targets asked for.", {}, partial(getattr, pages, "asked"))
     states.counter("tandem:prefill_pages_sent", "Pages handed out.", {}, partial(getattr, pages, "pages"))

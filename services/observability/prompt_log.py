@@ -1,4 +1,4 @@
-"""Logs complete requests and replies, for --log_prompts. Nothing else logs the content of calls."""
+"""Logs complete requests and replies (--log_prompts), the only log of content."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ log = logging.getLogger("tandem.prompts")
 
 
 class PromptLayer(Layer):
-    """Comes last, so that the caller is known."""
-
     sees_messages = True
 
     def received(self, call: Call, message: Any, size: int | None) -> None:

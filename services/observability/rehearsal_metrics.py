@@ -1,4 +1,4 @@
-"""Metrics of models whose steps take the times of a device that is not here, read at each scrape."""
+"""Metrics of rehearsals: models paced to another device's step times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from tandem.speculation.model_info import Rehearsal
 
 
 def watch_rehearsals(states: ScrapedMetrics, rehearsals: Sequence[Rehearsal]) -> None:
-    """Adds what is rehearsed, and the counters of steps and of late ones; nothing where nothing is."""
     for each in rehearsals:
         said = {"of": each.part, "name": each.name, "device": each.device, "source": each.source}
         states.gauge("tandem:rehearsal_info", "Whose step times are rehearsed; always 1.", said, lambda: 1.0)

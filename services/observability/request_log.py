@@ -1,4 +1,4 @@
-"""Logs one line per finished request: method, cost and status. Prompts and outputs are never logged."""
+"""Logs one line per finished request: method, cost, status; never prompts or outputs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ _COUNTS = ("prompt_tokens", "output_tokens", "rounds", "drafted", "accepted")
 
 @dataclass(slots=True)
 class _Tally:
-    """Totals of a session's rounds."""
-
     request_id: str
     prompt_tokens: int
     started: float = field(default_factory=time.perf_counter)
@@ -36,7 +34,7 @@ class _Tally:
 
 
 class RequestLog(CallObserver):
-    """Logs Generate calls, sessions and failed calls at INFO, other calls at DEBUG."""
+    """Logs Generate calls, sessions and failures at INFO, other calls at DEBUG."""
 
     def __init__(self, role: str) -> None:
         self._role = role
@@ -78,7 +76,6 @@ class RequestLog(CallObserver):
         log.log(level, "%s", _line(fields), extra={"fields": fields})
 
     def session_ended(self, session: Session[Any, Any], how: str) -> None:
-        """Logs a finished session; a callback of SessionTable.on_end."""
         tally = self._sessions.pop(session.session_id, None)
         if tally is None:  # its opening failed
             return
@@ -89,12 +86,11 @@ class RequestLog(CallObserver):
 
 
 def _key(request: Any) -> SessionKey:
-    """Returns the session's key. Valid once the caller has been identified, which is before any reply."""
     return SessionKey(caller(), request.session_id)
 
 
 def _adapter_of(request: Any) -> str:
-    """The adapter of a Generate request; one over HTTP has it in its context."""
+    # Over HTTP the context has the adapter.
     if "generation" in request.DESCRIPTOR.fields_by_name:
         return str(request.generation.adapter)
     asked = current()
@@ -102,19 +98,18 @@ def _adapter_of(request: Any) -> str:
 
 
 def _adapted(adapter: str) -> dict[str, str]:
-    """The field of a request's adapter, whose name was found to be one of the server's: its text is harmless."""
+    # A server's own adapter name is safe to log.
     return {"adapter": adapter} if adapter else {}
 
 
 def _with(choices: dict[str, Any] | None, choice: dict[str, Any]) -> dict[str, Any]:
-    """Adds a choice of a request (one over HTTP may have several) to the totals of those before it."""
     if choices is None:
         return choice
     return choice | {name: choices[name] + choice[name] for name in ("output_tokens", "drafted", "accepted")}
 
 
 def _line(fields: dict[str, Any]) -> str:
-    """Formats a line such as "target TargetVerifier/Generate: OK, length, 5 prompt tokens, 20 output tokens, ..."."""
+    # target TargetVerifier/Generate: OK, length, 5 prompt tokens, 20 output tokens, ...
     said = [f"{fields['role']} {fields['method']}: {fields['status']}"]
     if fields.get("finish_reason"):
         said.append(fields["finish_reason"].replace("_", " "))

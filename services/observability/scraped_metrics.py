@@ -1,4 +1,4 @@
-"""Metrics read from the server's state when scraped, which cost nothing in between."""
+"""Metrics read from the server's state at each scrape."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _State:
 
 
 class ScrapedMetrics(Collector):
-    """Metric names and functions that read their values. Scrapes run on another thread: each read must be atomic."""
+    """Scrapes run on another thread: each `read` must be atomic."""
 
     def __init__(self) -> None:
         self._states: dict[str, _State] = {}
@@ -30,15 +30,13 @@ class ScrapedMetrics(Collector):
         self.gauges(name, help_text, tuple(labels), lambda: [(labels, read())])
 
     def counter(self, name: str, help_text: str, labels: Mapping[str, str], read: Callable[[], float]) -> None:
-        """Adds a counter; `name` is without "_total"."""
+        """Adds a counter; `name` without "_total"."""
         self.counters(name, help_text, tuple(labels), lambda: [(labels, read())])
 
     def gauges(self, name: str, help_text: str, labels: Sequence[str], read: Callable[[], Samples]) -> None:
-        """Adds a gauge whose samples come and go."""
         self._add(GaugeMetricFamily, name, help_text, labels, read)
 
     def counters(self, name: str, help_text: str, labels: Sequence[str], read: Callable[[], Samples]) -> None:
-        """Adds a counter whose samples come and go."""
         self._add(CounterMetricFamily, name, help_text, labels, read)
 
     def _add(

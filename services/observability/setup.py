@@ -1,4 +1,4 @@
-"""Wires up a server's metrics, request log and traces. What is switched off is neither imported nor called."""
+"""Wires up metrics, request log and traces; disabled parts are not imported."""
 
 from __future__ import annotations
 
@@ -36,10 +36,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class ObservabilityConfig:
-    """Settings of metrics and traces.
-
-    `metrics_port` None: no metrics; 0: a free port. `otlp_endpoint` None: traces follow the OTEL_* variables, if set.
-    """
+    """`metrics_port` None: off; 0: a free port. `otlp_endpoint` None: the OTEL_* variables, if set."""
 
     metrics_host: str
     metrics_port: int | None = None
@@ -51,16 +48,12 @@ class ObservabilityConfig:
 
 
 class Observability:
-    """Metrics, request log and traces of one server. Raises ValueError if a port is taken or a library is missing.
-
-    `http`: there is an HTTP port, which shows metrics if their library is installed.
-    """
+    """One server's metrics, log and traces. `http`: an HTTP port shows metrics. Raises ValueError."""
 
     def __init__(self, config: ObservabilityConfig, role: str, http: bool = False) -> None:
         self._role = role
         self._counts = config.metrics_port is not None or (http and find_spec("prometheus_client") is not None)
-        self.metrics: Metrics | None = None
-        """None until `loaded`, and if metrics are off."""
+        self.metrics: Metrics | None = None  # None: off, or before `loaded`
         self._server = _metrics_server(config)
         self._tracing: Tracing | None = open_tracing(config.otlp_endpoint, f"tandem-{role}")
         self._log = RequestLog(role)
@@ -69,7 +62,6 @@ class Observability:
         self.layer = CallLayer(self._observers)
 
     def loaded(self, info: ModelInfo) -> None:
-        """Creates the metrics, once the model is loaded."""
         if self._counts:
             from tandem.services.observability.metrics import Metrics
             from tandem.services.observability.rehearsal_metrics import watch_rehearsals
@@ -82,7 +74,6 @@ class Observability:
                 self._server.registry = self.metrics.registry
 
     def page(self, accept: str) -> tuple[bytes, str]:
-        """Returns the page of metrics, in a format that an Accept header takes, and its content type."""
         from prometheus_client.exposition import choose_encoder
 
         assert self.metrics
@@ -91,11 +82,9 @@ class Observability:
 
     @property
     def watch(self) -> Watch | None:
-        """Returns the watcher of Generate requests; None without metrics."""
         return self.metrics.generation.request if self.metrics else None
 
     def traced(self, generator: Generator) -> Generator:
-        """Adds a span for every round to a generator whose rounds run in this process."""
         if self._tracing is None:
             return generator
         from tandem.rpc.traced import traced
@@ -111,7 +100,7 @@ class Observability:
         sessions: Mapping[str, CountedSessions] | None = None,
         drafter: DrafterHealth | None = None,
     ) -> None:
-        """Observes a server's parts: slots of "target" or "draft", sessions that "verify" or "propose"."""
+        """Observes slots of "target" or "draft" and sessions that "verify" or "propose"."""
         sessions = sessions or {}
         if isinstance(verifying := sessions.get("verify"), SessionTable):
             verifying.on_end.append(self._log.session_ended)
@@ -127,7 +116,7 @@ class Observability:
             self.metrics.watch_drafter(drafter)
 
     def ready(self, startup: Startup) -> dict[str, object]:
-        """Records the start-up times once the server listens; returns entries for the ready file."""
+        """Records start-up times; returns entries for the ready file."""
         if self.metrics:
             self.metrics.started({**startup.seconds, "total": startup.total()})
         if not self._server:
@@ -136,7 +125,6 @@ class Observability:
         return {"metrics_host": self._server.host, "metrics_port": self._server.port}
 
     async def during(self, serving: Awaitable[Result]) -> Result:
-        """Waits for the server to end, then closes metrics and traces."""
         try:
             return await serving
         finally:
@@ -157,7 +145,6 @@ def _metrics_server(config: ObservabilityConfig) -> MetricsServer | None:
 
 
 def _build(info: ModelInfo) -> dict[str, str]:
-    """Returns the labels of tandem:build_info."""
     return {
         "version": version(),
         "weights_revision": info.weights_revision,
@@ -169,5 +156,5 @@ def _build(info: ModelInfo) -> dict[str, str]:
 
 
 def version() -> str:
-    """Returns the version of the running code, which need not be that of an installed package."""
+    """Returns the running code's version, perhaps not the installed package's."""
     return tandem.__version__

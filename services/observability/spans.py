@@ -1,4 +1,4 @@
-"""Creates a trace span for each served call, with child spans for a stream's rounds, their queueing and their steps."""
+"""Trace spans of calls, rounds, queueing and steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NUMBERS = {code.name: code.value[0] for code in grpc.StatusCode}
 
 
 class CallSpans(CallObserver):
-    """Must be the first observer, so that the others and the call itself run inside its span."""
+    """Must be the first observer: the others run inside its span."""
 
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
@@ -78,13 +78,12 @@ def _round(span: Span, request: Any, reply: Any, now: float) -> None:
 
 
 def _base_length(request: Any, reply: Any) -> int:
-    """Returns the length that a round extended. A step extends what is committed, not always its newest message."""
+    # A step extends the committed tokens, perhaps not its newest message.
     if reply.token_ids:
         return int(reply.committed_length - len(reply.token_ids))
     return int(request.base_length)
 
 
 def _step(span: Span, kind: str, queued: float, computed: float, about: Attributes, now: float) -> None:
-    """Adds spans for a step and its wait in the queue. Durations are measured; the step is assumed to end at `now`."""
     span.child("queue", {}, started=now - computed - queued).end(at=now - computed)
     span.child("step", {"kind": kind, **about}, started=now - computed).end(at=now)

@@ -1,8 +1,4 @@
-"""Limits the number of calls, the size of requests and the time to receive requests and to read replies.
-
-gRPC has no such limits: it keeps a call whose request never comes, or whose client never reads, until the connection
-ends.
-"""
+"""Limits calls' number, request sizes, and times of receiving and reading, which gRPC does not."""
 
 from __future__ import annotations
 
@@ -37,32 +33,28 @@ METHOD_BYTES = {
     "Verify": _ROUND,
     "VerifyStream": _ROUND,
 }
-"""Largest request in bytes, by method; for other methods, only the server's own limit applies."""
+"""Largest request in bytes by method; others: the server's limit."""
 
 _ORIGIN: ContextVar[str] = ContextVar("origin", default="")
 Result = TypeVar("Result")
 
 
 class MessageTimeout(Exception):
-    """A call's message was not received or not read in time."""
+    """A message was not received or read in time."""
 
 
 def origin() -> str:
-    """Returns the caller for fair sharing: its identity, or else the machine that it calls from."""
+    """Returns the caller for fair sharing: identity, else machine."""
     return caller() or _ORIGIN.get()
 
 
 def fairness_key() -> tuple[str, str]:
-    """Returns by what waiting requests take turns: the caller, and the user that it says it calls for."""
+    """Returns the key of waiting turns: the caller and the user it names."""
     return origin(), prefix_scope()
 
 
 class TransportInterceptor(grpc.aio.ServerInterceptor):
-    """A server's only interceptor: answers every call inside its `layers`, within `limits`.
-
-    It reads unary requests and writes replies itself, inside the layers: a call without a token is not parsed, and what
-    is wrong with a request gets its status, log line and metrics as all errors do.
-    """
+    """Answers every call inside `layers`, which also see malformed requests; calls without a token are not parsed."""
 
     def __init__(self, limits: ServerLimits, layers: Sequence[Layer]) -> None:
         self.limits, self.layers = limits, layers
@@ -91,8 +83,6 @@ class TransportInterceptor(grpc.aio.ServerInterceptor):
 
 
 class Answer:
-    """The answer to one call, with the handler that gRPC gets."""
-
     def __init__(self, server: TransportInterceptor, handler: Any, details: grpc.HandlerCallDetails) -> None:
         self._server, self._handler = server, handler
         self._call = Call(details.method, details.invocation_metadata or (), server.layers, bool(handler.stream_stream))
@@ -121,7 +111,6 @@ class Answer:
             await self._write(self._handler.stream_stream(requests, context))
 
     async def _request(self) -> Any:
-        """Returns the call's only request. Raises InvalidField if it does not come."""
         seconds = self._server.limits.message_seconds
         try:
             with WaitLimit(seconds) as waiting:
@@ -149,7 +138,6 @@ class Answer:
         return data
 
     async def _write(self, answered: Any) -> None:
-        """Writes replies as they are made. Raises NotRead if the client reads none for too long."""
         if inspect.isawaitable(answered):  # a service that writes its replies itself
             return await answered
         seconds, call = self._server.limits.unread_seconds, self._call
@@ -166,7 +154,7 @@ class Answer:
 
 
 class WaitLimit:
-    """Limits the time of each wait of the current task, with one timer that is rarely reset."""
+    """Limits each wait of the current task, with one rarely reset timer."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._loop = seconds, asyncio.get_running_loop()
@@ -183,7 +171,7 @@ class WaitLimit:
             self._timer.cancel()
 
     async def until(self, work: Awaitable[Result]) -> Result:
-        """Awaits `work`. Raises MessageTimeout if it takes too long."""
+        """Awaits `work`. Raises MessageTimeout."""
         self._since = self._loop.time()
         if self._timer is None:
             self._timer = self._loop.call_later(self._seconds, self._look)

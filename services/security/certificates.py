@@ -1,8 +1,4 @@
-"""Reads the identity in a client's certificate.
-
-gRPC itself reports names without their kinds, and one text for all kinds that it does not know, so two callers could
-get the same identity. Needs the extra `mtls`, so it is imported only if certificates identify callers.
-"""
+"""Reads certificates' identities (extra `mtls`): gRPC drops names' kinds, so two callers could share one."""
 
 from __future__ import annotations
 
@@ -17,10 +13,7 @@ class NoUsableName(ValueError):
 
 
 def identity_of(pem: bytes) -> str:
-    """Returns the first subject alternative name with its kind (dns:alice.example), else `subject:` and the subject.
-
-    A subject must have a common name. Raises NoUsableName for an empty, unknown or unprintable name.
-    """
+    """Returns the first subject alternative name (dns:alice.example), else the subject. Raises NoUsableName."""
     try:
         certificate = x509.load_pem_x509_certificate(pem)
         kind, text = _alternative_name(certificate) or _subject(certificate)
@@ -36,7 +29,6 @@ def identity_of(pem: bytes) -> str:
 
 
 def _alternative_name(certificate: x509.Certificate) -> tuple[str, str] | None:
-    """Returns kind and text of the first subject alternative name, or None."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -64,7 +56,6 @@ def _named(name: x509.GeneralName) -> tuple[str, str]:
 
 
 def _other(der: bytes) -> str:
-    """Returns the text of a short UTF8String (a user principal name), or the bytes of anything else in hex."""
     if len(der) > 2 and der[0] == _UTF8_STRING and der[1] == len(der) - 2 < 128:
         return f"utf8:{der[2:].decode()}"
     if not der[2:]:
@@ -73,7 +64,7 @@ def _other(der: bytes) -> str:
 
 
 def _subject(certificate: x509.Certificate) -> tuple[str, str]:
-    """Returns the complete subject, because two organizations may use the same common name."""
+    # Two organizations may share a common name: use the whole subject.
     common = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     if not any(str(name.value).strip() for name in common):
         raise NoUsableName("it has no subject alternative name and no common name")

@@ -1,4 +1,4 @@
-"""A server's access control: TLS, tokens, limits, and the gRPC server built with them."""
+"""A server's access control: TLS, tokens, limits."""
 
 from __future__ import annotations
 
@@ -28,10 +28,7 @@ MIN_MESSAGE_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """Access control settings. Without `tls`, a server listens on this machine only, unless `insecure` is set.
-
-    `max_message_bytes` limits one received message. `log_prompts` logs complete requests and replies.
-    """
+    """Without `tls` or `insecure` only local hosts may be listened at. `log_prompts` logs all content."""
 
     tls: TlsConfig | None = None
     tokens: AcceptedTokens | None = None
@@ -47,7 +44,7 @@ class Security:
             _check_names_can_be_read()
 
     def check_host(self, host: str, flag: str = "host") -> None:
-        """Raises ValueError, naming the flag, if a server may not listen at `host`, or it is none."""
+        """Raises ValueError naming `flag` if `host` is invalid or not allowed."""
         bare_host(host, flag)
         if self.tls is None and not self.insecure and not on_this_machine(host):
             raise ValueError(
@@ -56,7 +53,6 @@ class Security:
             )
 
     def layers(self, outermost: Sequence[Layer] = ()) -> list[Layer]:
-        """Returns what is done around every call, in order: errors become statuses, then the caller is identified."""
         prompts = [PromptLayer()] if self.log_prompts else []
         return [*outermost, ErrorLayer(self.log_prompts), IdentityLayer(self.tokens), *prompts]
 
@@ -66,12 +62,12 @@ class Security:
         behind: Sequence[grpc.aio.ServerInterceptor] = (),
         options: Sequence[tuple[str, int]] = (),
     ) -> grpc.aio.Server:
-        """Creates a gRPC server with these layers, the host's `outermost` first; `behind`: further interceptors."""
+        """Creates a gRPC server; `outermost` layers come first. `behind`: further interceptors."""
         interceptor = TransportInterceptor(self.limits, self.layers(outermost))
         return grpc.aio.server(interceptors=[interceptor, *behind], options=(*self.options(), *options))
 
     def options(self) -> Sequence[tuple[str, int]]:
-        """Returns the gRPC server's options. Keepalive detects dead connections, and ends their calls."""
+        # Keepalive ends the calls of dead connections.
         return (
             ("grpc.max_receive_message_length", self.max_message_bytes),
             ("grpc.max_concurrent_streams", self.limits.max_calls_per_caller),
@@ -80,13 +76,11 @@ class Security:
         )
 
     def add_port(self, server: grpc.aio.Server, address: str) -> int:
-        """Binds the address and returns the port. Raises RuntimeError on failure."""
         if self.tls is None:
             return int(server.add_insecure_port(address))
         return int(server.add_secure_port(address, server_credentials(self.tls)))
 
     def log_access(self, host: str) -> None:
-        """Logs one line on how this server is protected."""
         what = ["no TLS" if self.tls is None else "TLS with client certificates" if self.tls.client_ca else "TLS"]
         what.append("tokens" if self.tokens else "no tokens")
         if self.log_prompts:
@@ -98,7 +92,6 @@ class Security:
 
 
 def _check_names_can_be_read() -> None:
-    """Raises ValueError if the library that reads the names in certificates is missing."""
     if importlib.util.find_spec("cryptography") is None:
         raise ValueError(
             "tls_client_ca: cryptography, which reads the names in certificates, is not installed; "

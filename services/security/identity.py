@@ -1,4 +1,4 @@
-"""Identifies callers by token or client certificate, before any other work of a call."""
+"""Identifies callers by token or certificate before any other work."""
 
 from __future__ import annotations
 
@@ -22,16 +22,11 @@ _SCHEME = "bearer "
 
 
 def caller() -> str:
-    """Returns the identity of the current call; ANONYMOUS without tokens or client certificates."""
     return _CALLER.get()
 
 
 class IdentityLayer(Layer):
-    """Requires a known token, if tokens are configured; the identity is the token's, else the certificate's.
-
-    Health checks need no token. Tokens are checked before the request is read; certificates were checked by the
-    handshake.
-    """
+    """Requires a known token, if configured, before the request is read; health checks need none."""
 
     def __init__(self, tokens: AcceptedTokens | None = None) -> None:
         self._tokens = tokens
@@ -41,7 +36,7 @@ class IdentityLayer(Layer):
         return not path.startswith(_OPEN)
 
     def around(self, call: Call) -> AbstractAsyncContextManager[None]:
-        """Sets the identity and the scope of prefixes for this call only: each call runs in a task of its own."""
+        # Each call has its own task, so its identity and prefix scope are its own.
         identity = self._of_token(self._tokens, call) if self._tokens is not None else self._certified(call.context)
         _CALLER.set(identity)
         set_prefix_scope(identity, next(iter(call.given(PREFIX_SCOPE)), ""))
@@ -57,7 +52,6 @@ class IdentityLayer(Layer):
         return identity
 
     def _certified(self, context: grpc.aio.ServicerContext) -> str:
-        """Returns the identity in the client's certificate; ANONYMOUS without mTLS."""
         shown = context.auth_context().get("x509_pem_cert")
         if not shown:
             return ANONYMOUS
@@ -69,7 +63,7 @@ class IdentityLayer(Layer):
 
 
 def _names() -> Callable[[bytes], str]:
-    """Returns a cached reader of certificates: a caller presents the same one in every call."""
+    # Cached: a caller presents the same certificate in every call.
     from tandem.services.security.certificates import identity_of
 
     return functools.lru_cache(REMEMBERED_CERTIFICATES)(identity_of)

@@ -1,4 +1,4 @@
-"""Limits on each caller's concurrent work and on the size of requests."""
+"""Limits on callers' concurrent work and request sizes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from tandem.rpc.wire_chat import texts_of
 from tandem.services.security.names import check_name
 from tandem.speculation.types import InvalidField, TooLong
 
-BYTES_PER_TOKEN = 64
-"""Default limit on a prompt's bytes per token of the sequence length; longer text is refused before tokenization."""
+BYTES_PER_TOKEN = 64  # of a prompt, per token of the sequence length, checked before tokenization
 MAX_STOP_STRINGS = 64
 LONGEST_STOP_STRING = 1024  # characters
 MAX_STOP_TOKENS = 1024
@@ -24,10 +23,7 @@ _BESIDE_PROMPTS = 4 * LONGEST_STOP_STRING * MAX_STOP_STRINGS + 64 * 1024
 
 
 def message_bytes(sequence_length: int, max_prompt_bytes: int | None) -> int:
-    """Returns the default limit of a request in bytes: enough for a prompt and its stop strings, at most 4 MiB.
-
-    Parsing a message of 4 MiB blocks the event loop for 30 ms.
-    """
+    """Returns the default request limit: prompt and stop strings, at most 4 MiB, which take 30 ms to parse."""
     return min(MESSAGE_BYTES, (max_prompt_bytes or BYTES_PER_TOKEN * sequence_length) + _BESIDE_PROMPTS)
 
 
@@ -37,13 +33,11 @@ class LimitReached(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """A server's limits. None: no limit besides KV slots and the sequence length, which always apply.
+    """None: no limit but KV slots and sequence length.
 
-    `max_prompt_bytes` limits a text prompt before tokenization; None: 64 bytes per token of the sequence length.
-    `max_proposal_sessions` and `max_proposal_bytes` limit the proposal sessions of all callers together, since n-gram
-    lookup needs no slot; one named caller may use half of each. `max_calls_per_caller` counts by identity, or by
-    machine for anonymous callers. Probes are health checks, limited separately for Check and for Watch.
-    `message_seconds`: how long a request may take to arrive. `unread_seconds`: how long replies may stay unread.
+    `max_prompt_bytes` None: 64 per token of the sequence length. `max_proposal_...`: in total, half of it for one named
+    caller. `max_calls_per_caller`: by identity, or machine if anonymous. Probes: Check and Watch counted apart.
+    `message_seconds`: to receive a request. `unread_seconds`: until replies are read.
     """
 
     max_sessions_per_identity: int | None = None
@@ -68,17 +62,15 @@ class ServerLimits:
                 raise ValueError(f"{name}: {value} is below 1")
 
     def running(self) -> ConcurrencyLimit:
-        """Returns what counts each caller's running requests."""
         return ConcurrencyLimit("max_requests_per_identity", "your requests", self.max_requests_per_identity)
 
     def check_sessions(self, opened: int) -> None:
-        """Raises LimitReached if a caller with `opened` open sessions may not open another."""
         most = self.max_sessions_per_identity
         if most is not None and opened >= most:
             raise LimitReached(f"max_sessions_per_identity: {opened} of your sessions are open, the limit is {most}")
 
     def check_generation(self, message: Any, max_sequence_length: int) -> None:
-        """Checks the counts and lengths of a tandem.v1.Generation before reading it. Raises TooLong, InvalidField."""
+        """Checks counts and lengths of a Generation before reading it. Raises TooLong, InvalidField."""
         text = message.text or texts_of(message.messages)
         self.check_prompt(len(message.token_ids.ids), text, max_sequence_length)
         self.check_prompt(0, message.prediction, max_sequence_length, "prediction")
@@ -86,7 +78,7 @@ class ServerLimits:
         check_name("adapter", message.adapter)
 
     def check_prompt(self, tokens: int, text: str, max_sequence_length: int, what: str = "prompt") -> None:
-        """Raises TooLong if a prompt of so many token ids, or of that text, is too long to be read."""
+        """Raises TooLong for an oversized prompt."""
         if tokens > max_sequence_length:
             raise TooLong(
                 f"the prompt has {tokens} tokens and the sequence length is {max_sequence_length}: no room to generate"
@@ -98,7 +90,7 @@ class ServerLimits:
 
 
 def check_stops(token_ids: Sized, name: str, strings: Sequence[str]) -> None:
-    """Checks the counts and lengths of what ends a generation; `name`: of the field `strings`. Raises InvalidField."""
+    """Checks counts and lengths of stop tokens and strings; `name`: of `strings`. Raises InvalidField."""
     check_count("stop_token_ids", token_ids, MAX_STOP_TOKENS)
     check_count(name, strings, MAX_STOP_STRINGS)
     for i, string in enumerate(strings):
@@ -106,16 +98,12 @@ def check_stops(token_ids: Sized, name: str, strings: Sequence[str]) -> None:
 
 
 def check_count(field: str, values: Sized, most: int, what: str = "") -> None:
-    """Raises InvalidField naming the field, the count and the limit."""
     if len(values) > most:
         raise InvalidField(field, f"{len(values)} {what}are above the limit of {most}")
 
 
 class ConcurrencyLimit:
-    """Counts what each caller has under way, limited to `most_each` per caller and `most` in total; None: no limit.
-
-    `name` and `yours`: what errors call the limit, and what a caller has under way.
-    """
+    """Limits running work to `most_each` per caller and `most` in total; None: no limit. `yours` words errors."""
 
     def __init__(self, name: str = "", yours: str = "", most_each: int | None = None, most: int | None = None) -> None:
         self._name, self._yours, self._most_each, self._most = name, yours, most_each, most
@@ -129,7 +117,6 @@ class ConcurrencyLimit:
         return self._of[who]
 
     def begin(self, who: str) -> None:
-        """Counts one more until `end`. Raises LimitReached."""
         mine, most = self.of(who), self._most_each
         if most is not None and mine >= most:
             raise LimitReached(f"{self._name}: {mine} of {self._yours} are running, the limit is {most}")
@@ -146,7 +133,7 @@ class ConcurrencyLimit:
 
     @contextlib.contextmanager
     def one(self, who: str) -> Iterator[None]:
-        """Counts one more while the block runs. Raises LimitReached."""
+        """Counts one while the block runs. Raises LimitReached."""
         self.begin(who)
         try:
             yield

@@ -1,4 +1,4 @@
-"""Validates names sent by callers (sessions, tokenizers, revisions, types), so that errors and logs may quote them."""
+"""Validates callers' names, so that errors and logs may quote them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MAX_NAME = 256
 
 
 def check_name(field: str, given: str, least: int = 0, most: int = MAX_NAME) -> str:
-    """Returns `given` if it has `least` to `most` printable characters. Else raises InvalidField, not quoting it."""
+    """Returns `given` if of `least` to `most` printable characters; raises InvalidField without quoting it."""
     if not least <= len(given) <= most:
         raise InvalidField(field, f"length {len(given)} is outside {least} to {most}")
     if not given.isprintable():

@@ -1,4 +1,4 @@
-"""Reads a server's certificates, and reloads them for new connections when the files have changed."""
+"""Reads a server's certificates and reloads changed files for new connections."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ Form = TypeVar("Form")
 
 @dataclass(frozen=True, slots=True)
 class TlsConfig:
-    """PEM files of a server. With `client_ca`, clients must present a certificate signed by one of these (mTLS).
-
-    Raises ValueError if a file cannot be read or the key does not belong to the certificate.
-    """
+    """PEM files; `client_ca` requires clients' certificates (mTLS). Raises ValueError if unusable."""
 
     cert: str
     key: str
@@ -42,7 +39,6 @@ class TlsConfig:
 
 
 def tls_config(cert: str | None, key: str | None, client_ca: str | None) -> TlsConfig | None:
-    """Returns the TLS configuration, or None if no files are given. Raises ValueError."""
     if cert is not None and key is not None:
         return TlsConfig(cert, key, client_ca)
     if cert is not None:
@@ -55,7 +51,7 @@ def tls_config(cert: str | None, key: str | None, client_ca: str | None) -> TlsC
 
 
 def check_pair(config: TlsConfig) -> None:
-    """Raises ValueError if handshakes cannot succeed. gRPC itself accepts any files and fails at every connection."""
+    # gRPC accepts any files and fails at every handshake.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(config.cert, config.key, password="")  # never prompt at the terminal
@@ -70,7 +66,6 @@ def check_pair(config: TlsConfig) -> None:
 
 
 def server_credentials(config: TlsConfig) -> grpc.ServerCredentials:
-    """Returns credentials for add_secure_port. gRPC calls `changed` on its own thread during a handshake."""
     certificates = Certificates(config, _in_grpcs_form)
     return grpc.dynamic_ssl_server_credentials(
         certificates.first, certificates.changed, require_client_authentication=config.client_ca is not None
@@ -84,14 +79,14 @@ def _in_grpcs_form(config: TlsConfig) -> grpc.ServerCertificateConfiguration:
 
 
 class Certificates(Generic[Form]):
-    """The files in the form of a library, which `read` makes of them. `first`: as they are now."""
+    """Certificates in a library's form, made by `read`. `first`: the current ones."""
 
     def __init__(self, config: TlsConfig, read: Callable[[TlsConfig], Form]) -> None:
         self._config, self._signature, self._read = config, signature(*config.files), read
         self.first = read(config)
 
     def changed(self) -> Form | None:
-        """Returns the new certificates; None if the files are unchanged or unusable, so that the old ones stay."""
+        """Returns changed, usable certificates, else None."""
         try:
             found = signature(*self._config.files)
             if found == self._signature:

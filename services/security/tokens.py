@@ -1,4 +1,4 @@
-"""Reads accepted bearer tokens and their identities from a file, and rereads it when it changes."""
+"""Bearer tokens and identities from a file, reread on change."""
 
 from __future__ import annotations
 
@@ -20,11 +20,7 @@ Entries = tuple[tuple[bytes, str], ...]
 
 
 class AcceptedTokens:
-    """Tokens of a file with lines `identity token` or `identity sha256:HEX`; # begins a comment.
-
-    An identity may have several tokens. Only hashes are kept. Raises ValueError if the file is unusable at start;
-    later, the last valid content stays in use.
-    """
+    """Lines `identity token` or `identity sha256:HEX`; keeps hashes only. Raises ValueError at start."""
 
     def __init__(self, file: str) -> None:
         self._file = file
@@ -35,7 +31,7 @@ class AcceptedTokens:
         warn_if_others_read(FLAG, file)
 
     def identity(self, token: str) -> str | None:
-        """Returns the token's identity, or None. Takes equal time for right and wrong tokens of any length."""
+        """Returns the token's identity or None, in constant time."""
         self._refresh()
         presented, found = hashlib.sha256(token.encode()).digest(), None
         for accepted, identity in self._entries:
@@ -44,7 +40,7 @@ class AcceptedTokens:
         return found
 
     def _refresh(self) -> None:
-        """Rereads a changed file and logs the result once; a missing file counts as a change."""
+        # A missing file counts as a change, logged once.
         try:
             now = signature(self._file)
         except OSError:
@@ -61,7 +57,7 @@ class AcceptedTokens:
 
 
 def read_tokens(file: str) -> Entries:
-    """Returns hash and identity of each line. Raises ValueError naming the line, never the token."""
+    """Returns hash and identity per line. Raises ValueError naming the line, never the token."""
     entries: dict[bytes, str] = {}
     for number, line in lines_of(FLAG, file):
         where = f"{FLAG}: {file}, line {number}"

@@ -1,4 +1,4 @@
-"""Serializes calls on a session; the last user frees its resources, on every path."""
+"""Serializes calls on a session; its last user frees it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ _AFTER_SECONDS = 0.002  # a lease that ends exactly now has not expired yet
 
 
 class Checkout(Generic[Resources, Reply]):
-    """Hands out the sessions of a `table`, one call at a time, and frees their resources with `free`."""
-
     def __init__(
         self, table: SessionTable[Resources, Reply], free: Callable[[Session[Resources, Reply]], Awaitable[None]]
     ) -> None:
@@ -27,10 +25,7 @@ class Checkout(Generic[Resources, Reply]):
 
     @contextlib.asynccontextmanager
     async def using(self, session: Session[Resources, Reply]) -> AsyncGenerator[None, None]:
-        """Locks the session for one call and renews its lease at the end. Raises SessionNotFound if it was closed.
-
-        The last user frees a session that was closed in the meantime or whose first call failed.
-        """
+        """Locks a session for one call; the last user frees it. Raises SessionNotFound if closed."""
         table = self._table
         session.in_use += 1
         try:
@@ -49,17 +44,14 @@ class Checkout(Generic[Resources, Reply]):
                 await self._free(session)
 
     async def drop(self, session_id: SessionKey) -> bool:
-        """Closes a session; returns whether it existed. If it is in use, its last user frees it. The id stays used."""
+        """Closes a session; returns whether it existed. Its last user frees it. The id stays used."""
         session = self._table.drop(session_id)
         if session is not None and not session.in_use:
             await self._free(session)
         return session is not None
 
     async def expire(self) -> None:
-        """Frees the sessions whose lease has expired. Called before a server reports that it is full.
-
-        An error of one is logged, and keeps no other from being freed.
-        """
+        """Frees expired sessions; logs errors of single ones. Called before reporting that no slot is free."""
         for session in self._table.expire():
             try:
                 await self._free(session)
@@ -67,7 +59,6 @@ class Checkout(Generic[Resources, Reply]):
                 log.exception("session %s expired, and freeing it failed", session.session_id)
 
     async def expire_forever(self) -> None:
-        """Frees every session when its lease expires. Runs until cancelled."""
         while True:
             await asyncio.sleep(self._table.seconds_to_expiry() + _AFTER_SECONDS)
             await self.expire()

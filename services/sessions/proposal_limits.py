@@ -1,4 +1,4 @@
-"""Limits the number and the memory of proposal sessions, which need no KV slot if n-gram lookup drafts."""
+"""Limits proposal sessions, which need no KV slot with n-gram lookup."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from tandem.services.duplex import StreamIdle
 from tandem.services.security.identity import ANONYMOUS
 from tandem.services.security.limits import LimitReached, ServerLimits
 
-BYTES_PER_TOKEN = 1024
-"""Memory per token of a session: the index of n-gram lookup, measured."""
+BYTES_PER_TOKEN = 1024  # of a session: the lookup index, measured
 
 
 class ProposalSessions:
-    """Counts each caller's open proposal sessions and their bytes, and enforces the limits. The totals are metrics."""
+    """Counts and limits open sessions and bytes per caller; totals are metrics."""
 
     def __init__(self, limits: ServerLimits) -> None:
         self._most = {
@@ -27,7 +26,6 @@ class ProposalSessions:
         self.opened = self.closed = self.expired = 0
 
     def __len__(self) -> int:
-        """Returns the number of open sessions."""
         return self._together["max_proposal_sessions"]
 
     def owned_by(self, identity: str) -> int:
@@ -49,7 +47,7 @@ class ProposalSessions:
             self._add("max_proposal_sessions", identity, -1)
 
     def grow(self, identity: str, tokens: int) -> None:
-        """Counts `tokens` more (or fewer) tokens in a session. Raises LimitReached."""
+        """Adds `tokens` (may be negative) to a session. Raises LimitReached."""
         self._add("max_proposal_bytes", identity, tokens * BYTES_PER_TOKEN)
 
     def _add(self, name: str, identity: str, more: int) -> None:

@@ -1,7 +1,4 @@
-"""A stream of proposals whose caller does not wait: a drafter follows the committed tokens; the newest draft is sent.
-
-A draft that was not sent yet is replaced by a newer one, so a caller that reads slowly holds back nothing.
-"""
+"""Streams proposals without waiting: a draft is replaced by a newer one until it is sent."""
 
 from __future__ import annotations
 
@@ -16,10 +13,7 @@ from tandem.v1 import draft_worker_pb2 as pb
 
 
 class ProposalStream(Duplex[pb.ProposeRequest, pb.ProposeResponse]):
-    """Follows the sequence that `first`, read at `arrived`, begins. `check` checks and counts each later message.
-
-    `drafter` is open. Nothing is drafted beyond `end` tokens, or more than `chunk` in a call.
-    """
+    """Follows the sequence that `first` begins; drafts end at `end` tokens, `chunk` per call."""
 
     def __init__(
         self,

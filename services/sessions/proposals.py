@@ -1,4 +1,4 @@
-"""Proposal sessions of a DraftWorker: each stream of Propose is one, for a caller that verifies the drafts itself."""
+"""A DraftWorker's proposal sessions, one per Propose stream."""
 
 from __future__ import annotations
 
@@ -22,24 +22,19 @@ from tandem.speculation.drafters import Drafter
 from tandem.speculation.types import MAX_DRAFTED, InvalidField, ModelInfo, Rule, TooLong
 from tandem.v1 import draft_worker_pb2 as pb
 
-SLOT_SECONDS = 0.2
-"""How long a session waits for a slot of the draft model. Its caller has no draft in the meantime."""
+SLOT_SECONDS = 0.2  # seconds to wait for a draft slot, without a draft in the meantime
 
 Replies = AsyncGenerator[pb.ProposeResponse, None]
 
 
 @dataclass(slots=True, eq=False)
 class ProposalSession:
-    """One caller's sequence, and the drafter that follows it."""
-
     owner: str
     drafter: Drafter
     tokens: list[int] = field(default_factory=list)
 
 
 class Proposals:
-    """Answers Propose. A stream without a message for `lease_seconds` ends, with its session."""
-
     def __init__(
         self,
         drafting: Drafting,
@@ -54,7 +49,6 @@ class Proposals:
         self.sessions = ProposalSessions(self._limits)
 
     async def stream(self, requests: AsyncIterator[pb.ProposeRequest]) -> Replies:
-        """Answers one stream. Raises errors that services/errors.py maps."""
         with contextlib.closing(Incoming(requests, self._lease_seconds)) as incoming:
             if (first := await incoming.next()) is None:
                 return
@@ -68,7 +62,6 @@ class Proposals:
 
     @contextlib.asynccontextmanager
     async def _session(self, first: pb.ProposeRequest) -> AsyncGenerator[ProposalSession, None]:
-        """Opens the session that a first message asks for, and frees all that it holds at the end."""
         self._check_tokenizer(first.tokenizer_sha256)
         self._check(first, 0)
         if not first.tokens:
@@ -97,7 +90,6 @@ class Proposals:
         arrived: float,
         incoming: Incoming[pb.ProposeRequest],
     ) -> Replies:
-        """Answers each message with a draft of its length, in order."""
         while True:
             model_k = request.model_speculation_length if request.HasField("model_speculation_length") else None
             draft = await session.drafter.propose(session.tokens, request.speculation_length, model_k)
@@ -118,7 +110,6 @@ class Proposals:
         arrived: float,
         incoming: Incoming[pb.ProposeRequest],
     ) -> Replies:
-        """Drafts for a caller that does not wait."""
         incoming.busy(False)
         most = self._info.max_sequence_length
         stream = ProposalStream(
@@ -134,17 +125,14 @@ class Proposals:
                 yield reply
 
     def _extend(self, session: ProposalSession, request: pb.ProposeRequest) -> None:
-        """Adds a later message's tokens to a session."""
         self._check(request, len(session.tokens))
         self._keep(session, request)
 
     def _keep(self, session: ProposalSession, request: pb.ProposeRequest) -> None:
-        """Raises LimitReached."""
         self.sessions.grow(session.owner, len(request.tokens))
         session.tokens = [*session.tokens, *request.tokens]
 
     def _check(self, request: pb.ProposeRequest, known: int) -> None:
-        """Checks a message of a session that has `known` tokens."""
         for name, most in (("speculation_length", self._info.max_speculation_length), ("draft_ahead", MAX_DRAFTED)):
             if (given := getattr(request, name)) > most:
                 raise InvalidField(name, f"{given} is above the maximum {most}")

@@ -1,4 +1,4 @@
-"""Decides whether a session gets features, and reads those of its prompt."""
+"""Grants hidden-state features to sessions and reads those of prompts."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ MOST_LAYERS = 8
 
 
 def features_granted(engine: Engine, request: pb.OpenSessionRequest) -> FeatureSpec | None:
-    """Returns the features that the session's verdicts have; None if none are asked for or handed out.
-
-    Raises InvalidField.
-    """
+    """Returns the features in a session's verdicts, or None. Raises InvalidField."""
     if len(request.features.layers) > MOST_LAYERS:
         raise InvalidField("features.layers", f"{len(request.features.layers)} exceed {MOST_LAYERS}")
     if engine.features is None or not request.HasField("features"):
@@ -26,7 +23,7 @@ def features_granted(engine: Engine, request: pb.OpenSessionRequest) -> FeatureS
 
 
 async def opening_features(sequence: TargetSequence, spec: FeatureSpec, request: pb.OpenSessionRequest) -> pb.Features:
-    """Returns the features of the prefix from where the request wants them, as far as they fit into a message."""
+    """Returns the prefix's features from the requested position, as many as fit in a message."""
     end = len(request.prefix) - 1
     start = min(max(request.features.start, end - OPENING_BYTES // spec.position_bytes), end)
     return pb.Features(start=start, values=await sequence.features(spec, start, end))

@@ -1,8 +1,4 @@
-"""The session table: admission, fencing, recorded replies, leases. Pure state; the clock is an argument.
-
-A session's committed tokens grow by at least one per round, so their number (base_length) identifies the round and
-fences stale ones (guarantees G2 to G5, docs/sessions.md).
-"""
+"""The session table; the clock is an argument. base_length identifies a round, as each commits a token or more."""
 
 from __future__ import annotations
 
@@ -20,8 +16,7 @@ from tandem.speculation.types import Request
 log = logging.getLogger("tandem.server")
 
 MAX_SESSION_ID = 128
-REMEMBERED = 4096
-"""Number of ended sessions whose ids are kept, to report expired ones and to refuse an opening after its close."""
+REMEMBERED = 4096  # ended ids kept, to report expiry and refuse an opening after its close
 
 _CLOSED, _EXPIRED = "closed", "expired"
 _FIXED: dict[str, Callable[[Request], str]] = {
@@ -32,7 +27,7 @@ _FIXED: dict[str, Callable[[Request], str]] = {
     "margins": lambda open: f"report_margins {open.margins}",
     "logprobs": lambda open: f"logprobs {'absent' if open.logprobs is None else open.logprobs}",
 }
-"""The fields of a request that a session fixes at its opening, with the words for a conflict."""
+"""Request fields fixed at opening, with the words of a conflict."""
 
 Resources = TypeVar("Resources")
 Reply = TypeVar("Reply")
@@ -51,7 +46,7 @@ class SessionConflict(ValueError):
 
 
 class SessionKey(NamedTuple):
-    """A session's id and its owner: different callers may use the same id."""
+    """Id and owner: callers may use the same id."""
 
     owner: str
     session_id: str
@@ -61,21 +56,17 @@ class SessionKey(NamedTuple):
 
 
 def session_key(owner: str, session_id: str) -> SessionKey:
-    """Builds the key of a caller's session. Raises InvalidField for an invalid id."""
+    """Builds a key. Raises InvalidField."""
     return SessionKey(owner, check_name("session_id", session_id, 1, MAX_SESSION_ID))
 
 
 class Fence(enum.Enum):
-    """How to handle a round."""
-
     APPLY = "apply"
     REPLAY = "replay"
     STALE = "stale"
 
 
 class CountedSessions(Protocol):
-    """Open sessions, and the totals that metrics show."""
-
     @property
     def opened(self) -> int: ...
 
@@ -90,11 +81,7 @@ class CountedSessions(Protocol):
 
 @dataclass(slots=True)
 class Session(Generic[Resources, Reply]):
-    """One session of a request. `resources`: what the server holds for it (the KV slot).
-
-    `max_total_tokens`: the most tokens that it may have. `lock` serializes its calls. `opened`: at least one of them
-    succeeded. `recorded`: the last round's reply.
-    """
+    """`resources`: the KV slot. `lock` serializes calls. `opened`: one succeeded. `recorded`: the last reply."""
 
     session_id: SessionKey
     resources: Resources
@@ -109,10 +96,7 @@ class Session(Generic[Resources, Reply]):
     recorded: Reply | None = field(default=None)
 
     def fence(self, base_length: int, last_token: int) -> Fence:
-        """Decides whether a round on `base_length` tokens, ending in `last_token`, is next, already done, or stale.
-
-        Raises SessionNotFound if the call that was to open the session has failed.
-        """
+        """Decides whether a round is next, done, or stale. Raises SessionNotFound if the opening call failed."""
         if not self.opened:
             raise SessionNotFound(f"no session {self.session_id}: its opening failed")
         if not 1 <= base_length <= len(self.tokens) or self.tokens[base_length - 1] != last_token:
@@ -127,10 +111,9 @@ class Session(Generic[Resources, Reply]):
         self.tokens += tokens
 
     def resume(self, prefix: list[int], request: Request) -> None:
-        """Continues from `prefix`, which must match the tokens up to the shorter length. Raises SessionConflict.
+        """Continues from `prefix`, equal to the tokens up to the shorter length. Raises SessionConflict.
 
-        If only the last round is missing, the client lost its reply: the round stays committed and can be replayed.
-        Any other prefix becomes the committed tokens.
+        A missing last round stays committed for a replay; otherwise `prefix` becomes the committed tokens.
         """
         common = min(len(prefix), len(self.tokens))
         if prefix[:common] != self.tokens[:common]:
@@ -146,7 +129,7 @@ class Session(Generic[Resources, Reply]):
 
 
 class SessionTable(Generic[Resources, Reply]):
-    """Sessions by id, each with a lease of `lease_seconds` that every use renews."""
+    """Sessions by id; each use renews a lease of `lease_seconds`."""
 
     def __init__(self, clock: Callable[[], float], lease_seconds: float) -> None:
         if lease_seconds <= 0:
@@ -165,7 +148,6 @@ class SessionTable(Generic[Resources, Reply]):
         return iter(list(self._sessions.values()))
 
     def owned_by(self, owner: str) -> int:
-        """Returns the number of sessions that a caller has open."""
         return sum(session.session_id.owner == owner for session in self)
 
     def find(self, session_id: SessionKey) -> Session[Resources, Reply] | None:
@@ -179,7 +161,7 @@ class SessionTable(Generic[Resources, Reply]):
         tokens: list[int],
         max_total_tokens: int,
     ) -> Session[Resources, Reply]:
-        """Adds a session. Raises SessionConflict if its id is in use or was closed."""
+        """Raises SessionConflict if the id is in use or closed."""
         if session_id in self._sessions:
             raise SessionConflict(f"session {session_id} is open")
         self.check_new(session_id)
@@ -195,7 +177,7 @@ class SessionTable(Generic[Resources, Reply]):
         return session
 
     async def arrival(self, session_id: SessionKey, seconds: float) -> None:
-        """Waits until a session that was never there before is admitted, for at most `seconds`."""
+        """Waits up to `seconds` for a session's first admission."""
         admitted = self._awaited.setdefault(session_id, asyncio.get_running_loop().create_future())
         if session_id not in self._sessions and session_id not in self._ended:
             await asyncio.wait((admitted,), timeout=seconds)
@@ -203,10 +185,7 @@ class SessionTable(Generic[Resources, Reply]):
     def touch(
         self, session_id: SessionKey, expected: Session[Resources, Reply] | None = None
     ) -> Session[Resources, Reply]:
-        """Renews the lease of a session (of `expected`, not of a later session with its id) and returns it.
-
-        Raises SessionNotFound or SessionExpired; the latter even if the session has not been removed yet.
-        """
+        """Renews and returns `expected`, not a later session with its id. Raises SessionNotFound or SessionExpired."""
         session = self._sessions.get(session_id)
         if session is None or session is not (expected or session):
             if session is None and self._ended.get(session_id) == _EXPIRED:
@@ -219,18 +198,18 @@ class SessionTable(Generic[Resources, Reply]):
         return session
 
     def check_new(self, session_id: SessionKey) -> None:
-        """Raises SessionConflict if the id was closed: a CloseSession may overtake its own OpenSession."""
+        # A CloseSession may overtake its own OpenSession.
         if self._ended.get(session_id) == _CLOSED:
             raise SessionConflict(f"session {session_id} was closed: a new session needs a new id")
 
     def drop(self, session_id: SessionKey) -> Session[Resources, Reply] | None:
-        """Closes a session if it exists. Its id cannot be opened again."""
+        """Closes a session, if open; its id stays used."""
         session = self.forget(session_id)
         self._remember(session_id, _CLOSED)
         return session
 
     def forget(self, session_id: SessionKey) -> Session[Resources, Reply] | None:
-        """Removes a session, as if it had never been opened."""
+        """Removes a session as if never opened."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
             self.closed += 1
@@ -238,7 +217,6 @@ class SessionTable(Generic[Resources, Reply]):
         return session
 
     def expire(self) -> list[Session[Resources, Reply]]:
-        """Removes and returns the unused sessions whose lease ran out."""
         now = self._clock()
         gone = [s for s in self if self._out(s, now)]
         for session in gone:
@@ -262,7 +240,7 @@ class SessionTable(Generic[Resources, Reply]):
                 log.exception("the end of session %s was not reported", session.session_id)
 
     def seconds_to_expiry(self) -> float:
-        """Returns the seconds until the earliest possible lease expiry, sessions opened in the meantime included."""
+        """Returns seconds to the earliest possible expiry, also of new sessions."""
         now = self._clock()
         return min((max(0.0, s.expires - now) for s in self if not s.in_use), default=self.lease_seconds)
 

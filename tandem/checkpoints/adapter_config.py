@@ -1,4 +1,4 @@
-"""Reads adapter_config.json, which PEFT writes beside a LoRA adapter's weights: what it adds, and by which factor."""
+"""Reads a LoRA adapter's adapter_config.json (PEFT)."""
 
 from __future__ import annotations
 
@@ -57,11 +57,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """The factors of an adapter.
-
-    `ranks` and `alphas`: patterns of module names to values that replace `rank` and `alpha`. `by_root`: the factor is
-    alpha / sqrt(rank) (rsLoRA), else alpha / rank. Raises ValueError that names the field.
-    """
+    """`ranks`, `alphas`: overrides by module pattern. `by_root`: scale alpha / sqrt(rank). Raises ValueError."""
 
     rank: int
     alpha: float
@@ -82,13 +78,13 @@ class AdapterConfig:
                 _check_pattern(name, pattern)
 
     def rank_and_scale(self, module: str) -> tuple[int, float]:
-        """The rank for the linear layer at a path such as model.layers.0.self_attn.q_proj, and its products' factor."""
+        """Returns rank and scale for a path such as model.layers.0.self_attn.q_proj."""
         rank, alpha = _matched(self.ranks, module, self.rank), _matched(self.alphas, module, self.alpha)
         return rank, alpha / (math.sqrt(rank) if self.by_root else rank)
 
 
 def _matched(values: Mapping[str, Value], module: str, default: Value) -> Value:
-    """The value of the first pattern that matches a module's path by PEFT's rule."""
+    # PEFT's rule: the first pattern that matches.
     found = (value for pattern, value in values.items() if re.match(rf"(.*\.)?({pattern})$", module))
     return next(found, default)
 
@@ -103,7 +99,6 @@ def _check_pattern(name: str, pattern: str) -> None:
 
 
 def read_config(folder: Path) -> AdapterConfig:
-    """Reads a folder's configuration. Raises CheckpointError, one line, naming the field that is not served."""
     file = folder / CONFIG
     try:
         fields = read_object(file, _MOST_BYTES)

@@ -1,4 +1,4 @@
-"""Reads LoRA adapters as PEFT saves them: a folder of adapter_config.json and adapter_model.safetensors."""
+"""Reads LoRA adapters in PEFT's format."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class AdapterChoice:
-    """An adapter to load: the name that requests give, and its folder (a toy backend: its parameters)."""
+    """The name in requests, and the folder (toy backend: parameters)."""
 
     name: str
     source: str
@@ -37,7 +37,6 @@ class AdapterChoice:
 
 
 def adapter_choices(given: str | None, field: str = "adapters") -> tuple[AdapterChoice, ...]:
-    """Reads NAME=DIR,NAME=DIR. Raises ValueError, which names the `field`."""
     try:
         chosen = [AdapterChoice(*map(str.strip, each.partition("=")[::2])) for each in (given or "").split(",") if each]
     except ValueError as error:
@@ -51,10 +50,7 @@ def adapter_choices(given: str | None, field: str = "adapters") -> tuple[Adapter
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LowRank:
-    """What is added to a linear layer's output for x [inputs]: up @ (down @ x) * scale.
-
-    down [rank, inputs] and up [outputs, rank] are float32 and contiguous.
-    """
+    """Adds up [outputs, rank] @ (down [rank, inputs] @ x) * scale to a linear layer; float32, contiguous."""
 
     down: Floats
     up: Floats
@@ -67,7 +63,7 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapter:
-    """An adapter. `revision`: the same for equal files. `parts`: by the path of the linear layer that each changes."""
+    """`revision`: equal for equal files. `parts`: by linear layer."""
 
     name: str
     revision: str
@@ -75,7 +71,6 @@ class Adapter:
 
 
 def read_adapter(choice: AdapterChoice) -> Adapter:
-    """Reads a PEFT folder. Raises CheckpointError, one line, naming what is missing or not served."""
     folder = Path(choice.source)
     if not folder.is_dir():
         raise CheckpointError(f"adapters: {choice.name}: {folder} is not a folder")
@@ -99,7 +94,7 @@ def _tensor(found: Mapping[str, Any]) -> Stored:
 
 
 def _modules(file: Path, names: Iterable[str]) -> list[str]:
-    """The paths of the layers that a file changes; each has both of its matrices, and nothing else is in the file."""
+    # Each layer has both matrices, and nothing else is in the file.
     found: dict[str, set[str]] = {}
     for name in names:
         match = _KEY.fullmatch(name)
@@ -138,6 +133,5 @@ def _part(file: Path, config: AdapterConfig, module: str, tensors: Mapping[str, 
 
 
 def _revision(config: AdapterConfig, data: bytes) -> str:
-    """A hash of what an adapter adds."""
     factors = (config.rank, config.alpha, config.by_root, sorted(config.ranks.items()), sorted(config.alphas.items()))
     return hashlib.sha256(repr(factors).encode() + hashlib.sha256(data).digest()).hexdigest()

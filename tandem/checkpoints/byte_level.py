@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def byte_characters() -> list[str]:
-    """Returns the printable character that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
+    """Returns the character of each byte in byte-level vocabularies (GPT-2's table)."""
     shown = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = iter(range(256, 512))
     return [chr(byte) if byte in shown else chr(next(others)) for byte in range(256)]

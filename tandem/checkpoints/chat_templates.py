@@ -1,8 +1,4 @@
-"""Renders a chat by a model's template in jinja2's sandbox, as transformers does.
-
-A template comes with a model, so that it is hostile: it sees plain data alone, and can neither change what it is given
-nor reach what is private.
-"""
+"""Renders chats in jinja2's sandbox, as transformers does; untrusted templates see plain, immutable data only."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 class _Generation(jinja2.ext.Extension):
-    """The tag `generation`, which marks what an assistant says and renders as its content."""
+    """The tag `generation`, which renders its content."""
 
     tags = {"generation"}  # noqa: RUF012  (jinja2's own way)
 
@@ -37,7 +33,7 @@ class _Generation(jinja2.ext.Extension):
 
 
 class _Dict:
-    """What templates call `dict`, without the attributes of the type."""
+    """`dict` in templates, without the type's attributes."""
 
     def __call__(self, *given: Any, **named: Any) -> dict[Any, Any]:
         return dict(*given, **named)
@@ -47,7 +43,7 @@ class _Dict:
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """What templates call `namespace`; it holds no names that begin with an underscore."""
+    """`namespace` in templates, without names that begin with an underscore."""
 
     def __init__(*given: Any, **named: Any) -> None:
         self, *rest = given
@@ -92,7 +88,7 @@ def _compiled(template: str) -> jinja2.Template:
 
 
 def chosen(template: str | Mapping[str, str], tools: Sequence[Any] | None) -> str:
-    """The template to use of those that a model has: the one for tools if there are any. Raises ValueError."""
+    """Returns the template for tools or the default. Raises ValueError."""
     if isinstance(template, str):
         return template
     for name in ("tool_use",) if tools is not None and "tool_use" in template else ("default",):
@@ -110,7 +106,6 @@ def render(
     add_generation_prompt: bool = False,
     **options: Any,
 ) -> str:
-    """The text of a chat. Raises ValueError, or what the template or jinja2 raises."""
     if not messages:
         raise ValueError("Cannot apply chat template to an empty conversation. Provide at least one message.")
     if continue_final_message and add_generation_prompt:
@@ -131,7 +126,6 @@ def render(
 
 
 def _aliased(message: dict[str, Any]) -> dict[str, Any]:
-    """A message whose reasoning has all the names that templates read it by."""
     reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
     if reasoning is None:
         return message
@@ -139,7 +133,6 @@ def _aliased(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value in JSON's own types; anything else becomes its type's name."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     for kind in (str, int, float):
@@ -153,7 +146,6 @@ def _plain(value: Any) -> Any:
 
 
 def _marked(template: str, chat: list[dict[str, Any]], continued: bool | str) -> str:
-    """Marks the end of the last message, which is to be continued; returns its text. Raises ValueError."""
     name = continued if isinstance(continued, str) else "content"
     said = chat[-1].get(name)
     if said is None:
@@ -174,7 +166,6 @@ def _marked(template: str, chat: list[dict[str, Any]], continued: bool | str) ->
 
 
 def _continued(text: str, said: str) -> str:
-    """The text up to where the last message is to be continued. Raises ValueError."""
     if said.strip() not in text or _TAG.strip() not in text:
         raise ValueError("continue_final_message is set but the chat template does not show the final message whole")
     at = text.rindex(_TAG.strip())

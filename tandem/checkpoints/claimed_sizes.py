@@ -1,4 +1,4 @@
-"""Checks the sizes that a checkpoint claims against the size of its files, before anything is allocated."""
+"""Checks a checkpoint's claimed sizes against its files before allocating."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any
 from tandem.checkpoints.gguf_header import Header, MalformedHeader
 from tandem.checkpoints.json_files import read_object
 
-BITS = 8
-"""Maximum number of parameters per byte of weights: no format uses less than a bit."""
+BITS = 8  # parameters per byte of weights at most: no format uses less than a bit
 _BLOCK = re.compile(r"blk\.(\d{1,9})\.")
 
 # Names of sizes in a config.json and in a GGUF's metadata.
@@ -28,22 +27,16 @@ _ROWS = ("vocab_size", "tokens")
 
 
 class ImplausibleSize(ValueError):
-    """A claimed size does not fit the files; the message names it and both numbers."""
+    """A claimed size does not fit the files; the message has both."""
 
 
 def check_folder(folder: Path, weights: list[Path]) -> None:
-    """Checks the sizes in config.json against the weight files beside it.
-
-    Raises ImplausibleSize if the files cannot hold what it claims, OSError or ValueError if a file cannot be read.
-    """
+    """Checks config.json against the weight files. Raises ImplausibleSize, OSError or ValueError."""
     _check(read_object(folder / "config.json"), BITS * sum(file.stat().st_size for file in weights))
 
 
 def check_gguf(files: Sequence[Path]) -> None:
-    """Checks a GGUF's metadata against the tables of tensors of its parts, and those against the files.
-
-    Raises ImplausibleSize.
-    """
+    """Checks metadata against tensor tables, and those against the files. Raises ImplausibleSize."""
     headers = []
     for file in files:
         with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -68,7 +61,6 @@ def _check_headers(headers: Sequence[Header], size: int) -> None:
 
 
 def _check(claims: Mapping[str, Any], elements: int) -> None:
-    """Checks sizes against `elements`, the number of parameters that the files can hold."""
     layers, width = _largest(claims, _LAYERS)[1], _largest(claims, _WIDTH)[1]
     if layers * width > elements:
         raise ImplausibleSize(f"{layers} layers of width {width}, and the weights have at most {elements} parameters")
@@ -82,7 +74,6 @@ def _check(claims: Mapping[str, Any], elements: int) -> None:
 
 
 def _largest(claims: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str, int]:
-    """The name and value of the largest of these sizes that is given; 0 if none is."""
     sizes = ((value, name) for name in names if type(value := claims.get(name)) is int)
     size, name = max(sizes, default=(0, names[0]))
     return name, size

@@ -1,9 +1,7 @@
-"""Converts checkpoints into what NxD Inference reads: `--role convert`.
+"""Converts checkpoints for NxD Inference: `--role convert`.
 
-fp8: OCP's E4M3 reaches 448, Neuron's 240, and what is above becomes NaN there. So FP8 weights are divided by 448/240
-and their scales multiplied by it, as in AWS's guide (neuronx-distributed, README_rescaling_fp8_for_neuron.md), but with
-one rounding instead of two. eagle: a published EAGLE head lacks tables of the target, or has them in part.
-safetensors: weights in PyTorch's files, or in files of another size.
+Neuron's E4M3 reaches 240, OCP's 448: weights are divided by 448/240, scales multiplied, as in AWS's guide, but rounded
+once.
 """
 
 from __future__ import annotations
@@ -39,8 +37,7 @@ if TYPE_CHECKING:
 
 CONVERSIONS = ("fp8", "eagle", "safetensors")
 OCP_MOST, NEURON_MOST = 448.0, 240.0
-MOST_ERROR = 2.0**-4
-"""The largest relative error of rounding to three bits of mantissa."""
+MOST_ERROR = 2.0**-4  # relative, of rounding to three mantissa bits
 SMALLEST_NORMAL = 2.0**-6
 SCALE = "_scale"
 _SIDES = {"vocab_size": "rows", "hidden_size": "columns"}
@@ -49,7 +46,7 @@ EMBEDDINGS = (f"model.{EMBEDDING}", EMBEDDING)
 
 @dataclass(frozen=True, slots=True)
 class ConvertConfig:
-    """What to convert, and to what. `source`: the model's folder, or the head's; `target`: the head's target."""
+    """`source`: a model's or head's folder; `target`: the head's target."""
 
     source: Path
     output: Path
@@ -70,7 +67,6 @@ class ConvertConfig:
 
 
 def run_convert(config: ConvertConfig) -> int:
-    """Converts, and prints what was done. Returns the exit code. Raises CheckpointError or ValueError, one line."""
     _MAKERS[config.to](config, Tensors(config.source))
     return 0
 
@@ -78,10 +74,7 @@ def run_convert(config: ConvertConfig) -> int:
 def _write(
     config: ConvertConfig, sizes: Mapping[str, int], load: Callable[[str], Tensor], changed: Mapping[str, Any]
 ) -> None:
-    """Writes tensors of these sizes, tokenizer and configuration. config.json is last: without it a folder is no model.
-
-    `changed`: the fields of config.json that change.
-    """
+    # config.json is last: without it a folder is no model.
     config.output.mkdir(parents=True, exist_ok=True)
     files = write_tensors(config.output, shards_of(sizes, config.shard_bytes), load)
     for file in sorted(config.source.iterdir()):
@@ -136,7 +129,6 @@ def _largest(tensor: Tensor) -> float:
 
 
 def _error(weights: Tensor, rescaled: Tensor) -> float:
-    """The largest relative error of weights that are multiplied by a larger scale."""
     import torch
 
     old, new = weights.to(torch.float32), rescaled.to(torch.float32)

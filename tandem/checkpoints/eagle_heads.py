@@ -1,10 +1,7 @@
-"""What the folder of an EAGLE head holds: as published, and as NxD Inference loads it.
+"""EAGLE heads, as published and as NxD Inference loads them.
 
-A head is one decoder layer and `fc`. That of EAGLE-1 makes one input of an embedding and the target's last hidden
-state; it has no norm of its own before attention (a few have), none at its end, and is published without an output
-matrix. That of EAGLE-3 reads three hidden states; most draft from a part of the vocabulary and are published without an
-embedding. NxD Inference wants an embedding and an output matrix of the whole vocabulary from both, under Llama's names
-(`--role convert --convert eagle`).
+Published EAGLE-1 heads lack an output matrix, EAGLE-3's an embedding and part of the vocabulary; NxD Inference needs
+both whole (`--role convert --convert eagle`).
 """
 
 from __future__ import annotations
@@ -28,7 +25,6 @@ _LEAST_LAYERS = 7  # of a target: with fewer, two of the three layers that NxD I
 
 
 def is_eagle1(folder: Path) -> bool:
-    """Whether a folder's config.json is that of an EAGLE-1 head that was completed here."""
     try:
         return "fc_bias" in read_object(folder / "config.json")
     except (OSError, ValueError):
@@ -36,12 +32,12 @@ def is_eagle1(folder: Path) -> bool:
 
 
 def plain(name: str) -> str:
-    """A tensor's name as Llama has it. SpecForge calls the layer of an EAGLE-3 head `midlayer`."""
+    # SpecForge calls an EAGLE-3 head's layer `midlayer`.
     return name.removeprefix("model.").replace("midlayer.", "layers.0.", 1)
 
 
 def check_head(folder: Path, tensors: Tensors) -> HeadConfig:
-    """The sizes of a published or completed head, if its tensors fit them. Raises CheckpointError by name."""
+    """Checks a head's tensor names and shapes; returns its sizes. Raises CheckpointError."""
     kind = 3 if is_head(folder) else 1
     names = {plain(name): name for name in tensors.files}
     if FC not in names:
@@ -61,7 +57,7 @@ def check_head(folder: Path, tensors: Tensors) -> HeadConfig:
 
 
 def _shapes(head: HeadConfig, eagle3: bool) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
-    """The shapes of the tensors that a head must have, and of those that it may have; biases of the layer aside."""
+    # Required tensors, then optional ones; without the layer's biases.
     h, i, read = head.hidden_size, head.intermediate_size, (2 if eagle3 else 1) * head.hidden_size
     q, kv = head.num_attention_heads * head.head_dim, head.num_key_value_heads * head.head_dim
     layer = {
@@ -92,10 +88,10 @@ def _is_bias(name: str) -> bool:
 
 
 def check_taken(folder: Path, head: HeadConfig, target: Mapping[str, Any]) -> None:
-    """Raises CheckpointError unless NxD Inference can run this EAGLE-3 head beside the target of that config.json.
+    """Raises CheckpointError unless NxD Inference can run this EAGLE-3 head beside the target.
 
-    It reads the hidden states after layers 2, n // 2 and n - 3 of n, and adds what attention gives to the feature
-    before its norm (model_base.py, modeling_llama.py).
+    It reads the states after layers 2, n // 2 and n - 3 of n, and adds attention's output to the feature before its
+    norm (model_base.py, modeling_llama.py).
     """
     count = target.get("num_hidden_layers")
     if type(count) is not int or count < _LEAST_LAYERS:
@@ -119,10 +115,7 @@ def check_taken(folder: Path, head: HeadConfig, target: Mapping[str, Any]) -> No
 
 
 def check_completed(folder: Path, target: Mapping[str, Any], normed_inputs: bool) -> None:
-    """Raises CheckpointError unless the folder has what NxD Inference loads beside the target of that config.json.
-
-    normed_inputs: `enable_eagle_draft_input_norm`.
-    """
+    """Raises CheckpointError unless NxD Inference can load the head beside the target."""
     tensors = Tensors(folder)
     head, eagle3 = check_head(folder, tensors), is_head(folder)
     names = {name.removeprefix("model.") for name in tensors.files}
@@ -149,10 +142,7 @@ def check_completed(folder: Path, target: Mapping[str, Any], normed_inputs: bool
 
 
 def widened(folder: Path, matrix: Tensor, offsets: Tensor, vocabulary: int) -> Tensor:
-    """An output matrix of the whole vocabulary for a head that drafts from a part of it.
-
-    A token that the head cannot draft gets the mean of its rows: the mean of the logits, which is never the largest.
-    """
+    # Tokens without a row get the mean row: their logit, the mean, is never the largest.
     import torch
 
     ids = offsets.long() + torch.arange(len(offsets))

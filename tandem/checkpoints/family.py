@@ -1,4 +1,4 @@
-"""The configuration of a decoder that native steps can compute: its sizes, and the form of its layers."""
+"""A decoder's configuration for native steps: sizes and layer formula."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ NO_ROPE = -1
 
 
 class UnsupportedFamily(ValueError):
-    """Native steps cannot compute a model; the message names the family or the field."""
+    """Native steps cannot compute a model; the message names family or field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Norms:
-    """The norms of a decoder.
+    """kind: "rms" or "layer" (LayerNorm with bias). offset: added to weights (Gemma: 1).
 
-    kind: "rms", or "layer" (LayerNorm, with a bias). offset: added to each weight (Gemma: 1). rounds_once: the product
-    with the weight is rounded, not the normalised value before it as well (Gemma, OLMo2). before: attention and MLP
-    read normed inputs. after: their outputs are normed before they are added (Gemma 2, OLMo2). heads: queries and keys
-    are normed: "" not at all, "head" each head with one weight [head_dim], "row" all heads together (OLMo2).
+    rounds_once: only the weighted product is rounded (Gemma, OLMo2). before, after: attention and MLP norm their
+    inputs, outputs (after: Gemma 2, OLMo2). heads: norm of queries and keys: "", "head" (per head, weight [head_dim])
+    or "row" (all heads, OLMo2).
     """
 
     kind: str = "rms"
@@ -36,16 +35,13 @@ class Norms:
 
 @dataclass(frozen=True, slots=True)
 class FamilyConfig:
-    """Sizes and formula of a model.
+    """A model's sizes and formula.
 
-    ropes: the model's rotary embeddings, each as `rope_parameters` of transformers, with `freq_factors` if frequencies
-    are divided by some, [head_dim / 2] (`rope_freqs.weight` of a GGUF file); rope_of_layer: which of them a
-    layer has, NO_ROPE for none (SmolLM3); empty: all have the first. windows: for each layer, how many positions
-    attention sees, its own among them, 0 for all; empty: all layers see all. eos: ids that end a sequence. biases: the
-    matrices of MATRICES that have one. attention_scale: of scores; None: head_dim ** -0.5. attention_cap, logit_cap:
-    the soft caps of scores and of logits, 0 for none. embedding_scale, residual_scale: multiply the embedding and what
-    is added to the residual stream; logit_scale multiplies logits. parallel: the MLP reads what attention reads.
-    wide_rope: heads are turned in float32 and rounded once (OLMo2).
+    ropes: transformers' `rope_parameters`, with `freq_factors` [head_dim / 2] of GGUF; rope_of_layer: indices, NO_ROPE
+    (SmolLM3); empty: the first. windows: positions visible per layer, own included, 0 for all; empty: all.
+    attention_scale None: head_dim ** -0.5. attention_cap, logit_cap: soft caps, 0: none. residual_scale: of what is
+    added to the residual stream. parallel: MLP and attention read the same input. wide_rope: rotation in float32,
+    rounded once (OLMo2).
     """
 
     model_type: str
@@ -77,7 +73,6 @@ class FamilyConfig:
 
     @property
     def norm_names(self) -> dict[str, str]:
-        """What transformers calls the norms of a layer, by their places: before and after attention and the MLP."""
         names = {}
         if self.norms.before:
             names["before_attention"] = "input_layernorm"
@@ -88,23 +83,21 @@ class FamilyConfig:
         return names
 
     def shape(self, name: str) -> tuple[int, int]:
-        """Outputs and inputs of the matrix q, k, v, o, gate, up or down of a layer."""
+        """Returns outputs and inputs of q, k, v, o, gate, up or down."""
         queries, keys = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
         outputs = {"q": queries, "k": keys, "v": keys, "gate": self.intermediate_size, "up": self.intermediate_size}
         inputs = {"o": queries, "down": self.intermediate_size}
         return outputs.get(name, self.hidden_size), inputs.get(name, self.hidden_size)
 
     def rope_of(self, layer: int) -> int:
-        """The number of a layer's rotary embedding, or NO_ROPE."""
         return self.rope_of_layer[layer] if self.rope_of_layer else 0
 
     def window_of(self, layer: int) -> int:
-        """How many positions a layer's attention sees, 0 for all."""
         return self.windows[layer] if self.windows else 0
 
     @property
     def parameters(self) -> int:
-        """The number of weights in matrices and tables; a tied output matrix counts once."""
+        """Counts a tied output matrix once."""
         layer = sum(outputs * inputs for outputs, inputs in map(self.shape, MATRICES))
         tables = 1 if self.tie_word_embeddings else 2
         return self.num_hidden_layers * layer + tables * self.vocab_size * self.hidden_size

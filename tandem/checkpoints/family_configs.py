@@ -1,8 +1,4 @@
-"""Reads the configuration of a decoder from config.json.
-
-Absent fields have the defaults of transformers. A field that the reader does not know is refused by its name, unless
-it does not shape inference, or switches something off.
-"""
+"""Reads a decoder's config.json with transformers' defaults; refuses unknown fields that may affect inference."""
 
 from __future__ import annotations
 
@@ -20,12 +16,7 @@ _PLAIN = Norms()
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A family: its fields that shape the model beside those of _FIELDS, with the defaults of transformers' class.
-
-    slides: each so manieth layer lacks the window that others have; 0: all have it. rope_by_type: windowed layers have
-    a rotary embedding of their own. biases: matrices that always have one. scaled: the embedding is multiplied by the
-    root of its width.
-    """
+    """`slides`: every n-th layer has no window, 0: all have. `rope_by_type`: windowed layers have another rope."""
 
     defaults: Mapping[str, Any]
     norms: Norms = _PLAIN
@@ -155,14 +146,12 @@ _ELSEWHERE = {
     *("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "use_bfloat16"),
     *("exponential_decay_length_penalty", "remove_invalid_values", "tf_legacy_loss", "is_llama_config", "name"),
     *("unsloth_fixed", "unsloth_version", "attn_implementation", "cache_implementation", "model_max_length"),
-}
-"""Fields that do not shape inference: they are of training, of generation, of classes, or name tokens and files."""
+}  # of training, generation, classes, tokens, files
 _NEUTRAL = {"full_attn_mod": 1, "interpolate_factor": 1, "rotary_scaling_factor": 1, "sliding_window_size": 4096}
-"""Fields that files have and transformers does not read, and what they say where they change nothing."""
+"""Values without effect of fields that transformers ignores."""
 
 
 def read_family(folder: Path) -> FamilyConfig:
-    """The configuration in a folder. Raises UnsupportedFamily, ValueError naming the field, or OSError."""
     config = read_object(folder / "config.json")
     made = family_of(config)
     parts = [rope.get("partial_rotary_factor", 1.0) for rope in made.ropes]
@@ -172,7 +161,7 @@ def read_family(folder: Path) -> FamilyConfig:
 
 
 def family_of(config: Mapping[str, Any]) -> FamilyConfig:
-    """The configuration that config.json says. Raises UnsupportedFamily, or ValueError naming the field."""
+    """Raises UnsupportedFamily, or ValueError naming the field."""
     name = str(config.get("model_type"))
     if name not in _KINDS:
         raise UnsupportedFamily(f"models of type {name:.60} (there are {', '.join(FAMILY)})")
@@ -230,7 +219,6 @@ def family_of(config: Mapping[str, Any]) -> FamilyConfig:
 
 
 def _check_used(name: str, config: Mapping[str, Any], used: set[str]) -> None:
-    """Raises UnsupportedFamily for a field that the reader does not know, and that is not off."""
     for field, value in config.items():
         apart = field in _ELSEWHERE or field.startswith("_") or "dropout" in field or field.endswith("pdrop")
         off = value is None or value is False or value == _NEUTRAL.get(field)
@@ -239,7 +227,7 @@ def _check_used(name: str, config: Mapping[str, Any], used: set[str]) -> None:
 
 
 def end_ids(value: Any) -> tuple[int, ...]:
-    """The ids that `eos_token_id` names: none, one or several. Raises ValueError."""
+    """Parses `eos_token_id`: none, one or several. Raises ValueError."""
     ids = () if value is None else tuple(value) if isinstance(value, list | tuple) else (value,)
     if not all(type(each) is int and each >= 0 for each in ids):
         raise ValueError(f"eos_token_id: {value!r:.60} is not a token id, or a list of them")
@@ -247,7 +235,7 @@ def end_ids(value: Any) -> tuple[int, ...]:
 
 
 def _activation(name: str, said: Mapping[str, Any]) -> Any:
-    """The activation; Gemma's first files say GELU and mean its approximation by tanh."""
+    # Gemma's first files say GELU and mean its tanh approximation.
     field = "hidden_activation" if name in ("gemma2", "gemma3_text") else "hidden_act"
     found = said.get(field) or "silu"
     found = "gelu_pytorch_tanh" if found == "gelu" and name == "gemma" else found
@@ -263,7 +251,6 @@ def _biases(kind: _Kind, said: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _windows(kind: _Kind, said: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    """The window of each layer, 0 for none."""
     window = said.get("sliding_window") if said.get("use_sliding_window", True) else None
     types = said.get("layer_types")
     if types is None:
@@ -274,7 +261,6 @@ def _windows(kind: _Kind, said: Mapping[str, Any], layers: int) -> tuple[int, ..
 
 
 def _by_default(kind: _Kind, said: Mapping[str, Any], window: int, layers: int) -> tuple[int, ...]:
-    """Like _windows: which layers have the window where no list says it."""
     if "no_rope_layers" in said:
         return tuple(0 if turns else window for turns in _turning(said, layers))
     first, each = said.get("max_window_layers", 0), said.get("sliding_window_pattern", kind.slides)
@@ -284,7 +270,6 @@ def _by_default(kind: _Kind, said: Mapping[str, Any], window: int, layers: int) 
 
 
 def _turning(said: Mapping[str, Any], layers: int) -> Sequence[Any]:
-    """Whether each layer has a rotary embedding."""
     interval = said.get("no_rope_layer_interval", 4)
     given = said["no_rope_layers"] or [int((layer + 1) % interval != 0) for layer in range(layers)]
     if not isinstance(given, list) or len(given) != layers:
@@ -304,7 +289,6 @@ def _rope_of_layer(kind: _Kind, said: Mapping[str, Any], windows: Sequence[int],
 
 
 def _ropes(kind: _Kind, said: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """The parameters of the rotary embeddings, which older files spread over several fields."""
     scaling, given = (said.get(name) or {} for name in ("rope_scaling", "rope_parameters"))
     for name, value in (("rope_scaling", scaling), ("rope_parameters", given)):
         if not isinstance(value, Mapping):

@@ -1,7 +1,4 @@
-"""Weights of a decoder by the names of transformers: those of a folder, or those of a GGUF file.
-
-Matrices that a file keeps together (q, k and v, or gate and up) are rows of one tensor.
-"""
+"""Decoder weights by transformers' names, from a folder or GGUF file."""
 
 from __future__ import annotations
 
@@ -25,17 +22,14 @@ _TOGETHER = {"q": "qkv", "k": "qkv", "v": "qkv", "gate": "gate_up", "up": "gate_
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _MATRIX = re.compile(r"(?:self_attn|mlp)\.(q|k|v|o|gate|up|down)_proj")
 _BUFFER = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|masked_bias|attn\.bias|attn\.masked_bias)")
-"""Buffers that older versions of transformers saved, and that are computed from the configuration."""
+"""Buffers that old transformers saved, derived from the configuration."""
 
 
 def matrix_name(layer: int, name: str) -> str:
-    """The name of the matrix q, k, v, o, gate, up or down of a layer."""
     return f"model.layers.{layer}.{'self_attn' if name in 'qkvo' else 'mlp'}.{name}_proj.weight"
 
 
 class FamilyWeights(Protocol):
-    """A model's configuration and its weights. Methods raise CheckpointError."""
-
     @property
     def config(self) -> FamilyConfig: ...
 
@@ -44,15 +38,15 @@ class FamilyWeights(Protocol):
     def shape(self, name: str) -> tuple[int, ...]: ...
 
     def stored(self, name: str) -> Stored:
-        """A weight as numbers: quantised ones multiplied by their scales, or dequantised."""
+        """Returns dequantised numbers."""
 
     def unused(self, wanted: Iterable[str]) -> list[str]:
-        """Tensors of the file that none of the wanted names takes, and that are no weights of another kind."""
+        """Returns tensors that none of `wanted` uses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a weight is: a tensor of the file, and which of its rows (None: all)."""
+    """A tensor and its rows (None: all)."""
 
     tensor: str
     rows: slice | None = None
@@ -65,17 +59,16 @@ class Place:
 
 
 def rows_together(config: FamilyConfig, name: str) -> slice:
-    """The rows of q, k or v in the tensor of the three, or of gate or up in the tensor of both."""
+    """Returns the rows of q, k or v (or gate or up) in their merged tensor."""
     before: dict[str, tuple[str, ...]] = {"k": ("q",), "v": ("q", "k"), "up": ("gate",)}
     first = sum(config.shape(each)[0] for each in before.get(name, ()))
     return slice(first, first + config.shape(name)[0])
 
 
 class FolderWeights:
-    """The weights of a folder. Those of a model that was saved without its head lack `model.` in their names."""
+    """Models saved without their head lack `model.` in names."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises CheckpointError, UnsupportedFamily, or ValueError naming a field; OSError for config.json."""
         self.config, self.scaled = read_family(folder), ScaledWeights(folder)
 
     def __contains__(self, name: object) -> bool:
@@ -108,10 +101,7 @@ class FolderWeights:
 
 
 class GgufWeights:
-    """The weights of a GGUF file."""
-
     def __init__(self, file: Path) -> None:
-        """Raises CheckpointError, UnsupportedFamily, or ValueError naming a field."""
         self.blocks = StoredWeights(file)
         self.config = family_of_gguf(self.blocks)
 
@@ -162,7 +152,6 @@ class GgufWeights:
         return Place(own)
 
     def _norm(self, part: str) -> str:
-        """What a GGUF file calls a norm of a layer."""
         places = {name: place for place, name in self.config.norm_names.items()}
         return _NORMS.get(places.get(part, part), part)
 
@@ -179,7 +168,7 @@ _NORMS = {
 
 
 def check_complete(weights: FamilyWeights) -> None:
-    """Raises CheckpointError unless a model's weights are all there, fit its configuration, and are all used."""
+    """Raises CheckpointError unless all weights exist, fit the configuration and are used."""
     wanted = shapes(weights.config)
     missing = sorted(name for name in wanted if name not in weights)
     if missing:
@@ -195,7 +184,6 @@ def check_complete(weights: FamilyWeights) -> None:
 
 
 def shapes(config: FamilyConfig) -> dict[str, tuple[int, ...]]:
-    """The weights that a model has, by transformers' names, and their shapes."""
     hidden = config.hidden_size
     wanted: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden), NORM: (hidden,)}
     if config.norms.kind == "layer":

@@ -1,4 +1,4 @@
-"""Reads a model's generation_config.json: how its makers mean it to be sampled."""
+"""Reads a model's generation_config.json."""
 
 from __future__ import annotations
 
@@ -15,11 +15,7 @@ _SAMPLING = tuple(name for name in SAMPLING_FIELDS if name != "seed")  # a seed 
 
 
 def generation_defaults(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Returns the fields of SamplingParams, and `max_new_tokens`, that the model's file gives; none without a file.
-
-    `do_sample` false is a temperature of 0; true, without a temperature, is 1, as in transformers. A hub id's file is
-    the one that is cached on this machine. Raises CheckpointError, which names the file and the field.
-    """
+    """Returns the file's SamplingParams fields and `max_new_tokens`; a hub id's cached. Raises CheckpointError."""
     file = _file(checkpoint)
     if file is None:
         return {}
@@ -42,10 +38,6 @@ def generation_defaults(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def all_end_ids(checkpoint: Checkpoint, usual: tuple[int, ...]) -> tuple[int, ...]:
-    """The ids that end a sequence by generation_config.json and config.json; `usual` where neither says one.
-
-    The tokenizer's end joins them in the engine. Raises OSError or ValueError.
-    """
     files = (_file(checkpoint, name) for name in (GENERATION_CONFIG, "config.json"))
     said = [token for file in files if file for token in end_ids(read_object(file).get("eos_token_id"))]
     return tuple(dict.fromkeys(said)) or usual
@@ -67,7 +59,6 @@ def _file(checkpoint: Checkpoint, name: str = GENERATION_CONFIG) -> Path | None:
 
 
 def _number(name: str, value: object) -> int | float:
-    """Returns a field's value. Raises ValueError unless it is a number, and a whole one where only those have sense."""
     whole = name in ("top_k", "max_new_tokens")
     if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
         raise ValueError(f"{name}: {str(value)[:60]!r} is not a {'whole ' if whole else ''}number")

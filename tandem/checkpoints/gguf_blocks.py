@@ -1,4 +1,4 @@
-"""Reads the weights of a GGUF file as they are stored: the bytes of their blocks, which native steps run as such."""
+"""Reads GGUF weights as stored blocks, which native steps run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tandem.checkpoints.numbers import STORAGE, Stored, of_floats
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """A format of GGML: its number there, and the inputs and bytes of a block."""
+    """A GGML format: its number, inputs and bytes per block."""
 
     kind: int
     inputs: int
@@ -32,27 +32,23 @@ FORMATS = {
     "q8_0": BlockFormat(8, 32, 34),
     "q4_k": BlockFormat(12, 256, 144),
     "q6_k": BlockFormat(14, 256, 210),
-}
-"""Formats that native steps read (tandem/runners/native/blocks.h)."""
-DENSE_TYPES = {0: "F32", 1: "F16", 30: "BF16"}
-"""Types of GGML that are no blocks, as safetensors names them."""
-_TURNED = ("llama", "granite", "smollm3")
-"""Architectures whose files have the rows of q and k in the order of interleaved rotary pairs."""
+}  # that native steps read (runners/native/blocks.h)
+DENSE_TYPES = {0: "F32", 1: "F16", 30: "BF16"}  # GGML's dense types by safetensors' names
+_TURNED = ("llama", "granite", "smollm3")  # architectures whose q and k rows are in interleaved rotary order
 _OTHERS = {7: "Q5_1", 10: "Q2_K", 13: "Q5_K", 23: "IQ4_XS", 39: "MXFP4"}
 _NAMES = {**{form.kind: name for name, form in FORMATS.items()}, **{kind: form.name for kind, form in REPACKED.items()}}
-"""Formats that native steps run, by number: as they are, or repacked."""
+"""Formats that native steps run, stored or repacked, by number."""
 MATRIX_NAMES = {
     **{name: f"attn_{name}" for name in "qkv"},
     "o": "attn_output",
     **{name: f"ffn_{name}" for name in ("gate", "up", "down")},
-}
-"""What a GGUF file calls the matrices of a layer."""
+}  # by GGUF's names
 _ALIGNMENT = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A matrix [outputs, inputs] in blocks: bytes uint8 [outputs, bytes of a row], the last block filled up."""
+    """A matrix [outputs, inputs] as bytes uint8 [outputs, row bytes]; the last block is padded."""
 
     format: str
     rows: NDArray[np.uint8]
@@ -60,7 +56,7 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A file in memory. `begin`: the byte at which its tensors begin."""
+    """A mapped file; tensors start at `begin`."""
 
     file: Path
     content: mmap.mmap
@@ -69,7 +65,6 @@ class _Part:
 
     @classmethod
     def of(cls, file: Path) -> _Part:
-        """Raises OSError or ValueError."""
         with file.open("rb") as stream:
             content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         header = Header(content)
@@ -77,7 +72,6 @@ class _Part:
         return cls(file, content, header, -(-header.end // alignment) * alignment)
 
     def check(self, number: int, count: int) -> None:
-        """Raises MalformedHeader unless the header says that it is this part, from 0, of so many."""
         said = (self.header.values.get("split.no") or 0, self.header.values.get("split.count") or 1)
         if said != (number, count):
             raise MalformedHeader(
@@ -86,10 +80,9 @@ class _Part:
 
 
 class StoredWeights:
-    """The matrices of a GGUF file, or of all parts of a split one, mapped into memory."""
+    """The matrices of a GGUF file with all its parts, mapped."""
 
     def __init__(self, file: Path) -> None:
-        """Raises CheckpointError."""
         self._file = file
         self._tensors: dict[str, TensorEntry] = {}
         self._parts: dict[str, _Part] = {}
@@ -113,25 +106,20 @@ class StoredWeights:
             )
 
     def formats(self) -> tuple[str, ...]:
-        """Names of the formats of its matrices, sorted."""
         kinds = {tensor.kind for tensor in self._tensors.values() if len(tensor.dimensions) > 1}
         return tuple(sorted(name for kind, name in _NAMES.items() if kind in kinds))
 
     @property
     def runs_as_stored(self) -> bool:
-        """Whether some of its matrices are in blocks, and none in a format that native steps do not read."""
         kinds = {tensor.kind for tensor in self._tensors.values() if len(tensor.dimensions) > 1}
         return bool(kinds - set(DENSE_TYPES)) and kinds <= {*DENSE_TYPES, *_NAMES}
 
     def matrix(self, layer: int, name: str) -> Blocks | None:
-        """The matrix q, k, v, o, gate, up or down of a layer; None if it is dense.
-
-        Raises CheckpointError if it is in no known format.
-        """
+        """Returns q, k, v, o, gate, up or down; None if dense. Raises CheckpointError for an unknown format."""
         return self.block(f"blk.{layer}.{MATRIX_NAMES[name]}.weight")
 
     def head(self) -> Blocks | None:
-        """Like `matrix`: the output matrix, or the embedding if they are tied."""
+        """Returns the output matrix, or a tied embedding, like `matrix`."""
         return self.block("output.weight" if "output.weight" in self._tensors else "token_embd.weight")
 
     def __contains__(self, name: object) -> bool:
@@ -142,16 +130,14 @@ class StoredWeights:
         return self._header
 
     def arrays(self, *names: str) -> list[list[Any]]:
-        """Lists of the metadata, which may be long; an empty one where there is none."""
         found = Header(self._content, names).arrays
         return [found.get(name, []) for name in names]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor, outputs first. Raises CheckpointError."""
         return self._entry(name).dimensions[::-1]
 
     def dense(self, name: str) -> Stored:
-        """A tensor as numbers, blocks dequantised to float32, rows as `matrix` has them. Raises CheckpointError."""
+        """Returns numbers, blocks dequantised to float32, rows as in `matrix`. Raises CheckpointError."""
         import gguf
 
         tensor = self._entry(name)
@@ -173,15 +159,13 @@ class StoredWeights:
         return tensor
 
     def numbers(self, name: str) -> list[float]:
-        """The numbers of a small tensor. Raises CheckpointError."""
         return [float(each) for each in self.dense(name).floats().reshape(-1)]
 
     def names(self) -> tuple[str, ...]:
-        """The names of all tensors."""
         return tuple(self._tensors)
 
     def block(self, name: str) -> Blocks | None:
-        """The blocks of a tensor; None if it is dense. Raises CheckpointError if it is in no known format."""
+        """Returns blocks; None if dense. Raises CheckpointError for an unknown format."""
         tensor = self._entry(name)
         if tensor.kind in DENSE_TYPES:
             return None
@@ -205,7 +189,7 @@ class StoredWeights:
         return np.frombuffer(part.content, np.uint8, outputs * size, begin).reshape(outputs, size)
 
     def _in_our_order(self, tensor: TensorEntry, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Rows of a head in the order of transformers: all first members of rotary pairs, then all second ones."""
+        # transformers has all first members of rotary pairs, then all second ones.
         architecture = self._header.values.get("general.architecture")
         kind = tensor.name.split(".")[-2]
         if architecture not in _TURNED or kind not in ("attn_q", "attn_k"):

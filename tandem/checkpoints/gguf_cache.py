@@ -1,7 +1,4 @@
-"""Unpacks each GGUF file once for module code and graphs, by our own reader, which accounts for all that it says.
-
-The folder holds float32 weights (unpacking is exact in float32) and the tokenizer; its name is a hash of the file.
-"""
+"""Unpacks GGUF files for module code and graphs, once per hash: float32 weights (exact) and tokenizer."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ _LAYOUT = 4  # part of the folder's name; increase it when the folder's content 
 
 
 def unpacked(checkpoint: Checkpoint) -> Checkpoint:
-    """The unpacked folder of a GGUF checkpoint, unpacking it if necessary; other checkpoints unchanged."""
+    """Returns a GGUF checkpoint unpacked, others unchanged."""
     if checkpoint.gguf is None:
         return checkpoint
     revision = weights_revision(checkpoint)
@@ -54,10 +51,7 @@ def unpacked(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def convert(checkpoint: Checkpoint, folder: Path, dtype: str = "float32") -> None:
-    """Writes a GGUF's dense weights, in `dtype`, its configuration and its tokenizer into `folder`.
-
-    Raises CheckpointError, also for what transformers' configurations cannot say.
-    """
+    """Writes dense weights, configuration and tokenizer. Raises CheckpointError for what transformers lacks."""
     file = checkpoint.gguf_file
     if file is None:
         raise CheckpointError(f"{checkpoint.folder}: no GGUF file")
@@ -83,7 +77,6 @@ def convert(checkpoint: Checkpoint, folder: Path, dtype: str = "float32") -> Non
 
 
 def _spelt(config: dict[str, Any], biases: frozenset[str]) -> dict[str, Any]:
-    """The configuration with the biases that weights have. Raises CheckpointError for what its class cannot say."""
     kind, ropes = config["model_type"], config["rope_parameters"]
     if "freq_factors" in ropes:
         raise CheckpointError(f"{FREQUENCIES}: rotary factors of a GGUF file are served by native steps alone")
@@ -104,7 +97,6 @@ def _spelt(config: dict[str, Any], biases: frozenset[str]) -> dict[str, Any]:
 
 
 def _tensors(weights: GgufWeights) -> dict[str, tuple[str, ...]]:
-    """The tensors of the folder by transformers' names, and the weights that each is put together of."""
     found: dict[str, tuple[str, ...]] = {}
     for name in shapes(weights.config):
         together = name
@@ -115,7 +107,7 @@ def _tensors(weights: GgufWeights) -> dict[str, tuple[str, ...]]:
 
 
 def _as_spelt(weights: GgufWeights, name: str) -> Stored:
-    """A weight as transformers has it: Gemma's norms are offsets from 1 there."""
+    # Gemma's norms are offsets from 1 in transformers.
     stored = weights.stored(name)
     if not weights.config.model_type.startswith("gemma") or not name.endswith("norm.weight"):
         return stored

@@ -1,7 +1,4 @@
-"""Reads the configuration of a decoder from a GGUF's metadata, in the words of transformers' config.json.
-
-Every key of the architecture is read, or refused by name: what shapes a model is never ignored in silence.
-"""
+"""Converts GGUF metadata to config.json's words; every key is read or refused by name."""
 
 from __future__ import annotations
 
@@ -36,12 +33,10 @@ _GRANITE = {
 _KINDS = {
     **{name: name for name in ("llama", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "smollm3", "olmo2")},
     **{"granite": "granite", "gemma3": "gemma3_text", "stablelm": "stablelm", "seed_oss": "seed_oss"},
-}
-"""The architectures that are read, and what transformers calls them."""
+}  # by GGUF's architecture
 _IGNORED = ("rope.scaling.finetuned", "rope.scaling.yarn_ext_factor", "interleave_mode")
 _FOLDER = "module code serves its folder of safetensors, if transformers has the family"
-_27B = {"gemma2": 46, "gemma3": 62}
-"""Layers of the models whose queries are scaled by their hidden size; no key says so."""
+_27B = {"gemma2": 46, "gemma3": 62}  # layers of models with queries scaled by hidden size, which no key says
 _ENDS = frozenset(
     (
         *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>"),
@@ -53,14 +48,14 @@ LONG, SHORT, FREQUENCIES = "rope_factors_long.weight", "rope_factors_short.weigh
 
 
 class _Keys:
-    """The keys of one architecture, which remember what was read."""
+    """An architecture's keys; tracks unread ones."""
 
     def __init__(self, file: StoredWeights, kind: str) -> None:
         self.kind, self._header = kind, file.header
         self._read: set[str] = set()
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A value. Raises UnsupportedFamily for a list whose values differ, by layer."""
+        """Returns a value. Raises UnsupportedFamily if it differs by layer."""
         key = f"{self.kind}.{name}"
         self._read.add(key)
         if (listed := self._header.lists.get(key)) is None:
@@ -75,7 +70,7 @@ class _Keys:
         return self._header.lists.get(key)
 
     def refuse_unread(self) -> None:
-        """Raises UnsupportedFamily for a key that nothing read; a number of 0 shapes nothing."""
+        """Raises UnsupportedFamily for unread keys; a 0 has no effect."""
         known = {f"{self.kind}.{name}" for name in _IGNORED}
         for key, value in self._header.values.items():
             if key.startswith(f"{self.kind}.") and key not in self._read | known and value not in (0, ""):
@@ -83,7 +78,6 @@ class _Keys:
 
 
 def family_of_gguf(file: StoredWeights) -> FamilyConfig:
-    """The configuration of a GGUF file. Raises UnsupportedFamily or ValueError, which name the key."""
     config = config_of_gguf(file)
     made = family_of(config)
     norms = replace(made.norms, offset=0.0)  # the file's weights have it already
@@ -92,7 +86,7 @@ def family_of_gguf(file: StoredWeights) -> FamilyConfig:
 
 
 def config_of_gguf(file: StoredWeights) -> dict[str, Any]:
-    """What config.json would say of the model. Raises UnsupportedFamily, which names what is not served."""
+    """Returns the equivalent config.json. Raises UnsupportedFamily."""
     values = file.header.values
     architecture = str(values.get("general.architecture"))
     if architecture not in _KINDS:
@@ -129,10 +123,7 @@ def _nothing(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _end_ids(file: StoredWeights) -> tuple[int, ...]:
-    """The ids that end a sequence: those of a text, of a turn and of a message, and those that llama.cpp knows by text.
-
-    Gemma has `</s>` as a word of HTML: it ends a sequence as a control token alone.
-    """
+    # Ends of text, turn and message, and llama.cpp's by text. Gemma's `</s>` may be HTML: only if a control token.
     found = [file.header.values.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     tokens, kinds = file.arrays(*(f"tokenizer.ggml.{name}" for name in ("tokens", "token_type")))
     for place, token in enumerate(tokens):
@@ -142,7 +133,6 @@ def _end_ids(file: StoredWeights) -> tuple[int, ...]:
 
 
 def _heads(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The size of a head: that of keys, or the hidden size's share."""
     size, heads = config.get("head_dim"), config.get("num_attention_heads")
     values = keys.get("attention.value_length")
     if size is None and type(heads) is int and heads > 0 and type(config.get("hidden_size")) is int:
@@ -153,7 +143,6 @@ def _heads(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rotary(file: StoredWeights, keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
-    """`rope_parameters`: base, scaling, factors and the part of a head that is turned."""
     factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear", 0.0)) or 1.0
     original = keys.get("rope.scaling.original_context_length")
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(keys.get("rope.freq_base", 10000.0))}
@@ -186,7 +175,7 @@ def _rotary(file: StoredWeights, keys: _Keys, config: Mapping[str, Any]) -> dict
 
 
 def _windows(usual: int) -> Callable[[_Keys, Mapping[str, Any]], dict[str, Any]]:
-    """Reads windows: which layers have one is listed, or every layer but each n-th."""
+    # Windows are listed, or absent in each n-th layer.
 
     def read(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
         window, layers = keys.get("attention.sliding_window"), int(config["num_hidden_layers"])
@@ -224,7 +213,7 @@ def _phi3(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _olmo2(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
-    """OLMo3 is this architecture with windows, and its scaling is of the layers without one."""
+    # OLMo3 is this with windows; its scaling is of the layers without one.
     found = _windows(4)(keys, config)
     base = keys.get("rope.freq_base_swa", config["rope_parameters"]["rope_theta"])
     if found["sliding_window"] is None:

@@ -1,4 +1,4 @@
-"""Reads the header of a GGUF file: its metadata and the table of its tensors; in milliseconds, where gguf takes 3 s."""
+"""Reads GGUF headers in milliseconds, where gguf takes 3 s."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-_MIN_OF_TENSOR = 8 + 4 + 4 + 8
-"""Bytes of a tensor's entry, without name and dimensions."""
+_MIN_OF_TENSOR = 8 + 4 + 4 + 8  # bytes of an entry without name and dimensions
 _MOST_ENTRIES = 1 << 16  # values, and tensors
 _MOST_NAME, _MOST_TEXT = 1 << 16, 1 << 20  # bytes; GGUF's own limit of keys, and more than any chat template
 _MAX_DIMENSIONS = 4
@@ -20,12 +19,12 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 
 
 class MalformedHeader(ValueError):
-    """The header is not one of a GGUF file; the message says why, in one line."""
+    """The file has no valid GGUF header."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """An entry of the table. `dimensions`: inputs first. `kind`: GGML's number. `offset`: from the first tensor."""
+    """`dimensions`: inputs first. `kind`: GGML's number. `offset`: from the first tensor."""
 
     name: str
     dimensions: tuple[int, ...]
@@ -38,13 +37,10 @@ class TensorEntry:
 
 
 class Header:
-    """A header. `values`: numbers and strings; of an array, its length or its largest integer, if larger.
-
-    `end`: the number of its bytes. `arrays`: those that are wanted, by name. `lists`: short ones of numbers.
-    """
+    """`values`: numbers, strings; of arrays, the length or a larger maximum. `arrays`: those requested."""
 
     def __init__(self, content: mmap.mmap, arrays: Collection[str] = ()) -> None:
-        """`arrays`: the names of those that are read whole. Raises MalformedHeader."""
+        """`arrays`: names to read whole. Raises MalformedHeader."""
         self._content, self.end = content, 0
         self._wanted, self.arrays = frozenset(arrays), dict[str, list[Any]]()
         self.lists: dict[str, list[Any]] = {}
@@ -62,7 +58,6 @@ class Header:
             raise MalformedHeader("a name stands twice in its header")
 
     def whole(self, name: str, default: int | None = None) -> int:
-        """Returns a value that must be a whole number above 0. Raises MalformedHeader."""
         value = self.values.get(name, default)
         if type(value) is not int or value < 1:
             raise MalformedHeader(f"{name}: {value!r:.60} is not a whole number above 0")
@@ -94,7 +89,6 @@ class Header:
         return TensorEntry(name, dimensions, self._read("I"), self._read("Q"))
 
     def _read(self, kind: str) -> Any:
-        """Reads little-endian values of `kind` and returns the first."""
         found = struct.unpack_from(f"<{kind}", self._content, self.end)
         self.end += struct.calcsize(f"<{kind}")
         return found[0]

@@ -1,7 +1,4 @@
-"""Repacks formats of GGUF files, whose numbers are whole multiples of scales, into formats that native steps run.
-
-Each number stays the same to the bit: Q5_0 and IQ4_NL are Q8_0 with fewer integers, and Q3_K is Q6_K with fewer.
-"""
+"""Repacks GGUF formats for native steps, exactly: Q5_0 and IQ4_NL fit in Q8_0, Q3_K in Q6_K."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ _AT_ONCE = 1 << 22  # numbers that are repacked at a time
 
 @dataclass(frozen=True, slots=True)
 class Repacked:
-    """A format, the inputs and bytes of its blocks, and the format that holds its numbers."""
+    """A format, its block's inputs and bytes, and the format that holds it."""
 
     name: str
     inputs: int
@@ -33,7 +30,7 @@ REPACKED = {
 
 
 def repacked(rows: NDArray[np.uint8], kind: int) -> NDArray[np.uint8]:
-    """The rows, uint8 [outputs, bytes of a row], in blocks of the format that the kind is repacked into."""
+    """Repacks rows, uint8 [outputs, row bytes]."""
     form = REPACKED[kind]
     step = max(1, _AT_ONCE // (rows.shape[1] // form.bytes * form.inputs))
     make = _q6_k if kind == _Q3_K else _q8_0
@@ -48,7 +45,7 @@ def _q8_0(blocks: NDArray[np.uint8], kind: int) -> NDArray[np.uint8]:
 
 
 def _q6_k(blocks: NDArray[np.uint8], kind: int) -> NDArray[np.uint8]:
-    """Blocks of Q3_K: high bits [32], low bits [64], scales [12], the scale of scales [2]."""
+    # Q3_K: high bits [32], low bits [64], scales [12], scale of scales [2].
     plain, scales = blocks.copy(), blocks.copy()
     plain[:, 96:104], plain[:, 104:108], plain[:, 108:] = 0x11, 0xAA, _ONE  # all scales are 1
     scales[:, :32], scales[:, 32:96], scales[:, 108:] = 0xFF, 0x55, _ONE  # all numbers are 1

@@ -1,4 +1,4 @@
-"""How byte-level vocabularies of GGUF files split text before merging, by tokenizer.ggml.pre, as llama.cpp has it."""
+"""Pre-tokenization of GGUF's byte-level vocabularies by tokenizer.ggml.pre, as in llama.cpp."""
 
 from __future__ import annotations
 
@@ -101,11 +101,9 @@ _FOUND = """
 _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> [e~[ <｜end▁of▁sentence｜>
 <|channel|> <|message|> <|start|> <|constrain|>
 """
-FOUND = frozenset(_FOUND.split())
-"""Tokens that are found in text whatever kind the file gives them."""
+FOUND = frozenset(_FOUND.split())  # found in text whatever their kind
 SPLITS: Mapping[str, tuple[str, ...]] = {name: splits for names, splits in _TABLE for name in names.split()}
-"""Expressions of which each splits the pieces that the ones before it left; matches and gaps are pieces."""
+"""Expressions, each splitting the pieces before it; matches and gaps are pieces."""
 WHOLE = frozenset(f"{_TABLE[2][0]} minicpm5 youtu glm4 glm5 tekken granite-embed-multi-97m".split())
 """Where a piece that is a token is not merged."""
-BEGUN = frozenset(f"{_TABLE[2][0]} tekken chameleon".split())
-"""Where texts begin with a token if the file says nothing about it."""
+BEGUN = frozenset(f"{_TABLE[2][0]} tekken chameleon".split())  # where texts begin with a token by default

@@ -1,4 +1,4 @@
-"""Makes the tokenizer that a GGUF's metadata describes: text has the tokens that llama.cpp gives it."""
+"""Builds a GGUF's tokenizer, equal to llama.cpp's."""
 
 from __future__ import annotations
 
@@ -46,7 +46,6 @@ _SPACE = "\u2581"
 
 
 def gguf_parts(file: Path) -> TokenizerParts:
-    """Reads the tokenizer of a GGUF file. Raises OSError or ValueError."""
     with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
         header = Header(content, _ARRAYS)
     values, arrays = header.values, header.arrays
@@ -136,7 +135,7 @@ def _sentencepiece(tokens: Sequence[str], merges: Sequence[tuple[str, str]], pre
 
 
 def _implied(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """The merges that a vocabulary implies: every way to make a token of two others, the likeliest token first."""
+    # Every way to join two tokens, the likeliest result first.
     if len(scores) != len(tokens):
         raise ValueError(f"{_KEY}scores: {len(scores)} scores, and there are {len(tokens)} tokens")
     if (longest := max(map(len, tokens), default=0)) > _MOST_CUT:
@@ -152,7 +151,6 @@ def _implied(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, 
 
 
 def _keep_whole(backend: Any, tokens: Sequence[str], kinds: Sequence[int], model: str) -> None:
-    """Adds the tokens that are found in text before it is split, with the file's ids."""
     from tokenizers import AddedToken
 
     strips = "phi-3" in model or "phi3" in model  # llama.cpp knows by the name alone

@@ -1,8 +1,4 @@
-"""Reads and writes the config.json of an EAGLE-3 head, in the two public layouts.
-
-SpecForge's layout (which SGLang and vLLM load) is the configuration of a Llama of one layer with `draft_vocab_size`.
-That of `speculators` (which vLLM loads) has the same fields in `transformer_layer_config`.
-"""
+"""Reads and writes EAGLE-3 heads' config.json in SpecForge's layout (SGLang, vLLM) and `speculators`' (vLLM)."""
 
 from __future__ import annotations
 
@@ -27,12 +23,7 @@ _LLAMAS = (
 
 @dataclass(frozen=True, slots=True)
 class HeadConfig:
-    """The sizes of a head, and what it reads.
-
-    `layers`: after how many decoder layers of the target the three hidden states are taken; None: the usual ones
-    (`default_layers`). `norm_before_residual`: the residual stream starts from the normed feature. `rope`: as
-    `rope_parameters` of transformers.
-    """
+    """`layers`: target layers read; None: `default_layers`. `norm_before_residual`: the residual starts normed."""
 
     hidden_size: int
     num_attention_heads: int
@@ -69,7 +60,7 @@ class HeadConfig:
             raise ValueError(f"{LAYERS}: {list(layers)!r:.60} are not {TAPS} layers, counted from 1")
 
     def taps(self, target_layers: int) -> tuple[int, ...]:
-        """After how many of the target's layers hidden states are taken. Raises ValueError if it has not so many."""
+        """Returns the layers after which features are taken. Raises ValueError for a small target."""
         layers = default_layers(target_layers) if self.layers is None else self.layers
         if max(layers) > target_layers:
             raise ValueError(f"{LAYERS}: {list(layers)} go beyond the target's {target_layers} layers")
@@ -77,13 +68,12 @@ class HeadConfig:
 
 
 def default_layers(target_layers: int) -> tuple[int, ...]:
-    """The layers that vLLM and SGLang take features after if a head names none; all within a very small target."""
+    """Returns the defaults of vLLM and SGLang; all layers of a very small target."""
     high = target_layers - 3 if target_layers > 5 else target_layers
     return (min(2, target_layers), max(1, target_layers // 2), high)
 
 
 def is_head(folder: Path) -> bool:
-    """Whether a folder's config.json is that of an EAGLE-3 head."""
     try:
         return _is_head(read_object(folder / "config.json"))
     except (OSError, ValueError):
@@ -97,7 +87,7 @@ def _is_head(config: Mapping[str, Any]) -> bool:
 
 
 def read_head_config(folder: Path, eagle1: bool = False) -> HeadConfig:
-    """Reads either layout; with `eagle1` that of an EAGLE-1 head, a Llama's of one layer. Raises CheckpointError."""
+    """Reads either layout, or EAGLE-1's one-layer Llama. Raises CheckpointError."""
     file = folder / "config.json"
     try:
         config = read_object(file)
@@ -143,7 +133,7 @@ def _check_supported(own: Mapping[str, Any]) -> None:
 
 
 def _layers(config: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """vLLM counts the layers before the feature; SGLang, in `eagle_config`, names the layer whose output it is."""
+    # vLLM counts layers before the feature; SGLang's `eagle_config` names the layer.
     eagle = config.get("eagle_config") or {}
     if not eagle.get("use_aux_hidden_state", True):
         raise ValueError("use_aux_hidden_state: false makes an EAGLE-1 head, which is not supported here")
@@ -161,10 +151,7 @@ def _rope(own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_head_config(folder: Path, head: HeadConfig, layout: str, dtype: str, verifier: str = "") -> None:
-    """Writes config.json. `dtype`: that of the weights. `verifier`: the target's name, which speculators' layout has.
-
-    Raises ValueError for an unknown layout.
-    """
+    """Writes config.json. `dtype`: of the weights. `verifier`: the target's name. Raises ValueError."""
     if layout not in LAYOUTS:
         raise ValueError(f"layout: {layout!r} is not one of {', '.join(LAYOUTS)}")
     config = head_fields(head, dtype) if layout == "specforge" else _speculators(head, dtype, verifier)
@@ -191,7 +178,6 @@ def _own(head: HeadConfig, dtype: str) -> dict[str, Any]:
 
 
 def head_fields(head: HeadConfig, dtype: str) -> dict[str, Any]:
-    """The fields of config.json in SpecForge's layout."""
     eagle: dict[str, Any] = {"use_aux_hidden_state": True}
     if head.layers is not None:
         eagle[LAYERS] = [layer - 1 for layer in head.layers]

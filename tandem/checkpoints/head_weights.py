@@ -1,4 +1,4 @@
-"""Reads the weights of an EAGLE-3 head, in both public layouts, without torch."""
+"""Reads EAGLE-3 heads' weights in both layouts, without torch."""
 
 from __future__ import annotations
 
@@ -26,14 +26,13 @@ NORMS = ("midlayer.hidden_norm", "midlayer.input_layernorm", "midlayer.post_atte
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadWeights:
-    """A head. `tensors`: by the names that SpecForge has, all parameters in one dtype, and the two maps of tokens."""
+    """`tensors`: by SpecForge's names, parameters in one dtype, and both token maps."""
 
     config: HeadConfig
     tensors: Mapping[str, Stored]
 
     @property
     def token_ids(self) -> NDArray[np.int64]:
-        """The tokens that the logits' columns stand for, [draft vocabulary]."""
         offsets = self.tensors["d2t"].values.astype(np.int64)
         return offsets + np.arange(len(offsets))
 
@@ -42,7 +41,6 @@ class HeadWeights:
         return sum(stored.values.size for name, stored in self.tensors.items() if name not in MAPS)
 
     def shape(self, linear: str) -> tuple[int, int]:
-        """Outputs and inputs of a linear layer."""
         outputs, inputs = self.tensors[f"{linear}.weight"].shape
         return outputs, inputs
 
@@ -55,10 +53,7 @@ class HeadWeights:
 
 
 def read_head_weights(folder: Path) -> tuple[HeadWeights, Stored | None]:
-    """The head in the dtype of its `fc`, and its own embedding [vocabulary, hidden] if it has one.
-
-    Raises CheckpointError, which names what is missing, unknown or of another shape.
-    """
+    """Returns a head in its `fc`'s dtype and its embedding [vocabulary, hidden], if any. Raises CheckpointError."""
     config = read_head_config(folder)
     tensors = Tensors(folder)
     found = {_our_name(name): tensors.stored(name) for name in tensors.files}
@@ -80,7 +75,7 @@ def _our_name(name: str) -> str:
 
 
 def _complete_vocabulary(config: HeadConfig, found: dict[str, Stored]) -> None:
-    """A head for all of the target's tokens may lack the two maps, and any may lack t2d, which follows from d2t."""
+    # Heads of the whole vocabulary may lack both maps; t2d follows from d2t.
     if "d2t" not in found and config.draft_vocab_size == config.vocab_size:
         found["d2t"] = Stored("I64", np.zeros(config.vocab_size, dtype=np.int64))
     if "t2d" not in found and "d2t" in found:

@@ -1,4 +1,4 @@
-"""Finds the files of a checkpoint that is named by its id on a hub; they are downloaded if no cache has them."""
+"""Finds a hub id's files, downloading uncached ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _JSON, _WEIGHTS, _PICKLES = "*.json", "model*.safetensors", "pytorch_model*.bin"
 
 
 def configuration_folder(checkpoint: Checkpoint) -> Path:
-    """The folder that has config.json: the checkpoint's, or that of a hub's cache. Raises CheckpointError."""
+    """Returns the folder of config.json. Raises CheckpointError."""
     folder = Path(checkpoint.folder)
     if folder.is_dir():
         return folder
@@ -25,18 +25,15 @@ def configuration_folder(checkpoint: Checkpoint) -> Path:
 
 
 def read_configuration(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What config.json says. Raises ValueError."""
     return read_object(configuration_folder(checkpoint) / "config.json")
 
 
 def weights_folder(checkpoint: Checkpoint) -> Path:
-    """The folder that has weights and JSON files. Raises CheckpointError."""
     folder = Path(checkpoint.folder)
     return folder if folder.is_dir() else _downloaded(checkpoint.folder, _WEIGHTS) or _pickled(checkpoint.folder)
 
 
 def tokenizer_folder(checkpoint: Checkpoint) -> Path:
-    """The folder that has the tokenizer's files. Raises CheckpointError."""
     folder = Path(checkpoint.folder)
     return folder if folder.is_dir() else _snapshot(checkpoint.folder, _JSON, "*.jinja", "*.model")
 

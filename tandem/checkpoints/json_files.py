@@ -1,4 +1,4 @@
-"""Reads the JSON files of a model, which anybody may have written, within bounds of size, depth and range."""
+"""Reads untrusted JSON within bounds of size, depth and range."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-MOST_BYTES = 1 << 22
-"""Limit of the size of a configuration. The objects that Python makes of it take up to 25 times as many bytes."""
+MOST_BYTES = 1 << 22  # Python's objects take up to 25 times as much memory
 _MOST_DEPTH = 64
 _TOO_DEEP = f"nested more than {_MOST_DEPTH} deep"
 _MOST_DIGITS = 300  # so that every whole number is within the range of a float
 
 
 def read_object(file: Path, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
-    """Reads the JSON object in a file. Raises OSError, or ValueError with one line that does not name the file."""
+    """Raises OSError, or ValueError without the file's name."""
     found = read_json(file, most_bytes)
     if not isinstance(found, dict):
         raise ValueError("not an object")
@@ -25,7 +24,6 @@ def read_object(file: Path, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
 
 
 def read_json(file: Path, most_bytes: int = MOST_BYTES) -> Any:
-    """Reads the JSON value in a file, of any type. Raises like read_object."""
     if not stat.S_ISREG(file.stat().st_mode):  # a pipe could be waited for without end
         raise ValueError("not a regular file")
     with file.open("rb") as opened:
@@ -36,7 +34,6 @@ def read_json(file: Path, most_bytes: int = MOST_BYTES) -> Any:
 
 
 def parsed(text: str) -> Any:
-    """Reads a JSON value that anybody may have written. Raises ValueError."""
     try:
         found = json.loads(text, parse_int=_whole, object_pairs_hook=_object)
     except RecursionError:

@@ -29,15 +29,12 @@ _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "model*.bin")
 
 
 class CheckpointError(ValueError):
-    """A model cannot be loaded; the message names the file and what is wrong with it."""
+    """A model cannot be loaded; the message names the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where a model is. `folder`: a folder or a hub id. `gguf`: the name of a file in `folder`.
-
-    Of an unpacked GGUF, `packed` is its file, and `revision` that file's.
-    """
+    """`folder`: a folder or hub id. `gguf`: a file in it. Of an unpacked GGUF, `packed` is the file."""
 
     name: str
     folder: str
@@ -47,22 +44,16 @@ class Checkpoint:
 
     @property
     def gguf_file(self) -> Path | None:
-        """The GGUF file that has the weights, if one has."""
         return Path(self.packed) if self.packed else Path(self.folder, self.gguf) if self.gguf else None
 
     @property
     def source(self) -> dict[str, object]:
-        """Arguments for transformers' from_pretrained."""
         source: dict[str, object] = {"pretrained_model_name_or_path": self.folder}
         return source | ({"gguf_file": self.gguf} if self.gguf else {})
 
 
 def frequent_tokens(checkpoint: Checkpoint, vocab_size: int) -> tuple[int, ...] | None:
-    """The token ids below `vocab_size` that a draft may propose, ascending, if its folder restricts them.
-
-    This is FR-Spec (Zhao et al. 2025): the head is most of a small model's cost, and a draft without rare tokens needs
-    a quarter of it. Raises CheckpointError.
-    """
+    """Returns the ids that a draft may propose (FR-Spec, Zhao et al. 2025), ascending. Raises CheckpointError."""
     file = Path(checkpoint.folder) / FREQUENT_TOKENS
     if not file.is_file():
         return None
@@ -76,7 +67,7 @@ def frequent_tokens(checkpoint: Checkpoint, vocab_size: int) -> tuple[int, ...] 
 
 
 def find(model: str | None) -> Checkpoint:
-    """The checkpoint that `model` names (None: the embedded target). Raises CheckpointError."""
+    # None: the embedded target.
     if model is None:
         return _embedded()
     path = Path(model).expanduser()
@@ -92,23 +83,19 @@ def find(model: str | None) -> Checkpoint:
 
 
 def embedded_draft() -> str | None:
-    """The folder of the draft shipped with Tandem, or None."""
     return _shipped(EMBEDDED_DRAFT)
 
 
 def embedded_head() -> str | None:
-    """The folder of the embedded target's EAGLE-3 head, or None."""
     return _shipped(EMBEDDED_HEAD)
 
 
 def _shipped(folder: Path) -> str | None:
-    """The folder of a model shipped with Tandem: in a checkout, or in a package of weights (packages/)."""
     folders = (folder, *(parent / folder.name for parent in _package_folders(WEIGHTS_PACKAGE)))
     return next((str(each) for each in folders if (each / "config.json").is_file()), None)
 
 
 def _embedded() -> Checkpoint:
-    """The embedded target: in its package of weights, or in another's of which only the file is used."""
     shipped = (Path(folder, EMBEDDED_TARGET, EMBEDDED_FILE) for folder in _package_folders(WEIGHTS_PACKAGE))
     others = (folder / EMBEDDED_FILE for folder in _package_folders(EMBEDDED_PACKAGE))
     file = next(iter((*filter(Path.is_file, shipped), *others)), None)
@@ -121,7 +108,6 @@ def _embedded() -> Checkpoint:
 
 
 def _package_folders(name: str) -> list[Path]:
-    """The folders of a package, which is not imported; none if it is not installed."""
     spec = importlib.util.find_spec(name)
     return [Path(folder) for folder in spec.submodule_search_locations or ()] if spec else []
 
@@ -138,10 +124,7 @@ def _gguf(path: Path) -> Checkpoint:
 
 
 def split_files(path: Path) -> list[Path]:
-    """All parts of the split model of which a GGUF file is the first; the file alone if its name is not a part's.
-
-    Raises CheckpointError for another part, and for one that is missing.
-    """
+    """Returns all parts, given the first; other files alone. Raises CheckpointError."""
     if (split := _SPLIT.fullmatch(path.name)) is None:
         return [path]
     count = int(split[3])
@@ -178,7 +161,6 @@ def _folder(path: Path) -> Checkpoint:
 
 
 def read_index(index: Path) -> dict[str, Path]:
-    """Returns the file of each tensor that an index names. Raises CheckpointError unless all are there."""
     try:
         named = read_object(index, _MOST_INDEX_BYTES).get("weight_map")
         if not isinstance(named, dict) or not all(_is_file_name(file) for file in named.values()):
@@ -202,10 +184,7 @@ def _weight_files(path: Path) -> Iterator[Path]:
 
 
 def weights_revision(checkpoint: Checkpoint) -> str:
-    """A hash of the weights and the configuration, which determine the model's output; a GGUF file has both.
-
-    For a hub id, the commit that is cached on this machine, if any. Raises CheckpointError.
-    """
+    """Hashes weights and configuration; of a hub id, returns the cached commit. Raises CheckpointError."""
     if checkpoint.revision:
         return checkpoint.revision
     folder = Path(checkpoint.folder)
@@ -224,7 +203,7 @@ def weights_revision(checkpoint: Checkpoint) -> str:
 
 
 def check_unchanged(checkpoint: Checkpoint, revision: str) -> None:
-    """Raises CheckpointError if the files are not those of the revision any more: what was made of them is not its."""
+    """Raises CheckpointError if files changed since `revision`."""
     if weights_revision(checkpoint) != revision:
         raise CheckpointError(
             f"{checkpoint.gguf_file or checkpoint.folder}: was replaced or written to while it was read"
@@ -232,7 +211,7 @@ def check_unchanged(checkpoint: Checkpoint, revision: str) -> None:
 
 
 def check_sizes(checkpoint: Checkpoint) -> None:
-    """Raises CheckpointError if the files cannot hold the sizes that they claim. Does not check a hub id."""
+    """Raises CheckpointError if files cannot hold their claimed sizes; hub ids are unchecked."""
     folder = Path(checkpoint.folder)
     if not folder.is_dir():
         return
@@ -247,7 +226,7 @@ def check_sizes(checkpoint: Checkpoint) -> None:
 
 
 def _configurations(folder: Path) -> list[Path]:
-    """Configuration files that change the output of the same weights."""
+    # Those that change the output of the same weights.
     return [file for name in ("config.json", "generation_config.json") if (file := folder / name).is_file()]
 
 
@@ -259,7 +238,7 @@ def _hub_revision(name: str) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error from another library, with the second after a colon."""
+    """Returns another library's first error line, and the second after a colon."""
     lines = str(error).strip().splitlines() or [repr(error)]
     text = " ".join(map(str.strip, lines[: 2 if lines[0].endswith(":") else 1]))
     return f"unknown {text}" if isinstance(error, KeyError) else text

@@ -1,4 +1,4 @@
-"""Converts between the number formats of checkpoints in numpy, which has neither bfloat16 nor FP8."""
+"""Converts number formats in numpy, which lacks bfloat16 and FP8."""
 
 from __future__ import annotations
 
@@ -23,17 +23,15 @@ STORAGE = {
     "I8": "i1",
     "U8": "u1",
     "BOOL": "?",
-}
-"""The numpy type that each dtype of safetensors is read as."""
-DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-"""Names of dtypes, and what safetensors calls them."""
+}  # numpy types by safetensors' dtypes
+DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # by safetensors' names
 _FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 _ROWS = 1 << 22  # numbers that are converted at a time, so that intermediates stay small
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stored:
-    """A tensor: its dtype, as safetensors names it, and its numbers as numpy reads them (STORAGE)."""
+    """A tensor: safetensors' dtype, and numbers of STORAGE's type."""
 
     dtype: str
     values: NDArray[Any]
@@ -47,7 +45,6 @@ class Stored:
         return self.dtype in _FLOATS
 
     def floats(self) -> Floats:
-        """The numbers as float32; a copy, unless they are float32 already."""
         if self.dtype == "BF16":
             return from_bfloat16(self.values)
         if self.dtype.startswith("F8"):
@@ -57,7 +54,6 @@ class Stored:
             return np.asarray(self.values, dtype=np.float32)
 
     def to(self, dtype: str) -> Stored:
-        """The tensor in a dtype of DTYPES, contiguous; rounded to the nearest, as torch rounds."""
         wanted = DTYPES[dtype]
         if self.dtype == wanted:
             return Stored(wanted, np.ascontiguousarray(self.values))
@@ -68,7 +64,7 @@ class Stored:
             return Stored(wanted, np.ascontiguousarray(floats, dtype=STORAGE[wanted]))
 
     def own(self) -> Stored:
-        """The tensor in memory of its own: a mapped file could be cut short under those who read it."""
+        # A mapped file could be truncated while in use.
         is_own = self.values.base is None and self.values.flags.writeable
         return self if is_own else Stored(self.dtype, self.values.copy())
 
@@ -78,14 +74,13 @@ def of_floats(values: Floats) -> Stored:
 
 
 def from_bfloat16(bits: NDArray[np.uint16]) -> Floats:
-    """float32 numbers of the bits of bfloat16, which are the upper half of theirs."""
     made = np.empty(bits.shape, dtype="<u4")
     np.left_shift(bits, 16, out=made, dtype=np.uint32, casting="unsafe")
     return made.view(np.float32)
 
 
 def to_bfloat16(values: Floats) -> NDArray[np.uint16]:
-    """The bits of the nearest bfloat16; ties go to the even one, and what is no number becomes 0x7fc0."""
+    # Ties to even; NaN becomes 0x7fc0.
     flat = np.ascontiguousarray(values, dtype=np.float32).reshape(-1)
     made = np.empty(flat.shape, dtype="<u2")
     for at in range(0, len(flat), _ROWS):
@@ -98,7 +93,7 @@ def to_bfloat16(values: Floats) -> NDArray[np.uint16]:
 
 @functools.cache
 def _bytes_as_floats(dtype: str) -> Floats:
-    """What each byte stands for, float32 [256], in FP8 with 4 bits of exponent and no infinity, or with 5."""
+    # float32 [256]; E4M3 has no infinity, E5M2 has.
     byte = np.arange(256)
     exponent_bits, mantissa_bits = (4, 3) if dtype == "F8_E4M3" else (5, 2)
     bias, most = 2 ** (exponent_bits - 1) - 1, 2**exponent_bits - 1

@@ -1,4 +1,4 @@
-"""Reads from config.json how the matrices of a checkpoint are quantised: whole numbers or FP8, times scales."""
+"""Reads config.json's quantisation: integers or FP8 times scales."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tandem.checkpoints.locate import CheckpointError, first_line
 INT8, FP8 = "int8", "float8_e4m3fn"
 METHODS = ("compressed-tensors", "fbgemm_fp8", "fp8")
 FORMATS = ("int-quantized", "float-quantized", "naive-quantized")
-"""Formats of compressed-tensors in which a number is a byte; the others pack several into one."""
+"""Formats of compressed-tensors with one byte a number; others pack several."""
 _KINDS = {"int": INT8, "float": FP8}
 _STRATEGIES = ("tensor", "channel", "group", "block")
 Tile = tuple[int | None, int | None]
@@ -21,10 +21,7 @@ Tile = tuple[int | None, int | None]
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How some matrices are stored: `numbers` of a dtype, with a scale for every `tile` of outputs and inputs.
-
-    None in a tile stands for all of them.
-    """
+    """Dtypes with a scale per `tile` of outputs and inputs; None in a tile: all."""
 
     numbers: str
     tile: Tile
@@ -35,10 +32,7 @@ class _Unsupported(ValueError):
 
 
 def quantisation_of(folder: Path) -> tuple[Scheme, ...] | None:
-    """How the matrices of the checkpoint in `folder` are quantised; the shape of one's scales says which scheme it has.
-
-    None if it is not quantised. Raises CheckpointError, naming the field.
-    """
+    """Returns the possible schemes, chosen by a matrix's scale shape; None if dense. Raises CheckpointError."""
     file = folder / "config.json"
     try:
         config = read_object(file)
@@ -64,7 +58,6 @@ def _schemes(name: str, config: Any) -> Iterator[Scheme]:
 
 
 def _compressed(name: str, config: Mapping[str, Any]) -> Iterator[Scheme]:
-    """Schemes of compressed-tensors, as llm-compressor writes them."""
     _one_of(f"{name}.quantization_status", config.get("quantization_status", "compressed"), ("compressed",))
     sparsity = _object(f"{name}.sparsity_config", config.get("sparsity_config") or {})
     _one_of(f"{name}.sparsity_config.format", sparsity.get("format", "dense"), ("dense",))

@@ -1,4 +1,4 @@
-"""Reads the weights of a checkpoint folder by their modules' names; quantised ones are multiplied by their scales."""
+"""Reads weights by module name, multiplied by their scales."""
 
 from __future__ import annotations
 
@@ -19,18 +19,15 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, ...]
 _BYTES = ("I8", "U8", "F8_E4M3", "F8_E5M2")
-SCALES = ("_scale", "_scale_inv")
-"""What the names of scales end with. Weights are multiplied by either: the second is the inverse of what they were
-multiplied by when they were quantised."""
+SCALES = ("_scale", "_scale_inv")  # weights are multiplied by either
 _NAMES = {"I8": INT8, "U8": "uint8", "F8_E4M3": FP8, "F8_E5M2": "float8_e5m2", "I32": "int32", "I64": "int64"}
 _GROUP = FORMATS["q8_0"].inputs
 
 
 class ScaledWeights:
-    """The weights of a folder. `quantisation`: None if they are dense."""
+    """`quantisation` None: dense."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises CheckpointError."""
         self.folder, self.quantisation = folder, quantisation_of(folder)
         self._tensors = Tensors(folder)
 
@@ -38,19 +35,17 @@ class ScaledWeights:
         return name in self._tensors.files
 
     def names(self) -> list[str]:
-        """The names of all weights, without those of scales."""
         scales = {f"{name}{end}" for name in self._tensors.files for end in SCALES}
         return [name for name in self._tensors.files if name not in scales]
 
     def __getitem__(self, name: str) -> Tensor:
-        """Like `stored`, as torch's tensor."""
         import torch
 
         stored = self._tensors.stored(name)
         return self._tensors[name] if _is_dense(stored) else torch.from_numpy(self.stored(name).values)
 
     def stored(self, name: str) -> Stored:
-        """The weight called `name`: of a quantised one, numbers times scales in float32. Raises CheckpointError."""
+        """Returns a weight; a quantised one times its scales in float32. Raises CheckpointError."""
         stored = self._tensors.stored(name)
         if _is_dense(stored):
             return stored
@@ -61,10 +56,7 @@ class ScaledWeights:
         return self._tensors.shape(name)
 
     def blocks(self, name: str) -> Blocks | None:
-        """The same weight in blocks of Q8_0 that have the very numbers of the checkpoint, and its scales in float16.
-
-        None where its numbers do not fit: they are FP8, or groups of 32 inputs have no common scale.
-        """
+        """Returns the exact weight as Q8_0 blocks with float16 scales; None for FP8 or other scales."""
         stored = self._tensors.stored(name)
         if stored.dtype != "I8":
             return None
@@ -81,7 +73,7 @@ class ScaledWeights:
         return Blocks("q8_0", made.reshape(outputs, -1))
 
     def _scale(self, name: str, stored: Stored) -> tuple[Floats, Tile]:
-        """Scales float32 [rows of tiles, columns of tiles] of a quantised matrix, and the size of a tile."""
+        # float32 [rows of tiles, columns of tiles]
         dtype = _NAMES.get(stored.dtype, stored.dtype)
         if self.quantisation is None:
             raise CheckpointError(f"{self.folder}: {name} is {dtype}, and config.json has no quantization_config")
@@ -104,7 +96,6 @@ def _is_dense(stored: Stored) -> bool:
 
 
 def check_dense(folder: Path) -> None:
-    """Raises CheckpointError if weights are numbers of a byte, which mean nothing without scales."""
     for file in sorted(folder.glob("*.safetensors")):
         for name, dtype in dtypes(file).items():
             if name.endswith(".weight") and dtype in _BYTES:
@@ -112,7 +103,7 @@ def check_dense(folder: Path) -> None:
 
 
 def _tile_of(schemes: Sequence[Scheme], dtype: str, shape: Shape, scales: Shape) -> Tile | None:
-    """The tile of the scheme that these scales fit; one of a matrix with a single output needs no second dimension."""
+    # A matrix with one output needs no second scale dimension.
     for scheme in schemes:
         rows, columns = _tiles(scheme.tile, shape)
         shapes = [(rows, columns), *([(rows,)] if columns == 1 else []), *([()] if rows == columns == 1 else [])]
@@ -122,13 +113,11 @@ def _tile_of(schemes: Sequence[Scheme], dtype: str, shape: Shape, scales: Shape)
 
 
 def _tiles(tile: Tile, shape: Shape) -> tuple[int, int]:
-    """How many tiles lie below and beside each other."""
     rows, columns = (1 if size is None else -(-extent // size) for size, extent in zip(tile, shape, strict=True))
     return rows, columns
 
 
 def _spread(scale: Floats, tile: Tile, shape: Shape) -> Floats:
-    """A scale for every number: [outputs, inputs]."""
     for dimension, (size, extent) in enumerate(zip(tile, shape, strict=True)):
         scale = np.repeat(scale, size or extent, dimension).take(range(extent), dimension)
     return scale

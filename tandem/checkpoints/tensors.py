@@ -1,4 +1,4 @@
-"""Reads and writes the tensors of checkpoint folders, one at a time, so that a large model needs little memory."""
+"""Reads and writes checkpoint tensors one at a time, to save memory."""
 
 from __future__ import annotations
 
@@ -31,11 +31,7 @@ _MOST_OPEN = 2
 
 
 class Tensors:
-    """The tensors of a folder: safetensors or PyTorch's files, in one or several. `files`: the file of each name.
-
-    What is read is that of one version of each file. Methods raise CheckpointError, also if a file is replaced or
-    written to between two reads.
-    """
+    """Reads safetensors or PyTorch files. Raises CheckpointError, also if a file changes between two reads."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -50,19 +46,15 @@ class Tensors:
         return self._opened(name).tensor(name)
 
     def stored(self, name: str) -> Stored:
-        """One tensor, without torch: read-only, mapped from its file."""
         return self._opened(name).stored(name)
 
     def bytes(self, name: str) -> int:
-        """Bytes of one tensor."""
         return self._opened(name).bytes(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of one tensor."""
         return self._opened(name).shape(name)
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each tensor, by name."""
         return {name: self.bytes(name) for name in self.files}
 
     def _files(self) -> dict[str, Path]:
@@ -93,7 +85,6 @@ class Tensors:
 
 
 def _facts(file: Path) -> tuple[int, ...]:
-    """Identifies a version of a file: it changes whenever the file does."""
     try:
         status = file.stat()
     except OSError as error:
@@ -102,8 +93,6 @@ def _facts(file: Path) -> tuple[int, ...]:
 
 
 class _Safetensors:
-    """A memory-mapped safetensors file."""
-
     def __init__(self, file: Path) -> None:
         from safetensors import safe_open
 
@@ -120,7 +109,6 @@ class _Safetensors:
 
     @functools.cached_property
     def _content(self) -> tuple[mmap.mmap, int, dict[str, Any]]:
-        """The file, where its tensors begin, and its header, which `safe_open` has checked."""
         with self._file.open("rb") as stream:
             content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         begin = 8 + int.from_bytes(content[:8], "little")
@@ -155,8 +143,6 @@ class _Safetensors:
 
 
 class _Pickle:
-    """A checkpoint file that PyTorch pickled."""
-
     def __init__(self, file: Path) -> None:
         need_torch(f"{file}: PyTorch's file, not safetensors,")
         import torch
@@ -190,7 +176,6 @@ class _Pickle:
 
 @contextlib.contextmanager
 def _refusing(file: Path) -> Iterator[None]:
-    """Turns whatever a library says of a malformed file into one CheckpointError."""
     try:
         yield
     except Exception as error:
@@ -198,13 +183,12 @@ def _refusing(file: Path) -> Iterator[None]:
 
 
 def dtypes(file: Path) -> dict[str, str]:
-    """Returns the dtype of each tensor in a file, as safetensors names it (BF16). Raises CheckpointError."""
     opened = _Safetensors(file)
     return {name: opened.dtype(name) for name in opened.names}
 
 
 def shards_of(sizes: Mapping[str, int], most: int) -> list[list[str]]:
-    """Divides names into files of at most `most` bytes, in their order; a larger tensor has a file of its own."""
+    """Groups names in order into files of at most `most` bytes; larger tensors alone."""
     shards: list[list[str]] = []
     room = 0
     for name, size in sizes.items():
@@ -217,7 +201,6 @@ def shards_of(sizes: Mapping[str, int], most: int) -> list[list[str]]:
 
 
 def save_tensors(file: Path, tensors: Mapping[str, Tensor] | Mapping[str, NDArray[Any]]) -> None:
-    """Writes a file of safetensors, as save_whole does: tensors of torch, or arrays of numpy."""
     save: Any
     if all(isinstance(each, np.ndarray) for each in tensors.values()):
         import safetensors.numpy
@@ -231,7 +214,7 @@ def save_tensors(file: Path, tensors: Mapping[str, Tensor] | Mapping[str, NDArra
 
 
 def save_whole(folder: Path, save: Callable[[Path], object]) -> None:
-    """Has `save` write into a folder of its own, then moves its files: who mapped former ones keeps those whole."""
+    """Writes to a new folder by `save`, then moves the files: mapped old ones stay whole."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as partial:
         save(Path(partial))
@@ -240,7 +223,6 @@ def save_whole(folder: Path, save: Callable[[Path], object]) -> None:
 
 
 def write_tensors(folder: Path, shards: list[list[str]], load: Callable[[str], Any]) -> list[Path]:
-    """Writes safetensors files of tensors or arrays, each whole and once, and the index after them."""
     written: list[Path] = []
     places: dict[str, str] = {}
     total = 0
@@ -257,7 +239,7 @@ def write_tensors(folder: Path, shards: list[list[str]], load: Callable[[str], A
 
 
 def _apart(tensor: Any) -> Any:
-    """A contiguous copy of a tensor of torch, for those of a pickle may share memory; an array as it is, contiguous."""
+    # Tensors of a pickle may share memory.
     return np.ascontiguousarray(tensor) if isinstance(tensor, np.ndarray) else tensor.contiguous().clone()
 
 

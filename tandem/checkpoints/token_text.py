@@ -1,4 +1,4 @@
-"""Text of tokens as they come, equal to one decode of them all."""
+"""Streams tokens' text, equal to one decode of all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NONE, _ALL = re.compile("(?!)"), re.compile("(?s:.*)")
 
 
 def decoding_steps(backend: Any) -> list[str]:
-    """The names of the steps of a tokenizer's decoder; Fuse alone has no effect."""
+    """Returns a decoder's step names; Fuse alone has no effect."""
     if backend.decoder is None:
         return []
     said = json.loads(backend.decoder.__getstate__())
@@ -23,11 +23,7 @@ def decoding_steps(backend: Any) -> list[str]:
 
 
 def held_tokens(steps: Sequence[str]) -> re.Pattern[str]:
-    """Which tokens have no text before others follow.
-
-    A byte ends its run's text: one that is invalid makes all bytes of the run U+FFFD. Steps of which we don't know
-    that a token's text depends on its neighbour alone hold all tokens.
-    """
+    """Matches tokens without text until others follow; unknown decoder steps hold all tokens."""
     before, after = list(steps), []
     if "Fuse" in before:
         before, after = before[: before.index("Fuse")], before[before.index("Fuse") + 1 :]
@@ -37,8 +33,6 @@ def held_tokens(steps: Sequence[str]) -> re.Pattern[str]:
 
 
 class ByteText:
-    """Streams byte-level tokens: their text is the UTF-8 of all their bytes."""
-
     def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
         self._bytes_of = bytes_of
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -51,11 +45,7 @@ class ByteText:
 
 
 class TokenText:
-    """Streams tokens whose text depends on whether others come before and after.
-
-    `_tail` ends with the last token whose text was returned, and those held after it. It can be cut before a token
-    that has text of its own: that token takes what decoders do to the beginning of a text.
-    """
+    """Streams tokens whose text depends on neighbours. `_tail`: the last with returned text, and held ones."""
 
     def __init__(self, backend: Any, skipped: Container[int], held: re.Pattern[str]) -> None:
         self._backend, self._skipped, self._held = backend, skipped, held

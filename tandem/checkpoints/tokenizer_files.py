@@ -1,4 +1,4 @@
-"""Reads a tokenizer from a folder's tokenizer.json, tokenizer_config.json and chat templates, without transformers."""
+"""Reads a folder's tokenizer without transformers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ _MOST_BYTES = 1 << 26  # of a JSON file
 
 
 def folder_parts(folder: Path) -> TokenizerParts:
-    """Reads tokenizer.json and what lies beside it. Raises OSError, or ValueError for what is not as expected."""
     from tokenizers import Tokenizer
 
     backend = Tokenizer.from_file(str(folder / TOKENIZER))
@@ -44,7 +43,7 @@ def folder_parts(folder: Path) -> TokenizerParts:
 
 
 def converted_parts(folder: Path) -> TokenizerParts:
-    """A tokenizer without tokenizer.json, which transformers converts. Raises CheckpointError without transformers."""
+    """Converts an older tokenizer by transformers. Raises CheckpointError without it."""
     need(f"{folder}: it has no {TOKENIZER}, and to convert another tokenizer", "transformers")
     from transformers import AutoTokenizer
 
@@ -62,7 +61,6 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _of_slow(folder: Path, named: Mapping[str, Any], extra: list[Any]) -> Iterator[tuple[int, Any]]:
-    """The tokens that a slow tokenizer had added, by id."""
     from tokenizers import AddedToken
 
     special = {each["content"] if isinstance(each, Mapping) else each for each in (*named.values(), *extra) if each}
@@ -82,7 +80,7 @@ def _special(value: Any) -> Any:
 
 
 def _template(folder: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:
-    """The chat template, or several by name; files of their own come before what tokenizer_config.json has."""
+    # Template files come before tokenizer_config.json.
     found = {}
     if (folder / TEMPLATE).is_file():
         found["default"] = (folder / TEMPLATE).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What a tokenizer consists of: one of the tokenizers library, its special tokens, and the model's chat template."""
+"""A tokenizer's backend, special tokens and chat template."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""Names of special tokens, in the order in which transformers adds them."""
+"""Special tokens in transformers' order."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenizerParts:
-    """`backend`: a tokenizers.Tokenizer. `named`: special tokens by name. `extra`: those without one."""
+    """`backend`: a tokenizers.Tokenizer. `named`: special tokens by name; `extra`: the others."""
 
     backend: Any
     named: Mapping[str, str] = field(default_factory=dict)
@@ -25,7 +25,6 @@ class TokenizerParts:
 
     @property
     def compared_ids(self) -> list[int]:
-        """The special ids without one that only pads, which no text has."""
         return self._ids(token for name, token in self.named.items() if name != "pad_token")
 
     def _ids(self, named: Iterable[str]) -> list[int]:
@@ -39,10 +38,7 @@ def assembled(
     added: Mapping[int, Any] | None = None,
     chat_template: str | Mapping[str, str] | None = None,
 ) -> TokenizerParts:
-    """Adds special tokens to `backend` as transformers does: those of its vocabulary are then kept whole.
-
-    Tokens are texts or AddedTokens. `added`: by the ids that a slow tokenizer had; new ones get the next free id.
-    """
+    """Adds special tokens as transformers does. `added`: by a slow tokenizer's ids; new ones get free ids."""
     from tokenizers import AddedToken
 
     backend.no_truncation()
@@ -79,7 +75,6 @@ def _text(token: Any) -> str:
 
 
 def ends_with(backend: Any, begin: tuple[str, int] | None, end: tuple[str, int] | None) -> None:
-    """Makes texts begin and end with these tokens, or with none."""
     from tokenizers import processors
 
     first, last = (f"{begin[0]}:0 " if begin else ""), (f" {end[0]}:0" if end else "")

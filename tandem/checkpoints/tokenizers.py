@@ -1,4 +1,4 @@
-"""Converts text to token ids and back; fingerprints vocabularies so that draft and target can compare them."""
+"""Converts text and token ids; fingerprints vocabularies."""
 
 from __future__ import annotations
 
@@ -22,45 +22,39 @@ from tandem.speculation.stopping import TextStream
 
 
 class Tokenizer(Protocol):
-    """The tokenizer interface that servers use."""
-
     sha256: str
     vocab_size: int  # ids are below it
     end_of_sequence_ids: tuple[int, ...]
 
     def encode(self, text: str, chat: bool) -> list[int]:
-        """Token ids of `text`; with `chat`, of the chat template with `text` as the user's message."""
+        """Returns the ids of `text`, or with `chat` of a user's message."""
 
     def stream(self) -> TextStream:
-        """A decoder of one sequence's tokens."""
+        """Returns a decoder of one sequence."""
 
 
 @runtime_checkable
 class ChatTokenizer(Tokenizer, Protocol):
-    """What serving OpenAI clients needs besides."""
-
     def tokens(self, text: str, special: bool) -> list[int]:
-        """Token ids of `text`; `special`: with those that begin and end every text of the model."""
+        """Returns token ids; `special`: with the model's first and last ones."""
 
     def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-        """The text of a chat, by the model's template. `options`: the template's. Raises ValueError."""
+        """Renders a chat with template `options`. Raises ValueError."""
 
     def tool_format(self) -> str:
-        """The format in which the model's template tells it of tools (tool_prompts.FORMATS); "" if in none of them."""
+        """Returns the template's tool format of tool_prompts.FORMATS, or ""."""
 
     def text(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, special ones included."""
+        """Decodes tokens, special ones included."""
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that a token stands for, which need not be whole characters."""
+        """Returns a token's bytes, perhaps partial characters."""
 
 
 _BYTES = {character: byte for byte, character in enumerate(byte_characters())}
 
 
 class HuggingFaceTokenizer:
-    """A checkpoint's tokenizer, from its tokenizer.json or its GGUF file. Raises CheckpointError."""
-
     def __init__(self, checkpoint: Checkpoint) -> None:
         try:
             self._parts = _parts_of(checkpoint)
@@ -76,7 +70,7 @@ class HuggingFaceTokenizer:
             raise CheckpointError(f"{checkpoint.folder}: no usable tokenizer: {first_line(error)[:300]}") from None
 
     def encode(self, text: str, chat: bool) -> list[int]:
-        """Like Tokenizer.encode. Raises ValueError if there is no chat template, or if it refuses the text."""
+        """Raises ValueError without a chat template, or if it refuses the text."""
         if not chat:
             return self.tokens(text, special=True)
         return self.tokens(self.render([{"role": "user", "content": text}], add_generation_prompt=True), special=False)
@@ -85,7 +79,6 @@ class HuggingFaceTokenizer:
         return list(self._backend.encode(text, add_special_tokens=special).ids)
 
     def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-        """Like Tokenizer.render. What a template raises is about the messages that it was given."""
         if not self._parts.chat_template:
             raise ValueError("this model has no chat template")
         try:
@@ -99,7 +92,7 @@ class HuggingFaceTokenizer:
             raise ValueError(f"the model's chat template refuses them: {first_line(error)[:300]}") from None
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any], system: bool) -> str:
-        """`system`: tools that the template does not tell of are told in that role."""
+        # Tools that the template lacks go into the `system` role.
         from tandem.checkpoints import chat_templates
 
         tools = options.get("tools")
@@ -108,7 +101,6 @@ class HuggingFaceTokenizer:
         return chat_templates.render(self._template(tools), messages, **options)
 
     def shows(self, tools: bool) -> tool_prompts.Shown:
-        """What the template shows that is used with tools, or without them."""
         from tandem.checkpoints import chat_templates
 
         if tools not in self._shown:
@@ -144,23 +136,21 @@ class HuggingFaceTokenizer:
 
     @functools.cached_property
     def _before(self) -> list[int]:
-        """A token with text: after it, others have the text that they have inside a sequence."""
+        # After it, tokens have the text that they have inside a sequence.
         spelt = ((place, self._backend.id_to_token(place) or "") for place in range(self.vocab_size))
         plain = (p for p, token in spelt if p not in self.special_ids and not BYTE.fullmatch(token))
         return next(([place] for place in plain if self.text([place])), [])
 
     @functools.cached_property
     def _steps(self) -> list[str]:
-        """The steps of its decoder."""
         return decoding_steps(self._backend)
 
     @property
     def _byte_level(self) -> bool:
-        """Whether the characters of its vocabulary stand for bytes (GPT-2's table)."""
         return self._steps == ["ByteLevel"]
 
     def stream(self) -> TextStream:
-        """Its text is `decode(ids, skip_special_tokens=True)` of the generated tokens alone, as of a whole answer."""
+        """Decodes generated tokens as `decode(ids, skip_special_tokens=True)` does."""
         if self._byte_level:
             return ByteText(self._shown_bytes)
         return TokenText(self._backend, self._skipped, held_tokens(self._steps))
@@ -175,7 +165,6 @@ class HuggingFaceTokenizer:
         return b"" if token in self._skipped else self.token_bytes(token)
 
     def files(self) -> dict[str, bytes]:
-        """The files, by name, that Hugging Face's libraries load this tokenizer from."""
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **self._parts.named}
         if self._parts.extra:
             config["extra_special_tokens"] = list(self._parts.extra)
@@ -188,18 +177,17 @@ class HuggingFaceTokenizer:
         return {name: text.encode() for name, text in sorted(found.items())}
 
     def spelling(self) -> str:
-        """The JSON of the tokenizers library, which spells every token."""
         return str(self._backend.to_str())
 
 
 def fingerprint(vocabulary: dict[str, int], special_ids: Iterable[int]) -> str:
-    """SHA-256 of the vocabulary and special ids but padding's; equal if token ids mean the same."""
+    """Returns SHA-256 of vocabulary and special ids but padding's: equal if ids mean the same."""
     content = json.dumps([sorted(vocabulary.items()), sorted(special_ids)], ensure_ascii=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
 
 def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
-    """Writes a checkpoint's tokenizer into `folder`: with the same tokens, which transformers may add to on saving."""
+    # transformers may add tokens on saving: keep ours.
     for name, content in HuggingFaceTokenizer(checkpoint).files().items():
         (folder / name).write_bytes(content)
 
@@ -212,7 +200,7 @@ def _parts_of(checkpoint: Checkpoint) -> TokenizerParts:
 
 
 def same_tokens(draft: Tokenizer, target_sha256: str) -> None:
-    """Raises ValueError unless draft and target have the same vocabulary."""
+    """Raises ValueError if vocabularies differ."""
     if draft.sha256 != target_sha256:
         raise ValueError(
             f"draft_model: its tokenizer ({draft.sha256[:12]}) is not the target's ({target_sha256[:12]}); "

@@ -1,8 +1,4 @@
-"""Tells a model of tools, and shows it calls, where its chat template does not.
-
-The format is that of Hermes 2 Pro and Qwen2.5:
-https://github.com/NousResearch/Hermes-Function-Calling
-"""
+"""Adds tools and calls to prompts whose template lacks them, in the format of Hermes 2 Pro and Qwen2.5."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ FORMATS = {
     "hermes": "<tool_call>",
     "llama3": "ipython",
 }
-"""Formats of calls that are read, and what a template has that tells its model of tools in one of them."""
+"""Call formats, and the text by which templates with tools show them."""
 INTRODUCTION = "You may call one or more functions to assist with the user query."
 _TOOLS = f"""# Tools
 
@@ -47,10 +43,7 @@ _PROBE = (
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a template shows its model: calls and their answers, the content beside them, and tools.
-
-    `format`: of FORMATS; "" if the template tells of no tools, or in another format.
-    """
+    """`format`: of FORMATS, or "" if the template shows no tools."""
 
     calls: bool
     content: bool
@@ -58,7 +51,7 @@ class Shown:
 
 
 def shown_by(template: str, render: Callable[[Sequence[Message]], str]) -> Shown:
-    """Finds out with a chat that has all of it."""
+    # Renders a chat that has all of it.
     try:
         text = render(_PROBE)
     except Exception:  # whatever a template raises
@@ -72,10 +65,7 @@ def shown_by(template: str, render: Callable[[Sequence[Message]], str]) -> Shown
 def with_tools(
     shown: Shown, messages: Sequence[Message], tools: Sequence[Any] | None, system: bool
 ) -> tuple[Sequence[Message], Sequence[Any] | None]:
-    """The messages and tools for a template; `system`: tools that it does not tell of are told in that role.
-
-    Raises ValueError if the template would leave out a text.
-    """
+    """Returns a template's messages and tools; unshown ones go into the `system` role. Raises ValueError."""
     foreign = bool(tools) and not shown.format
     if foreign or not shown.calls:
         messages = list(_with_calls(messages))
@@ -94,7 +84,7 @@ def with_tools(
 
 
 def _with_calls(messages: Iterable[Message]) -> Iterable[Message]:
-    """Writes calls as texts of the assistant, and the answers that follow one another as one text of the user."""
+    # Calls become assistant's text, successive answers one user's text.
     answers: list[str] = []
     for each in messages:
         if each["role"] == "tool":

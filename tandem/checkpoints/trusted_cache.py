@@ -1,8 +1,4 @@
-"""The cache on disk: files that nobody else could have changed, made once for all processes of this user.
-
-Cached files are executed, or determine a model's output. A file is used only if this user or root owns it, nobody else
-may write it, and its hash is the one recorded when it was made; otherwise it is made again.
-"""
+"""A disk cache of files that are executed or determine output: owned by this user or root, unchanged by hash."""
 
 from __future__ import annotations
 
@@ -29,11 +25,11 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class Untrusted(OSError):
-    """Another user could have written a file or folder; the message says which and how."""
+    """Another user could have written a file or folder."""
 
 
 def cache_root() -> Path:
-    """The cache folder: $TANDEM_CACHE, or tandem/ in the user's cache folder. Raises ValueError if there is none."""
+    """Returns $TANDEM_CACHE, or tandem/ in the user's cache folder. Raises ValueError."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     try:
         return Path(os.environ.get("TANDEM_CACHE") or f"{base}/tandem").expanduser()
@@ -42,7 +38,6 @@ def cache_root() -> Path:
 
 
 def _temporary_root() -> Path:
-    """This user's folder of the temporary directory. Raises ValueError if it may be another user's."""
     try:
         path = Path(tempfile.gettempdir(), f"tandem-{os.geteuid()}")
         path.mkdir(mode=0o700, exist_ok=True)
@@ -53,11 +48,7 @@ def _temporary_root() -> Path:
 
 
 def private_folder(path: Path) -> Path:
-    """Creates a folder that nobody else may write to and returns it: `path`, or a subfolder of it for this user.
-
-    A subfolder is used if `path` is root's and shared. If `path` is ours, write permission of others is removed. Raises
-    OSError, or Untrusted if the folder belongs to another user.
-    """
+    """Creates `path`, or a subfolder if root shares it, for this user only. Raises OSError or Untrusted."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.stat()
     if status.st_uid == os.geteuid():
@@ -74,7 +65,7 @@ def private_folder(path: Path) -> Path:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds a lock file, so that one process at a time runs the block. Does not follow links or write to the file."""
+    """Holds a lock file across processes, without following links or writing."""
     number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     try:
         if not stat.S_ISREG(os.fstat(number).st_mode):
@@ -86,10 +77,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def seal(note: Path, files: Sequence[Path]) -> None:
-    """Records the hashes of `files` in `note`; the files are complete and in the note's folder or below it.
-
-    Also removes write permission of others from the files and their folders.
-    """
+    """Records hashes of complete `files` in `note`, above them, and removes others' write permission."""
     for each in {*files, *(file.parent for file in files)}:
         each.chmod(stat.S_IMODE(each.stat().st_mode) & ~_OTHERS_WRITE)
     content = {str(file.relative_to(note.parent)): hash_file(file) for file in sorted(files)}
@@ -97,7 +85,7 @@ def seal(note: Path, files: Sequence[Path]) -> None:
 
 
 def seal_error(note: Path) -> str | None:
-    """Why the files sealed by `note` may not be used, in one line; None if they may; "" if there is no note yet."""
+    """Returns why sealed files may not be used, "" without a note, None if they may."""
     try:
         _check_ours(note)
         sealed = json.loads(note.read_text(encoding="utf-8"))
@@ -120,7 +108,6 @@ def seal_error(note: Path) -> str | None:
 
 
 def _check_ours(path: Path) -> None:
-    """Raises Untrusted if `path` is a link, belongs to another user, or may be written by others."""
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode):
         raise Untrusted(f"{path} is a link")
@@ -131,10 +118,7 @@ def _check_ours(path: Path) -> None:
 
 
 def made_once(parent: Path, name: str, what: str, make: Callable[[Path], None]) -> Path:
-    """The folder `name` in `parent`, filled by `make` unless it is there unchanged. `what`: the work, for logs.
-
-    Raises OSError if the cache cannot be used.
-    """
+    """Returns the folder, made if missing or changed. `what`: for logs. Raises OSError."""
     folder = private_folder(parent) / name
     if seal_error(folder / NOTE) is None:
         return folder
@@ -149,7 +133,6 @@ def made_once(parent: Path, name: str, what: str, make: Callable[[Path], None]) 
 
 
 def _fill(folder: Path, make: Callable[[Path], None]) -> None:
-    """Replaces whatever is at `folder` by a new folder; processes that mapped the old files keep them."""
     partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=folder.name))
     try:
         make(partial)
@@ -164,7 +147,6 @@ def _fill(folder: Path, make: Callable[[Path], None]) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a file atomically: it has either all of `text` or its previous content."""
     number, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}")
     try:
         with os.fdopen(number, "w", encoding="utf-8") as file:
@@ -176,10 +158,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def hash_file(file: Path) -> str:
-    """The SHA-256 hash of a file's name, size and content; that of a large file is remembered until it changes.
-
-    Raises OSError, also if the file changes meanwhile.
-    """
+    """Returns SHA-256 of name, size and content, cached for large files. Raises OSError, also if the file changes."""
     with file.open("rb") as stream:
         facts = _facts(stream.fileno())
         note = _hash_note(file) if facts[0] >= REMEMBERED_BYTES else None
@@ -196,7 +175,6 @@ def hash_file(file: Path) -> str:
 
 
 def _hash_note(file: Path) -> Path | None:
-    """Where the hash of a file is remembered; None if the cache cannot be used."""
     try:
         folder = private_folder(cache_root() / "hashes")
     except OSError:
@@ -213,7 +191,7 @@ def _remembered(note: Path, file: Path, facts: list[int]) -> str | None:
 
 
 def _facts(number: int) -> list[int]:
-    """Size, timestamps, inode and device. Only root can set the change time (ctime) back."""
+    # Only root can set ctime back.
     status = os.fstat(number)
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev]
 

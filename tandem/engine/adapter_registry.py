@@ -1,7 +1,4 @@
-"""An engine's LoRA adapters: the names that requests may give, and how many requests use each.
-
-Requests name adapters, rows number them from 1; 0 is none.
-"""
+"""An engine's LoRA adapters: named by requests, numbered from 1 in rows (0: none)."""
 
 from __future__ import annotations
 
@@ -26,10 +23,7 @@ MOST = 64
 
 @dataclass(slots=True)
 class LoadedAdapter:
-    """An adapter with `users` requests and sessions now, `waiting` of them without a slot, and its totals.
-
-    `committed` counts tokens of its rows, including those beyond a stop.
-    """
+    """Current `users`, `waiting` of them for a slot, and totals. `committed` includes tokens beyond a stop."""
 
     number: int
     revision: str
@@ -43,7 +37,7 @@ class LoadedAdapter:
 
 
 class Adapters:
-    """The adapters of one runner, added at start."""
+    """The adapters of one runner, added at startup."""
 
     def __init__(self, runner: Runner, batcher: Batcher) -> None:
         self._runner, self._batcher = runner, batcher
@@ -52,12 +46,10 @@ class Adapters:
 
     @property
     def revisions(self) -> dict[str, str]:
-        """The revision of each adapter that requests may name."""
         return {name: entry.revision for name, entry in self._by_name.items()}
 
     @property
     def loaded(self) -> dict[str, LoadedAdapter]:
-        """The adapters that requests may name."""
         return dict(self._by_name)
 
     @property
@@ -67,11 +59,10 @@ class Adapters:
 
     @property
     def waiting(self) -> list[str]:
-        """The adapters of requests and sessions that wait for a slot."""
         return [name for name, entry in self._by_name.items() if entry.waiting]
 
     def committed(self, number: int, drafted: int, verdict: Verdict) -> None:
-        """Counts a round of rows with the adapter of this number."""
+        """Counts a round of a row with this adapter."""
         entry = self._by_number.get(number)
         if entry:
             entry.rounds += 1
@@ -80,18 +71,18 @@ class Adapters:
             entry.committed += len(verdict.token_ids)
 
     def check(self, name: str) -> None:
-        """Raises InvalidField unless requests may name this adapter; the empty name is that of none."""
+        """Raises InvalidField for an unknown name; the empty name is no adapter."""
         if name and name not in self._by_name:
             known = ", ".join(sorted(self._by_name)) or "this server has none"
             raise InvalidField("adapter", f"{name[:64]!r} is not one of: {known}")
 
     def revision(self, name: str) -> str:
-        """The revision of an adapter that requests may name; empty for none."""
+        """An adapter's revision; empty for none."""
         self.check(name)
         return self._by_name[name].revision if name else ""
 
     def take(self, name: str) -> int:
-        """Returns the number for rows, 0 for none, and counts a user. Raises InvalidField."""
+        """Counts a user and returns the number for rows, 0 for none. Raises InvalidField."""
         self.check(name)
         if not name:
             return 0
@@ -101,21 +92,20 @@ class Adapters:
         return entry.number
 
     def take_own(self, name: str) -> int:
-        """Like `take`, for a draft: none if it has no adapter of that name."""
+        """Like `take`, for a draft: 0 for an unknown name."""
         return self.take(name if name in self._by_name else "")
 
     def named(self, number: int) -> tuple[str, str]:
-        """Name and revision of the adapter with this number; both empty for 0."""
+        """Name and revision by number; empty for 0."""
         return next(((name, it.revision) for name, it in self._by_name.items() if it.number == number), ("", ""))
 
     def give_back(self, number: int) -> None:
-        """Ends a use that `take` began."""
         if number:
             self._by_number[number].users -= 1
 
     @contextlib.contextmanager
     def taken(self, name: str) -> Iterator[int]:
-        """Takes an adapter while the body waits for a slot; gives it back if the body fails."""
+        """Takes an adapter while waiting for a slot; gives it back if the body fails."""
         number = self.take(name)
         entry = self._by_number.get(number)
         if entry:
@@ -130,7 +120,7 @@ class Adapters:
                 entry.waiting -= 1
 
     async def add(self, choice: AdapterChoice, read: Callable[[AdapterChoice], Adapter]) -> None:
-        """Reads an adapter and makes its name known. Raises CheckpointError or ValueError, one line, if it cannot."""
+        """Reads and registers an adapter. Raises CheckpointError or ValueError, one line."""
         model, takes = self._runner.identity.model_name, able(self._runner).adapters
         if isinstance(takes, No):
             raise refusal("adapters", model, "adapters", takes)

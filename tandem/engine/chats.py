@@ -1,4 +1,4 @@
-"""Puts a chat into the model's template."""
+"""Renders chats by the model's template."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from tandem.checkpoints.tokenizers import ChatTokenizer, Tokenizer
 from tandem.speculation.chat import ChatMessage
 from tandem.speculation.types import InvalidField
 
-TEMPLATE = {"add_generation_prompt": True, "continue_final_message": False}
-"""What a template is told of the end of a chat, unless a request says something else."""
+TEMPLATE = {"add_generation_prompt": True, "continue_final_message": False}  # unless a request sets them
 
 
 def chat_tokens(tokenizer: Tokenizer, messages: Sequence[ChatMessage]) -> list[int]:
-    """Token ids of a chat, up to where the assistant speaks next. Raises InvalidField."""
+    """Token ids of a chat, up to the assistant's next turn. Raises InvalidField."""
     if not isinstance(tokenizer, ChatTokenizer):
         raise InvalidField("messages", "this server's tokenizer renders no chats")
     shown = [each.for_template for each in messages]

@@ -1,7 +1,4 @@
-"""The table of what excludes what: which way of running a model leaves out what else a user may ask for, and why.
-
-Errors and the table of docs/compatibility.md are made of it.
-"""
+"""Which ways of running a model exclude which capabilities, and why: source of errors and docs/compatibility.md."""
 
 from __future__ import annotations
 
@@ -23,8 +20,7 @@ ASKED: Mapping[str, tuple[str, str]] = MappingProxyType(
         "copied_drafts": ("verifies only its own drafts", "--draft hybrid"),
         "proposals": ("does not draft for targets that call it", "draft_worker without --target_host"),
     }
-)
-"""Fields of Capabilities that users ask for: what errors say of a model without one, and by what it is asked for."""
+)  # by field of Capabilities: text of errors, and how users ask for it
 
 EXCLUDED: Mapping[Trait, Mapping[str, str]] = MappingProxyType(
     {
@@ -61,12 +57,11 @@ EXCLUDED: Mapping[Trait, Mapping[str, str]] = MappingProxyType(
         },
         Trait.ONE_GRAPH: {"copied_drafts": "it drafts and verifies in one; use --draft model"},
     }
-)
-"""What a model that runs so cannot, by fields of Capabilities, with the reasons."""
+)  # by trait and field of Capabilities: the reason
 
 
 def able(runner: Runner) -> Capabilities:
-    """Returns a runner's capabilities without those that how it runs excludes. Ask at start, once it is warm."""
+    """A warm runner's capabilities, without excluded ones."""
     has = runner.capabilities
     traits = [trait for trait in reversed(Trait) if trait in has.traits]  # of several reasons, the first one stays
     found = {field: No(why) for trait in traits for field, why in EXCLUDED[trait].items()}
@@ -74,15 +69,15 @@ def able(runner: Runner) -> Capabilities:
 
 
 def refusal(flag: str, model: str, field: str, why: str) -> ValueError:
-    """The error about `flag`, which asks for a field of Capabilities that the model has not."""
+    """The error for `flag`, which needs a capability that the model lacks."""
     return ValueError(f"{flag}: {sentence(model, field, why)}")
 
 
 def excluded(flag: str, model: str, trait: Trait, field: str) -> ValueError:
-    """The error about `flag`, before there is a model that runs so."""
+    """The error for `flag`, before the model is loaded."""
     return refusal(flag, model, field, EXCLUDED[trait][field])
 
 
 def sentence(model: str, field: str, why: str) -> str:
-    """Returns a sentence that says which capability the model lacks, and why."""
+    """Which capability the model lacks, and why."""
     return f"{model} {ASKED[field][0]}: {why}"

@@ -1,8 +1,4 @@
-"""Implements --role compile: compiles all graphs that a server will need into a folder that servers share.
-
-It loads the models as a server does and compiles the same graphs, but runs none of them. A server with the same models,
-shape flags and --compiled_dir then finds all of them there.
-"""
+"""Implements --role compile: compiles a server's graphs into a shared folder, without running them."""
 
 from __future__ import annotations
 
@@ -27,7 +23,7 @@ PARTS = ("target", "draft", "fused")
 
 @dataclass(frozen=True, slots=True)
 class CompileConfig:
-    """What to compile: `parts` (of PARTS; empty: all that the models allow). `command` starts another rank."""
+    """`parts`: of PARTS; empty: all that the models allow. `command` starts another rank."""
 
     models: ModelConfig
     parts: tuple[str, ...] = ()
@@ -42,16 +38,12 @@ class CompileConfig:
 
     @property
     def head(self) -> Checkpoint | None:
-        """The EAGLE head that the draft model is, if it is one."""
         draft = self.models.draft_model
         checkpoint = find(draft) if draft and self.models.backend == "torch" else None
         return checkpoint if checkpoint and backend_named("torch").is_head(checkpoint) else None
 
     def selected(self) -> tuple[str, ...]:
-        """Returns the parts to compile, in the order of PARTS. Raises ValueError if a draft model is missing.
-
-        A head's target has other graphs beside it ("fused") than alone ("target").
-        """
+        """The parts to compile, in order. Raises ValueError if a draft model is missing."""
         if self.models.draft_model is None:
             if set(self.parts) - {"target"}:
                 raise ValueError("draft_model: name the draft model to compile")
@@ -66,10 +58,7 @@ class CompileConfig:
 
 
 def run_compile(config: CompileConfig) -> int:
-    """Compiles each part and prints a line about it.
-
-    Returns the exit code. Raises ValueError with a one-line message.
-    """
+    """Compiles each part and prints a line about it; returns the exit code. Raises ValueError, one line."""
     models = config.models
     if models.backend != "torch":
         return _compile_by_backend(models, config.selected())
@@ -94,7 +83,6 @@ def run_compile(config: CompileConfig) -> int:
 
 
 def _compile_by_backend(models: ModelConfig, wanted: tuple[str, ...]) -> int:
-    """Leaves each part to the backend, which compiles what a server of that part would load."""
     backend, startup = backend_named(models.backend), Startup()
     backend.require()
     if models.adapters and "fused" in wanted and backend.fuses(models.load_request()):
@@ -132,7 +120,6 @@ def _of_models(models: ModelConfig, wanted: tuple[str, ...], startup: Startup) -
 
 
 def _with_head(models: ModelConfig, wanted: tuple[str, ...], head: Checkpoint, startup: Startup) -> Iterator[str]:
-    """The graphs of a target alone, and those of one that hands out hidden states with its head's."""
     from tandem.runners.eagle.runner import EagleRunner
 
     backend, request = backend_named("torch"), models.load_request()

@@ -21,7 +21,7 @@ from tandem.speculation.types import ModelInfo, Request, SpeculationStats
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """A drafter that is ready to run. `draft` is None if n-gram lookup drafts."""
+    """`draft`: None for n-gram lookup."""
 
     draft: Loaded | None
     tokenizer: Tokenizer
@@ -34,17 +34,16 @@ class Drafting:
 
     @property
     def head(self) -> FeaturesIn | None:
-        """What the head reads that drafts, if one does."""
         reads = self.draft.engine.can.features_in if self.draft else None
         return None if isinstance(reads, No) else reads
 
     def without_head(self) -> Drafting:
-        """Returns what drafts where no features come: lookup."""
+        """Lookup, for requests without features."""
         return replace(self, draft=None, choice=replace(self.choice, kind="ngram", model=None))
 
     @property
     def vocab_size(self) -> int:
-        """Token ids in calls must be below it."""
+        """Upper bound of token ids in calls."""
         own = self.draft if self.draft and not self.draft.translation else None
         return own.runner.limits.vocab_size if own else self.tokenizer.vocab_size
 
@@ -56,18 +55,13 @@ class Drafting:
         stats: SpeculationStats | None = None,
         inbox: FeatureInbox | None = None,
     ) -> BonusDrafter:
-        """Returns a drafter for one request, which proposes token ids below `vocab_size`.
-
-        Its `open` raises NoFreeSlot after `slot_seconds` without a free slot (None: it waits). With `stats`, a model
-        that fails leaves rounds undrafted, and they are counted there; without, its errors are raised. `inbox`: of the
-        features that a head reads; without one, lookup drafts instead of the head.
-        """
+        """A drafter for one request, with token ids below `vocab_size`; with `stats`, failures only count."""
         tolerate = None if stats is None else tolerance(self.health, stats)
         return make_drafter(self.draft, request, vocab_size, self.choice, slot_seconds, tolerate, inbox)
 
 
 async def load_drafting(config: ModelConfig, batcher: Batcher, startup: Startup | None = None) -> Drafting:
-    """Loads the drafter, alone on `batcher`'s device thread. Raises ValueError with a one-line message."""
+    """Loads the drafter, alone on `batcher`'s device thread. Raises ValueError, one line."""
     draft = await load_draft(config, batcher, startup)
     await load_adapters(config, None, draft)
     tokenizer = draft.tokenizer if draft and not config.draft.foreign else await load_target_tokenizer(config)
@@ -75,13 +69,13 @@ async def load_drafting(config: ModelConfig, batcher: Batcher, startup: Startup 
 
 
 def check_has_target(drafting: Drafting) -> None:
-    """Raises ValueError for a draft that cannot serve targets in other processes, on a worker that only does that."""
+    """Raises ValueError for a draft that cannot serve remote targets."""
     if drafting.draft and isinstance(why := drafting.draft.engine.can.proposals, No):
         raise refusal("draft", drafting.name, "proposals", why)
 
 
 def drafting_info(drafting: Drafting, config: ModelConfig) -> ModelInfo:
-    """Returns the ModelInfo of a DraftWorker without a target: no target model, and its own limits."""
+    """The ModelInfo of a DraftWorker: no target model, its own limits."""
     identity = drafting.draft.runner.identity if drafting.draft else None
     shape = drafting.draft.runner.limits if drafting.draft else config.shape
     return ModelInfo(

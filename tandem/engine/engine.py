@@ -1,4 +1,4 @@
-"""Defines the engine of a model: its runner, slots, adapters, prefixes and structures, and whether it is lost."""
+"""A model's engine: runner, slots, adapters, prefixes and structures."""
 
 from __future__ import annotations
 
@@ -33,13 +33,7 @@ log = logging.getLogger("tandem.engine")
 
 
 class Engine:
-    """A runner, its slots and the batcher of its device thread.
-
-    If a whole step of a `vital` engine fails, the engine is lost with all its sequences and raises DeviceLost from then
-    on, because the state of its device cannot be trusted. An engine that only drafts may be tried again. A step that
-    hangs may still return: the engine is lost only when StepWatch gives up on it. `structures`: those of the model's
-    tokenizer; None if structured output is not possible. `can`: what its runner can.
-    """
+    """A runner, its slots and its batcher. A failed step loses a `vital` engine: its device's state is unknown."""
 
     def __init__(
         self, runner: Runner, batcher: Batcher, vital: bool = True, structures: Structures | None = None
@@ -61,14 +55,11 @@ class Engine:
 
     @property
     def arithmetic(self) -> str:
-        """What bits of logits depend on besides weights and number format; empty: unknown."""
+        """Names what logits' bits depend on besides weights and number format; empty: unknown."""
         return "" if isinstance(pages := self.runner.capabilities.pages, No) else pages.format
 
     async def hand_out_features(self, layers: Sequence[int] = ()) -> None:
-        """Makes verdicts have features where rows ask for them, once, before any sequence. Raises ValueError.
-
-        `layers`: the usual ones by default (see tandem/checkpoints/head_config.py).
-        """
+        """Verdicts have features on request; call it before any sequence. Raises ValueError."""
         self.features = await self.batcher.on_device(hand_out, self.runner, tuple(layers))
         self.can = able(self.runner)
         sized = functools.partial(verify_sized, self.runner)
@@ -77,24 +68,20 @@ class Engine:
     async def run(
         self, step: Step, row: Any, prefill: bool = False, sequence: KVSequence | None = None
     ) -> TimedResult[Any]:
-        """Runs `row` in the next `step` that has room. Raises RowFailed, StepHung, or DeviceLost."""
+        """Runs `row` in the next `step` with room. Raises RowFailed, StepHung, or DeviceLost."""
         return await self.result(self.begin(step, row, prefill), sequence)
 
     def begin(
         self, step: Step, row: Any, prefill: bool = False, stepper: Stepper | None = None
     ) -> asyncio.Future[TimedResult[Any]]:
-        """Queues `row` for the next `step` that has room. `stepper`: what made it. Raises DeviceLost."""
+        """Queues `row`, made by `stepper`, for the next `step` with room. Raises DeviceLost."""
         self.check_lost()
         return self.batcher.run(step, row, *self.shared.room(row, prefill), prefill, stepper)
 
     async def result(
         self, result: asyncio.Future[TimedResult[Any]], sequence: KVSequence | None = None
     ) -> TimedResult[Any]:
-        """Waits for the result of a row. Raises RowFailed, StepHung, or DeviceLost.
-
-        After a step that hung the content of the slot of `sequence` is unknown, so it counts as empty. After a row that
-        failed it is processed again, since what was copied to it may be the cause.
-        """
+        """Waits for a row's result; a failed row invalidates `sequence`. Raises RowFailed, StepHung, or DeviceLost."""
         try:
             return await result
         except StepHung:
@@ -114,12 +101,11 @@ class Engine:
             raise
 
     def check_lost(self) -> None:
-        """Raises DeviceLost if the engine is lost."""
         if self.lost.is_set():
             raise DeviceLost(self._cause)
 
     def lose(self, error: DeviceLost) -> None:
-        """Marks the engine as lost: it is not used again, and requests that wait for a slot get `error`."""
+        """Marks the engine as lost; requests that wait for a slot get `error`."""
         if not self.lost.is_set():
             self._cause = str(error)
             self.lost.set()
@@ -128,17 +114,17 @@ class Engine:
                 other.lose(error)
 
     def bind(self, other: Engine) -> None:
-        """Makes the loss of either engine the loss of both: their models are on one device."""
+        """Makes the loss of either engine, on one device, the loss of both."""
         self._bound.append(other)
         other._bound.append(self)
 
     def answers(self, request: Request) -> bool:
-        """Whether a request asks for nothing that needs logits which stay on the device."""
+        """Whether the request needs no logits that stay on the device."""
         plain = request.sampling.greedy and not request.sampling.processed and request.logprobs is None
         return plain or not isinstance(self.can.logits, No)
 
     def admit(self, request: Request) -> None:
-        """Raises InvalidField if this runner does not support what the request asks for."""
+        """Raises InvalidField for requests that this runner does not support."""
         sampling, size = request.sampling, self.runner.limits.vocab_size
         model, logits = f"this server's {self.runner.identity.backend} model", self.can.logits
         for token, _ in sampling.logit_bias[-1:]:
@@ -155,16 +141,12 @@ class Engine:
             raise InvalidField("temperature", f"{sampling.temperature}: {why}; ask for temperature 0")
 
     async def check_structure(self, request: Request) -> None:
-        """Checks the structure of an admitted request, before it takes a slot. Raises InvalidField, TooManyWaiting."""
+        """Checks an admitted request's structure, before it takes a slot. Raises InvalidField, TooManyWaiting."""
         if request.sampling.structure and self.structures:
             await self.structures.check(request.sampling.structure)
 
     async def processing(self, request: Request, prompt_length: int, tokens: Sequence[int] = ()) -> Processing | None:
-        """Returns the logits processing of a request that has a slot, or None if it asks for none.
-
-        `tokens`: those known so far, prompt included. Raises InvalidField if the output in them does not match the
-        structure, or like `check_structure`.
-        """
+        """The processing of a request with a slot and known `tokens`, prompt included, or None. Raises InvalidField."""
         sampling, matcher = request.sampling, None
         if not sampling.processed:
             return None
@@ -174,7 +156,7 @@ class Engine:
         return Processing(sampling, prompt_length, matcher, output)
 
     async def draft_processing(self, request: Request, prompt_length: int) -> Processing | None:
-        """Like `processing`, for drafts: what cannot be done is left out, because the target does it in any case."""
+        """Like `processing`, without what a draft cannot do: the target does it anyway."""
         if isinstance(self.can.logits, No):
             return None
         try:

@@ -1,4 +1,4 @@
-"""Limits how many callers use a resource at a time: each has one turn at most, and waiting callers take turns."""
+"""Limits concurrent use of a resource; waiting callers take turns, one each."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ Result = TypeVar("Result")
 
 
 class TooManyWaiting(RuntimeError):
-    """The caller has as many requests waiting for a turn as are allowed."""
+    """The caller's queue for turns is full."""
 
 
 class FairTurns:
-    """At most `most` turns at a time. `what`: what a turn is for, in errors. `waiting`: most of a caller's that wait.
-
-    `caller` returns who asks. Who had a turn comes next after all others that wait.
-    """
+    """At most `most` turns at a time, oldest last turn first. `what`: a turn's purpose. `waiting`: limit per caller."""
 
     def __init__(self, what: str, most: int, waiting: int) -> None:
         self._what, self._most, self._each = what, most, waiting
@@ -29,7 +26,7 @@ class FairTurns:
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncGenerator[None, None]:
-        """Waits for a turn, which lasts as long as the block runs. Raises TooManyWaiting."""
+        """Waits for a turn, which lasts as long as the block. Raises TooManyWaiting."""
         who = self.caller()
         if who in self._running or len(self._running) >= self._most:
             await self._wait(who)
@@ -69,13 +66,12 @@ class FairTurns:
 
 
 class FairThread:
-    """A thread for what callers can make long, so that they hold none of asyncio's; they take turns."""
+    """A thread for calls that callers can make long, by fair turns."""
 
     def __init__(self, name: str, what: str, waiting: int) -> None:
         self.turns = FairTurns(what, 1, waiting)
         self._thread = ThreadPoolExecutor(1, name)
 
     async def run(self, function: Callable[..., Result], *args: Any) -> Result:
-        """Runs `function` in its turn. Raises TooManyWaiting."""
         async with self.turns.turn():
             return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)

@@ -1,4 +1,4 @@
-"""Hands out a target's features with its verdicts, for heads in other processes."""
+"""Hands out a target's features with its verdicts, for remote heads."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ from tandem.runners.protocol import RowFailed, Runner, VerifyRow
 from tandem.speculation.features import FeatureFormat, FeatureSpec
 from tandem.speculation.types import InvalidField, Verdict
 
-OPENING_BYTES = 2 << 20
-"""The most bytes of features in the reply to an opening; gRPC's limit for a message is 4 MiB."""
+OPENING_BYTES = 2 << 20  # features in the reply to an opening, at most; gRPC's limit for a message is 4 MiB
 
 Verify = Callable[[Sequence[VerifyRow]], list[Verdict | RowFailed]]
 
 
 @dataclass(frozen=True, slots=True)
 class HandedFeatures:
-    """The features that a target writes, those after so many `layers`. Methods that take rows are steps."""
+    """A target's features after `layers`. Methods with rows are steps."""
 
     layers: tuple[int, ...]
     hidden_size: int
     source: HandedOut
 
     def spec(self, layers: Sequence[int], number_format: FeatureFormat) -> FeatureSpec:
-        """Returns what a session is granted. Raises InvalidField for a layer that is not handed out."""
+        """A session's grant. Raises InvalidField for a layer that is not handed out."""
         for layer in layers:
             if layer not in self.layers:
                 known = ", ".join(map(str, self.layers))
@@ -36,7 +35,7 @@ class HandedFeatures:
         return FeatureSpec(tuple(layers), self.hidden_size, number_format)
 
     def verify(self, verify: Verify, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
-        """Verifies; the verdicts of rows that ask for features have them."""
+        """Verifies, with features in the verdicts of rows that request them."""
         verdicts = verify(rows)
         asked = [
             (verdict, FeatureRow(row.slot, row.position, verdict.accepted + 1, row.request.features))
@@ -48,7 +47,6 @@ class HandedFeatures:
         return verdicts
 
     def read(self, rows: Sequence[FeatureRow]) -> list[bytes]:
-        """The bytes that each row asks for."""
         chosen = []
         for row, values in zip(rows, self.source.read(rows) if rows else (), strict=True):
             by_layer = values.reshape(row.count, len(self.layers), self.hidden_size)

@@ -1,4 +1,4 @@
-"""Answers a generation request: tokenizes, checks, speculates and stops. All architectures use it."""
+"""Answers a generation request: tokenizes, checks, speculates and stops; common to all architectures."""
 
 from __future__ import annotations
 
@@ -27,32 +27,27 @@ from tandem.speculation.types import (
     TooLong,
 )
 
-LONG_TEXT = 1024
-"""Texts of at most this many characters are tokenized directly, within about a millisecond; longer ones in a thread."""
+LONG_TEXT = 1024  # characters; shorter texts are tokenized directly, within a millisecond, longer ones in a thread
 
-LONG_TEXTS = 1024
-"""Most of a caller's requests that wait to be tokenized."""
+LONG_TEXTS = 1024  # limit of a caller's texts that wait
 
 MakeRounds = Callable[[GenerationRequest, SpeculationStats], Rounds]
 
 
 @dataclass(frozen=True, slots=True)
 class RequestDefaults:
-    """Defaults for fields that a request leaves unset. `max_new_tokens` None: up to the sequence length.
-
-    `sources`: who gave those that are not Tandem's own, by field: a flag, or a file of the model.
-    """
+    """Defaults for unset fields."""
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    max_new_tokens: int | None = None
-    sources: Mapping[str, str] = field(default_factory=dict)
+    max_new_tokens: int | None = None  # None: up to the sequence length
+    sources: Mapping[str, str] = field(default_factory=dict)  # by field: a flag, or a file of the model
 
     def __post_init__(self) -> None:
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
             raise InvalidField("max_new_tokens", f"{self.max_new_tokens} is below 1")
 
     def complete(self, request: GenerationRequest, room: int) -> GenerationRequest:
-        """Returns the request with all fields set. `room`: the tokens that fit after its prompt."""
+        """Sets all fields. `room`: tokens that fit after the prompt."""
         defaults = {name: getattr(self.sampling, name) for name in request.unset_sampling}
         most = request.max_new_tokens
         if most is None and self.max_new_tokens is not None:
@@ -62,11 +57,11 @@ class RequestDefaults:
         )
 
     def given(self, name: str, otherwise: Any) -> Any:
-        """Returns the default of a field of the sampling, or `otherwise` where neither operator nor model gave one."""
+        """A sampling field's default, or `otherwise` if neither operator nor model set it."""
         return getattr(self.sampling, name) if name in self.sources else otherwise
 
     def over(self, values: Mapping[str, Any], source: str) -> RequestDefaults:
-        """Returns these defaults, with the `values` of a `source` for fields that nobody gave. Raises InvalidField."""
+        """These defaults, with `values` of a `source` for unset fields. Raises InvalidField."""
         fresh = {name: value for name, value in values.items() if name not in self.sources}
         sampling = {name: value for name, value in fresh.items() if name != "max_new_tokens"}
         return RequestDefaults(
@@ -85,12 +80,7 @@ class RequestDefaults:
 
 @dataclass(frozen=True, slots=True)
 class Generator:
-    """Answers requests with rounds made by `make_rounds`, within the limits in `info`.
-
-    `estimate`: what its requests measured, by which draft lengths are chosen. `encoding`: where long texts are
-    tokenized. `fallback`: a generator of the same models for requests that this one does not answer (`answers`), with
-    an estimate of its own. `placement`: what those say of where the models run.
-    """
+    """Answers requests with rounds from `make_rounds`, within the limits of `info`."""
 
     info: ModelInfo
     tokenizer: Tokenizer
@@ -101,17 +91,14 @@ class Generator:
     encoding: FairThread = field(
         default_factory=partial(FairThread, "tokenizer", "their prompt to be tokenized", LONG_TEXTS)
     )
-    fallback: Generator | None = None
+    fallback: Generator | None = None  # for requests that `answers` rejects
     answers: Callable[[GenerationRequest], bool] = lambda request: True
     placement: str = ""
 
     async def generate(
         self, request: GenerationRequest, stats: SpeculationStats | None = None
     ) -> AsyncGenerator[Chunk | GenerationEnd, None]:
-        """Yields chunks as rounds commit them, then the end. Raises InvalidField or TooLong before any work.
-
-        `stats`, if given, are updated as rounds end, so that the caller can read them meanwhile.
-        """
+        """Yields chunks as rounds commit them, then the end. Raises InvalidField or TooLong before any work."""
         prompt = await self.prompt_tokens(request)
         request = self.defaults.complete(request, self._total(request) - len(prompt))
         if request.prediction:
@@ -130,7 +117,7 @@ class Generator:
         yield GenerationEnd(stopping.reason, len(prompt), stopping.emitted, stats)
 
     async def prompt_tokens(self, request: GenerationRequest) -> list[int]:
-        """Returns the prompt's token ids, checked against the vocabulary. Raises InvalidField."""
+        """The prompt's checked token ids. Raises InvalidField."""
         if request.token_ids is not None:
             prompt = list(request.token_ids)
         elif (chat := request.messages) is not None:
@@ -147,12 +134,11 @@ class Generator:
         return prompt
 
     async def _predicted(self, text: str) -> tuple[int, ...]:
-        """Returns the tokens of a prediction, as far as a sequence could have them."""
         encode = self.tokenizer.tokens if isinstance(self.tokenizer, ChatTokenizer) else self.tokenizer.encode
         return tuple((await self._encoded(partial(encode, text, False), len(text)))[: self.info.max_sequence_length])
 
     async def _encoded(self, encode: Callable[[], list[int]], length: int) -> list[int]:
-        """Tokenizes; long texts one at a time in a thread, since a megabyte would block the event loop for seconds."""
+        # a megabyte would block the event loop for seconds
         return encode() if length <= LONG_TEXT else await self.encoding.run(encode)
 
     def _total(self, request: GenerationRequest) -> int:
@@ -197,15 +183,12 @@ class Generator:
 
 
 def _tokens_ignore_lengths(request: GenerationRequest) -> bool:
-    """Returns whether the tokens do not depend on draft lengths, so that a retry gives the same tokens.
-
-    They do depend on them when sampling under the rejection rule.
-    """
+    # under the rejection rule, samples depend on draft lengths
     return request.rule is Rule.AGREEMENT or request.sampling.greedy
 
 
 def check_tokens(field: str, tokens: list[int] | tuple[int, ...], vocab_size: int) -> None:
-    """Raises InvalidField, naming the first of `tokens` that is outside the vocabulary."""
+    """Raises InvalidField, naming the first of `tokens` outside the vocabulary."""
     if not tokens or (min(tokens) >= 0 and max(tokens) < vocab_size):
         return
     for token in tokens:

@@ -1,4 +1,4 @@
-"""Follows a request with a head whose target is elsewhere, and whose features come with the verdicts."""
+"""Sequences of an EAGLE head whose remote target sends features with its verdicts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,7 @@ from tandem.speculation.types import Request
 
 
 class HeadSequence(DraftSequence):
-    """A sequence of a head whose target's features come by `inbox`.
-
-    A token is fed with the feature of the token before it. Until that has come, the head's own state takes its place;
-    then the token is fed again. `held`: the first `_sound` tokens were fed with features. Of those before the first
-    feature nothing is fed, and the head does not see them.
-    """
+    """A head's sequence, with features from `inbox`; until they come, the head's own states replace them."""
 
     def __init__(
         self, inbox: FeatureInbox, engine: Engine, slot: int, request: Request, target_vocab_size: int
@@ -49,7 +44,7 @@ class HeadSequence(DraftSequence):
         return len(tokens) - len(self.held) > TAIL or len(self.held) <= self._inbox.first
 
     def row(self, tokens: Sequence[int], k: int, missing: int | None = None) -> ProposeRow | None:
-        """Like DraftSequence.row; None if too many features are missing to draft."""
+        """Like DraftSequence.row; None if too many features are missing."""
         if not self._inbox.handed_out:
             return None
         self._known = self._known_rows()
@@ -62,11 +57,11 @@ class HeadSequence(DraftSequence):
         self._sound = min(self._known, len(tokens))
 
     def _forget_guesses(self) -> None:
-        """Drops what was fed without features, and after a gap in them, everything."""
+        # after a gap in the features, everything is fed again
         if self._epoch != self._inbox.epoch:
             self._epoch, self._sound = self._inbox.epoch, 0
         del self.held[self._sound :]
 
     def _known_rows(self) -> int:
-        """How many tokens from the start the next steps can feed with features."""
+        """Number of tokens, from the start, with features."""
         return self._inbox.look() + 1

@@ -1,9 +1,4 @@
-"""Bounds how long a request that waits for memory holds back later requests. Pure; times are arguments, in seconds.
-
-A hold lasts FIRST seconds, and twice as long each time for the same one, up to LONGEST. After it nobody is held back
-for REST times as long. So at most a quarter of the time goes to holds, whoever waits, how often, and by whatever name;
-and who waits gets its turn once a hold is as long as those who passed it stay.
-"""
+"""Bounds how long a request that waits for memory holds back later ones: at most a quarter of the time."""
 
 from __future__ import annotations
 
@@ -15,7 +10,7 @@ REST = 3.0
 
 @dataclass(slots=True)
 class Holds:
-    """The holds of one queue, one at a time. `until`: when the current or last one ends."""
+    """One hold at a time. `until`: end of the current or last one."""
 
     until: float = 0.0
     _who: object = None
@@ -24,7 +19,7 @@ class Holds:
     _rests_until: float = 0.0
 
     def begins(self, who: object, now: float) -> bool:
-        """Begins a hold for `who`, unless one is on or has just been; returns whether it did."""
+        """Begins a hold for `who`, unless one is on or ended recently; returns whether it did."""
         if now < max(self.until, self._rests_until):
             return False
         self._length = min(2 * self._length, LONGEST) if who is self._who else FIRST
@@ -33,10 +28,8 @@ class Holds:
         return True
 
     def on(self, now: float) -> bool:
-        """Returns whether a hold is on."""
         return now < self.until
 
     def over(self, who: object, now: float) -> None:
-        """Ends the hold for `who`, which no longer waits."""
         if who is self._who and now < self.until:
             self.until, self._rests_until = now, now + REST * (now - self._began)

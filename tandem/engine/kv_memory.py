@@ -1,8 +1,7 @@
-"""Admits sequences by the memory of their KV slots: an admitted sequence never runs out of memory.
+"""Admits sequences by the memory of their KV slots: an admitted sequence never runs out of it.
 
-Slots take memory as they are written (`MemoryOnDemand`), so there may be more of them than memory for all at full
-length. A sequence reserves what it may come to take, when it gets its slot. A freed slot keeps its pages for the next
-sequence there, until others need them: then they go back, between steps, before any step of those who asked.
+Slots take memory as they are written, so all slots at full length may exceed the limit. A sequence reserves its
+maximum with its slot. A freed slot keeps its pages until another sequence needs them, between steps.
 """
 
 from __future__ import annotations
@@ -23,11 +22,7 @@ MIB = 2**20
 
 
 class KVMemory:
-    """Bytes that sequences reserve, of at most `limit`.
-
-    `cost(tokens)`: what a sequence of up to so many tokens may take. `give_back(slot, tokens)` gives back the memory of
-    a slot beyond that cost, before any step that begins later; all of it for 0 tokens.
-    """
+    """Bytes that sequences reserve, of at most `limit`; `give_back` runs before any later step."""
 
     def __init__(
         self, limit: int, most_tokens: int, cost: Callable[[int], int], give_back: Callable[[int, int], object]
@@ -35,29 +30,27 @@ class KVMemory:
         self.limit, self._most_tokens = limit, most_tokens
         self._cost, self._give_back = cost, give_back
         self._reserved: dict[int, int] = {}
-        self.reserved = 0
-        """Bytes that sequences have reserved; any thread may read them."""
+        self.reserved = 0  # bytes; any thread may read them
         self._kept: dict[int, int] = {}  # most bytes of the pages that free slots still have, longest free first
 
     @property
     def held(self) -> int:
-        """Most bytes that are in use now: those reserved, and those of pages that free slots still have."""
+        """Maximum bytes in use: reserved, plus pages of free slots."""
         return self.reserved + sum(self._kept.values())
 
     def cost(self, tokens: int | None) -> int:
-        """Bytes that a sequence of up to `tokens` tokens (None: as many as there may be) reserves."""
+        """Bytes that a sequence of up to `tokens` (None: full length) reserves."""
         return self._cost(self._bounded(tokens))
 
     def reserved_by(self, slot: int) -> int:
-        """Bytes that the sequence in `slot` has reserved."""
         return self._reserved.get(slot, 0)
 
     def fits(self, tokens: int | None) -> bool:
-        """Returns whether a sequence of up to `tokens` tokens can be admitted now."""
+        """Whether a sequence of up to `tokens` can be admitted now."""
         return self.reserved + self.cost(tokens) <= self.limit
 
     def take(self, slot: int, tokens: int | None) -> None:
-        """Reserves memory for a sequence in `slot`; `fits` said that there is."""
+        """Reserves memory for a sequence in `slot`, after `fits`."""
         most = self._bounded(tokens)
         bytes_needed = self._reserved[slot] = self._cost(most)
         self.reserved += bytes_needed
@@ -69,7 +62,7 @@ class KVMemory:
             self._give_back(free, 0)
 
     def release(self, slot: int) -> None:
-        """Frees what was reserved for the sequence in `slot`, whose pages stay for now."""
+        """Frees the reservation of `slot`, whose pages stay for now."""
         if slot in self._reserved:
             self._kept[slot] = freed = self._reserved.pop(slot)
             self.reserved -= freed
@@ -79,11 +72,7 @@ class KVMemory:
 
 
 def limit_kv_memory(slots: SlotPool, batcher: Batcher, runners: Sequence[Runner], given: int) -> None:
-    """Bounds the memory of `slots`, which all `runners` have, to so many bytes, and logs what fits.
-
-    Call it before there are sequences. Raises ValueError if a runner reserves its slots whole, or if a sequence of full
-    length does not fit.
-    """
+    """Bounds the memory of `slots` to `given` bytes, before there are sequences. Raises ValueError."""
     on_demand = [_on_demand(runner) for runner in runners]
     most = max(runner.limits.max_length for runner in runners)
     limit = given - sum(memory.spare_bytes for memory in on_demand)

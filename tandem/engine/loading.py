@@ -1,4 +1,4 @@
-"""Loads the models of a role: checkpoints, tokenizers, engines on their device threads, and the draft choice."""
+"""Loads a role's models: checkpoints, tokenizers, engines on their device threads, and the draft choice."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tandem.vocabularies.reading import translated
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model that is ready to run, with its tokenizer and, as a draft, its acceptance rates and those of copies."""
+    """A model ready to run, with its tokenizer and, as a draft, its acceptance rates."""
 
     engine: Engine
     tokenizer: Tokenizer
@@ -44,10 +44,7 @@ class Loaded:
 async def load(
     config: ModelConfig, batcher: Batcher, startup: Startup | None = None, head: Checkpoint | None = None
 ) -> Loaded:
-    """Loads and warms up the target on `batcher`'s device thread. Raises ValueError with a one-line message.
-
-    If ranks share it, each of them calls this, and the runner is a Leader. `head`: the EAGLE head beside it.
-    """
+    """Loads and warms up the target on `batcher`'s device thread, in every rank. Raises ValueError, one line."""
     shared = config.backend == "torch" and config.ranks.degree > 1
     if shared and head:
         raise excluded("draft", "an EAGLE head's target", Trait.SHARED, "features_out")
@@ -60,11 +57,7 @@ async def load(
 async def load_draft(
     config: ModelConfig, batcher: Batcher, startup: Startup | None = None, target: Loaded | None = None
 ) -> Loaded | None:
-    """Loads and warms up the draft model; None if n-gram lookup drafts.
-
-    `target`: shares the device thread; an EAGLE head reads its hidden states. Without one, a head gets features from
-    elsewhere. Raises ValueError with a one-line message.
-    """
+    """Loads and warms up the draft, next to `target` or alone; None for lookup. Raises ValueError, one line."""
     model, startup = config.draft_model, startup or Startup()
     if model is None:
         return None
@@ -87,7 +80,6 @@ async def _load_head(
     batcher: Batcher,
     startup: Startup,
 ) -> Loaded:
-    """Loads an EAGLE head beside `target`, or away from it; it has the target's tokenizer."""
     request = config.load_request(verifies=False, sole_model=target is None)
     if target and isinstance(why := target.engine.can.features_out, No):
         raise refusal("draft", target.runner.identity.model_name, "features_out", why)
@@ -101,13 +93,13 @@ async def _load_head(
 
 
 async def hand_out_features(config: ModelConfig, target: Loaded) -> None:
-    """Makes a loaded target hand out features if it is to. Raises ValueError with one line."""
+    """Makes a loaded target hand out features if configured. Raises ValueError, one line."""
     if config.hand_out_features is not None:
         await target.engine.hand_out_features(config.hand_out_features)
 
 
 async def load_adapters(config: ModelConfig, target: Loaded | None, draft: Loaded | None = None) -> None:
-    """Gives a loaded target and draft their adapters, after a head is loaded. Raises ValueError with one line."""
+    """Loads the adapters of target and draft, after a head. Raises ValueError, one line."""
     read = backend_named(config.backend).adapter
     if target:
         for choice in config.adapters:
@@ -124,7 +116,7 @@ async def load_adapters(config: ModelConfig, target: Loaded | None, draft: Loade
 
 
 async def close(target: Loaded, batcher: Batcher) -> None:
-    """Ends the device thread, and the ranks that follow if they still run."""
+    """Ends the device thread and the other ranks."""
     if isinstance(target.runner, Leader):
         leaving = asyncio.ensure_future(batcher.on_device(target.runner.link.leave))
         try:
@@ -140,7 +132,7 @@ async def close(target: Loaded, batcher: Batcher) -> None:
 async def load_pair(
     config: ModelConfig, batcher: Batcher, startup: Startup | None = None
 ) -> tuple[Loaded, Loaded | None]:
-    """Loads target and draft on one device thread, and compiles their fused step if the backend compiles graphs."""
+    """Loads target and draft on one device thread, with their fused graph if the backend compiles graphs."""
     startup = startup or Startup()
     backend, request = backend_named(config.backend), config.load_request()
     if config.draft.kind == "eagle" and backend.loads_pairs:
@@ -159,17 +151,14 @@ async def load_pair(
 
 
 def foreign(draft: Loaded | None, choice: DraftChoice, target: Tokenizer) -> Loaded | None:
-    """Returns the draft as one for the tokens of `target`, if it may have others. Raises ValueError."""
+    """The draft, with a translation if it may have another tokenizer. Raises ValueError."""
     if draft is None or not choice.foreign:
         return draft
     return replace(draft, tokenizer=target, translation=translated(target, draft.tokenizer))
 
 
 async def named_head(config: ModelConfig) -> Checkpoint | None:
-    """The EAGLE head that the configuration names, if it names one: a target may have to know of it before it warms up.
-
-    A draft that cannot be found is reported where it is loaded.
-    """
+    # a target may need to know its head before it warms up; loading the draft reports if it is missing
     backend = backend_named(config.backend)
     with contextlib.suppress(CheckpointError):
         if model := config.draft_model:
@@ -203,7 +192,6 @@ async def _load(
 
 
 def _structures(runner: Runner, tokenizer: Tokenizer) -> Structures | None:
-    """Returns what makes structured output possible, or None where it is not."""
     if isinstance(able(runner).structures, No):
         return None
     return Structures(tokenizer, runner.limits.vocab_size, runner.identity.end_of_sequence_ids)
@@ -218,7 +206,6 @@ def _load_warm(backend: Backend, checkpoint: Checkpoint, request: LoadRequest, s
 async def _load_as_one_graph(
     config: ModelConfig, draft_model: str, batcher: Batcher, startup: Startup
 ) -> tuple[Loaded, Loaded]:
-    """Loads target and draft as one graph, seen as two engines."""
     backend, request = backend_named(config.backend), config.load_request()
     backend.require()
     if config.draft.kind == "hybrid":
@@ -236,7 +223,7 @@ async def _load_as_one_graph(
 
 @dataclass(frozen=True, slots=True)
 class UnfusedPair:
-    """The models of a fused pair, loaded apart as well. `draft`: None if the draft model works in its graph alone."""
+    """A fused pair's models loaded separately. `draft`: None if it works in its graph alone."""
 
     target: Loaded
     draft: Loaded | None
@@ -245,10 +232,7 @@ class UnfusedPair:
 async def load_unfused(
     config: ModelConfig, fused: Loaded, batcher: Batcher, startup: Startup | None = None
 ) -> UnfusedPair | None:
-    """Loads the models of `fused` apart as well, for requests that its graph cannot answer; None if there are none.
-
-    If the device of one is lost, the other is lost too.
-    """
+    """Loads a fused pair's models separately for requests that the graph rejects; None if there are none."""
     if config.draft_model is None or not isinstance(fused.engine.can.logits, No):
         return None
     requests = backend_named(config.backend).unfused(config.load_request())
@@ -287,6 +271,6 @@ async def _tokenizer(backend: Backend, checkpoint: Checkpoint) -> Tokenizer:
 
 
 async def load_target_tokenizer(config: ModelConfig) -> Tokenizer:
-    """The target's tokenizer without its weights: all that n-gram drafting needs."""
+    """The target's tokenizer without its weights, for n-gram drafting."""
     backend = backend_named(config.backend)
     return await _tokenizer(backend, await asyncio.to_thread(backend.find, config.model))

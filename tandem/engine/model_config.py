@@ -1,4 +1,4 @@
-"""The configuration of the models that a role runs."""
+"""The configuration of a role's models."""
 
 from __future__ import annotations
 
@@ -21,18 +21,13 @@ DRAFTS = ("auto", "hybrid", "model", "eagle", "ngram")
 
 @dataclass(frozen=True, slots=True)
 class DraftChoice:
-    """The kind of drafter: "ngram" lookup, a "model" (named by `model`), or "hybrid": lookup first, else the model.
+    """The drafter's kind: "ngram" lookup, a "model", "hybrid" (lookup first), "eagle" (an EAGLE-3 head), or "auto"."""
 
-    The model may be an EAGLE-3 head; "eagle" insists on one. "auto" is hybrid if a model is named, or shipped for the
-    embedded target; else ngram. `feature_format`, `feature_context`: what a head elsewhere gets of its target's
-    features, the latter in last positions of a prompt. `foreign`: the draft model may have another tokenizer.
-    """
-
-    kind: str = "auto"
+    kind: str = "auto"  # auto: hybrid if a model is named or shipped, else ngram
     model: str | None = None
-    feature_format: FeatureFormat = FeatureFormat.BFLOAT16
-    feature_context: int = DEFAULT_CONTEXT
-    foreign: bool = False
+    feature_format: FeatureFormat = FeatureFormat.BFLOAT16  # for a remote head
+    feature_context: int = DEFAULT_CONTEXT  # last positions of a prompt
+    foreign: bool = False  # the draft model may have another tokenizer
 
     def __post_init__(self) -> None:
         if self.kind not in DRAFTS:
@@ -43,7 +38,7 @@ class DraftChoice:
             raise InvalidField("feature_context", f"{self.feature_context} is below 1")
 
     def resolve(self, target: str | None = None) -> str | None:
-        """Returns the draft model's checkpoint for `target`, or None for n-gram lookup. Raises CheckpointError."""
+        """The draft model's checkpoint for `target`, or None for lookup. Raises CheckpointError."""
         if self.kind == "eagle" and self.model is None:
             return _shipped_head(target)
         if self.kind == "ngram" or (self.kind == "auto" and target is not None and self.model is None):
@@ -55,12 +50,11 @@ class DraftChoice:
         return model
 
     def lookup(self, estimate: Estimate) -> PolicedLookup | None:
-        """Returns the lookup used before the draft model in one request, or None if only the model drafts."""
+        """The lookup tried before the draft model, or None."""
         return PolicedLookup(estimate) if self.looks_up else None
 
     @property
     def looks_up(self) -> bool:
-        """Whether copies from the text may be drafts."""
         return self.kind not in ("model", "eagle")
 
 
@@ -77,23 +71,17 @@ def _shipped_head(target: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The models of a role. `settings`: specific to the backend. `default_k`: draft tokens of a round; None: adaptive.
-
-    `adapters`, `draft_adapters`: of target and draft model, matched by name. `hand_out_features`: after how many layers
-    the target hands out hidden states; empty: the usual ones. `rehearsal`: the device whose step times they take.
-    """
-
     execution: Execution = field(default_factory=Execution)
     shape: Shape = field(default_factory=Shape)
     model: str | None = None
     draft: DraftChoice = field(default_factory=DraftChoice)
     backend: str = "torch"
-    default_k: int | None = 3
-    settings: BackendSettings | None = None
+    default_k: int | None = 3  # draft tokens of a round; None: adaptive
+    settings: BackendSettings | None = None  # the backend's
     adapters: tuple[AdapterChoice, ...] = ()
-    draft_adapters: tuple[AdapterChoice, ...] = ()
-    hand_out_features: tuple[int, ...] | None = None
-    rehearsal: DeviceTimes | None = None
+    draft_adapters: tuple[AdapterChoice, ...] = ()  # matched by name
+    hand_out_features: tuple[int, ...] | None = None  # layers; empty: the usual ones
+    rehearsal: DeviceTimes | None = None  # whose step times are simulated
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
@@ -107,27 +95,21 @@ class ModelConfig:
 
     @property
     def ranks(self) -> Ranks:
-        """This process among those that share the target. Raises ValueError."""
+        """This process's rank among those that share the target. Raises ValueError."""
         return Ranks.from_environment(self.execution.tp_degree)
 
     def load_request(self, verifies: bool = True, sole_model: bool = False) -> LoadRequest:
-        """What a backend is asked to load."""
         return LoadRequest(self.execution, self.shape, self.settings, verifies, sole_model)
 
     @property
     def draft_model(self) -> str | None:
-        """The draft model's checkpoint, or None if n-gram lookup drafts."""
         if self.backend == "toy" and self.draft.model is None:  # checkpoints are not for it
             return "head" if self.draft.kind == "eagle" else None
         return self.draft.resolve(self.model)
 
 
 def beside_target(models: ModelConfig, native: bool, prefill: bool = False) -> tuple[ModelConfig, str]:
-    """Returns the models of a fused pair whose draft is chosen automatically, and what was chosen and why.
-
-    The shipped head was measured to be ahead of the shipped draft in `native` steps (docs/drafts.md). `prefill`:
-    prompts are computed elsewhere, so that their pages have no features for a head.
-    """
+    """Chooses a fused pair's draft; returns the models and the reason. Native steps prefer heads (docs/drafts.md)."""
     if models.model is not None:
         return models, "lookup alone, since no draft model or head of this target is named (--draft_model)"
     if not native:

@@ -1,4 +1,4 @@
-"""Implements Drafter on a local draft model, shared by many requests that hold one slot each."""
+"""Implements Drafter on a local draft model, shared by requests with a slot each."""
 
 from __future__ import annotations
 
@@ -13,16 +13,11 @@ from tandem.speculation.types import Draft, Proposer, Request, Rule, model_part
 
 
 class Unreadable(RowFailed):
-    """The sequence has a token that the draft model does not know: its vocabulary is smaller than the target's."""
+    """The draft model's vocabulary, smaller than the target's, lacks a token of the sequence."""
 
 
 class DraftSequence(KVSequence):
-    """A sequence of the draft model, which under the rejection rule proposes only token ids below `target_vocab_size`.
-
-    `processing` changes its logits as the target's, so that more drafts are accepted. Of the request's adapter, the
-    draft model has its own of that name, or none. `only_grows`: the tokens of every row begin with those
-    of the row before, so that only the rest is compared.
-    """
+    """A draft's sequence; rejection needs ids below `target_vocab_size`. `only_grows`: rows extend earlier tokens."""
 
     only_grows = False
 
@@ -38,37 +33,29 @@ class DraftSequence(KVSequence):
         return await super().fill(tokens)
 
     def _check(self, tokens: Sequence[int]) -> None:
-        """Raises Unreadable if what is not held yet has a token that the model does not know."""
         size = self.engine.runner.limits.vocab_size
         if max(tokens[len(self.held) :], default=0) >= size:
             raise Unreadable(f"a token id is outside the draft model's vocabulary of {size}")
 
     def lacks(self, tokens: Sequence[int]) -> bool:
-        """Drops what is not of `tokens`, and returns whether more than a short tail of them is missing.
-
-        Then all of them but two must be filled before the next row. Raises Unreadable.
-        """
+        """Drops cached tokens that differ; returns whether too many are missing for a tail. Raises Unreadable."""
         held = self.truncate_to(tokens, self._followed if self.only_grows else 0)
         self._check(tokens)
         return len(tokens) - held > TAIL
 
     def room(self, tokens: Sequence[int], k: int) -> int:
-        """Returns how many of `k` draft tokens the model has positions for: none beyond them."""
+        """How many of `k` draft tokens fit the model's positions."""
         return max(0, min(k, self.engine.runner.limits.max_length - len(tokens)))
 
     def row(self, tokens: Sequence[int], k: int, missing: int | None = None) -> ProposeRow | None:
-        """Returns the row for the next step, which feeds what of `tokens` is missing, by `held` if not said."""
+        """The next step's row, which feeds the `missing` tokens (default: by `held`)."""
         missing = len(tokens) - len(self.held) if missing is None else missing
         tail = tuple(tokens[-max(2, missing) :])
         known, processor = self._target_vocab_size, self.processor(tokens)
         return ProposeRow(self.slot, len(tokens) - 1, tail, k, self.request, known, processor, self.adapter)
 
     def proposed(self, tokens: Sequence[int], draft: Sequence[int]) -> None:
-        """Records the tokens that a step processed: all but the last draft token, which was only drawn.
-
-        Of a draft that wants accepted tokens fed again, only `tokens`. Of earlier drafts it takes the tokens as
-        committed: slices of the same objects compare several times as fast.
-        """
+        """Records a step's tokens: all but the last draft token, or only `tokens` if accepted ones are reprocessed."""
         start = min(self._followed, len(self.held))
         self.held[start:] = [*tokens[start:], *(draft[:-1] if self.keeps_drafts else ())]
         self._followed = len(tokens)
@@ -78,12 +65,7 @@ BeginDraft = Callable[[Engine, int, Request, int], DraftSequence]
 
 
 class ModelDrafter:
-    """A local draft model for one request.
-
-    Tokens that the target does not have end the draft, or under the rejection rule are not drawn. `open` waits for a
-    slot if all are taken, and raises NoFreeSlot after `slot_seconds` (None: no limit). `begin`: makes the sequence of a
-    slot.
-    """
+    """A local draft model for one request; `open` waits for a slot, or raises NoFreeSlot after `slot_seconds`."""
 
     def __init__(
         self,
@@ -117,7 +99,7 @@ class ModelDrafter:
     async def propose(
         self, tokens: Sequence[int], k: int, model_k: int | None = None, request: Request | None = None
     ) -> Draft:
-        """Proposes tokens. May be cancelled: `held` is updated only after a step, and steps run in order."""
+        """May be cancelled: `held` changes only after a step, and steps run in order."""
         k = min(model_part(k, model_k), self._most_tokens - len(tokens))
         sequence = self._sequence
         if k <= 0 or sequence is None:  # too long to draft for, as its prompt was

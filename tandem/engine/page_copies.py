@@ -1,8 +1,4 @@
-"""Copies whole pages of keys and values out of slots as bytes, and bytes of another process into slots.
-
-Both are steps for the batcher, so that they run between the steps of other rows: a page is copied out once all of it is
-processed, and no page arrives while a step runs. Bytes pass through a few pages of memory of their own.
-"""
+"""Copies whole pages between slots and bytes from or for other processes, as steps between those of other rows."""
 
 from __future__ import annotations
 
@@ -18,14 +14,13 @@ from tandem.runners.protocol import PrefillRow, Runner
 if TYPE_CHECKING:
     from tandem.engine.batcher import Batcher
 
-RUN_BYTES = 2**20
-"""Pages that travel together have at most this many bytes, unless one alone has more."""
+RUN_BYTES = 2**20  # of pages sent together, unless one alone has more
 MOST_PAGES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class PageLayout:
-    """What two processes must have in common for pages of one to be, bit for bit, what the other would compute."""
+    """What must be equal in two processes for their pages to be bit-identical."""
 
     weights_revision: str
     dtype: str
@@ -35,7 +30,7 @@ class PageLayout:
     page_bytes: int
 
     def difference(self, other: PageLayout) -> str | None:
-        """Returns why pages of `other` are of no use here; None if they are the same."""
+        """Why pages of `other` are useless here, or None."""
         for field in fields(self):
             ours, theirs = getattr(self, field.name), getattr(other, field.name)
             if ours != theirs:
@@ -45,20 +40,19 @@ class PageLayout:
 
 @dataclass(frozen=True, slots=True)
 class PageRun:
-    """Neighbouring pages: number `first` and those after it."""
+    """Neighbouring pages from number `first` on."""
 
     first: int
     pages: tuple[bytes, ...]
 
     @property
     def end(self) -> int:
-        """The number of the page after the last one."""
         return self.first + len(self.pages)
 
 
 @dataclass(frozen=True, slots=True)
 class PageRow:
-    """A row of a step that copies pages of `slot`: out of it, `count` from page `first` on, or `run` into it."""
+    """Copies `count` pages of `slot` out, from page `first` on, or `run` into it."""
 
     slot: int
     first: int = 0
@@ -67,14 +61,14 @@ class PageRow:
 
 
 class PageCopies:
-    """Copies pages of one runner's slots, `together` of them at once."""
+    """Copies pages of one runner's slots, `together` at once."""
 
     def __init__(self, layout: PageLayout, runner: Runner, store: PageStore, together: int) -> None:
         self.layout, self.together, self._runner, self._store = layout, together, runner, store
 
     @classmethod
     async def of(cls, runner: Runner, batcher: Batcher) -> PageCopies:
-        """Allocates the memory, on the device thread. Raises ValueError with one line if pages cannot be copied."""
+        """Allocates memory, on the device thread. Raises ValueError, one line, if the runner has no pages."""
         return await batcher.on_device(cls._made, runner)
 
     @classmethod
@@ -87,11 +81,11 @@ class PageCopies:
         return cls(layout, runner, pages.store(together), together)
 
     def out(self, rows: Sequence[PageRow]) -> list[PageRun]:
-        """Reads pages of slots; a row has at most `together` of them. A step for the batcher."""
+        """A batcher step: reads pages, at most `together` per row."""
         return [PageRun(row.first, self._read(row)) for row in rows]
 
     def into(self, rows: Sequence[PageRow]) -> list[None]:
-        """Writes the row's run, of however many pages, to its slot. A step for the batcher, of one row."""
+        """A batcher step of one row: writes its run, of any length."""
         (row,) = rows
         assert row.run is not None
         for at in range(0, len(row.run.pages), self.together):
@@ -102,10 +96,7 @@ class PageCopies:
         return [None]
 
     def agree(self, tokens: Sequence[int], adapter: int, rows: Sequence[PageRow]) -> list[bool]:
-        """Computes the one page of the row's run here, after those before it in its slot, and compares the bytes.
-
-        A step for the batcher, of one row. `tokens`: of the whole slot; `adapter`: the row's.
-        """
+        """A batcher step of one row: computes its run's one page from the slot's `tokens` and compares bytes."""
         (row,) = rows
         assert row.run is not None
         start, chunk = row.run.first * PAGE, min(PAGE, self._runner.limits.chunk)

@@ -1,4 +1,4 @@
-"""Computes prompts for other processes, chunk by chunk, and hands out the pages."""
+"""Computes prompts for other processes, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tandem.speculation.types import Request
 
 
 class PrefillPages:
-    """Hands out the pages of prompts. `asked`, `pages`: totals since the start."""
+    """Pages of prompts. `asked`, `pages`: totals."""
 
     def __init__(self, engine: Engine, copies: PageCopies) -> None:
         self._engine, self._copies = engine, copies
@@ -24,11 +24,7 @@ class PrefillPages:
         return self._copies.layout
 
     async def of(self, tokens: Sequence[int], first: int, request: Request) -> AsyncGenerator[PageRun, None]:
-        """Yields the pages of `tokens` (whole pages) from number `first` on, in order.
-
-        Waits for a slot; raises NoFreeSlot if too many do, InvalidField if there is no such adapter. Computes one run
-        ahead of the reader, so that a slow one stops its own work only.
-        """
+        """Yields whole pages of `tokens` from number `first` on, one run ahead. Raises NoFreeSlot, InvalidField."""
         self.asked += 1
         sequence = await KVSequence.admitted(self._engine, request, len(tokens))
         runs = self._runs(sequence, tokens, first)
@@ -46,7 +42,6 @@ class PrefillPages:
                 sequence.close()
 
     async def _runs(self, sequence: KVSequence, tokens: Sequence[int], first: int) -> AsyncGenerator[PageRun, None]:
-        """Processes the tokens and yields their pages, chunk by chunk."""
         chunk, taken = self._engine.runner.limits.chunk, first
         while len(sequence.held) < len(tokens):
             await sequence.fill(tokens[: len(sequence.held) + chunk])

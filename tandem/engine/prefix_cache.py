@@ -1,8 +1,7 @@
-"""Reuses the keys and values of prompts and answers for later sequences that begin with the same tokens.
+"""Reuses keys and values for later sequences that begin with the same tokens.
 
-Pages are copied out of a slot once its tokens are processed, and into a slot before the rest of a prompt is. So a row
-never depends on a page that another sequence may replace. All of this runs on the device thread, in steps that run one
-after the other: nothing here is locked, and a page is complete before anybody can find it.
+Pages are copied out of a slot after its tokens are processed, and into a slot before the rest of a prompt. All steps
+run in order on the device thread, so pages are complete when found and need no locks.
 """
 
 from __future__ import annotations
@@ -26,15 +25,14 @@ log = logging.getLogger("tandem.engine")
 SHARING = ("identity", "all", "off")
 DEFAULT_MB = 64
 MIB = 2**20
-ENTRY_BYTES = 1024
-"""Memory for a page's tokens and its place in the tree, rounded up."""
+ENTRY_BYTES = 1024  # for a page's tokens and tree node, rounded up
 
 ScopeOf = Callable[[], Hashable]
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixSharing:
-    """Who shares prefixes: callers of one `identity`, `all`, or nobody (`off`); in `megabytes` (MiB) of memory."""
+    """Callers that share prefixes: of one `identity`, `all`, or none (`off`); `megabytes` are MiB."""
 
     sharing: str = "identity"
     megabytes: int = DEFAULT_MB
@@ -47,11 +45,7 @@ class PrefixSharing:
 
 
 class PrefixCache:
-    """The pages of one runner's sequences. `scope_of` returns the scope of the current request's prefixes.
-
-    `queries` and `hits` count tokens of prompts, as vLLM does: all that were looked up, and those that were copied.
-    Whatever is not documented otherwise is called on the device thread alone.
-    """
+    """One runner's pages, on the device thread. `queries` and `hits` count tokens of prompts, as in vLLM."""
 
     def __init__(self, runner: Runner, store: PageStore, pages: int, scope_of: ScopeOf = lambda: None) -> None:
         self._runner, self._store, self.scope_of = runner, store, scope_of
@@ -60,29 +54,26 @@ class PrefixCache:
         self.queries = self.hits = 0
 
     def scope(self, adapter: int) -> Hashable:
-        """Returns the scope in which a sequence of the current request finds and leaves prefixes; on the event loop."""
+        """The scope of the current request's prefixes; on the event loop."""
         return self.scope_of(), adapter
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of the pages in use; any thread may ask."""
+        """Bytes of used pages; from any thread."""
         return len(self.tree) * self._bytes
 
     @property
     def limit_bytes(self) -> int:
-        """Bytes of all pages; any thread may ask."""
+        """Bytes of all pages; from any thread."""
         return self.tree.count * self._bytes
 
     def copy(self, scope: Hashable, tokens: Sequence[int], rows: Sequence[PrefillRow]) -> list[int]:
-        """Copies what is known of `tokens` beyond the row's start to its slot. A step for the batcher, of one row."""
+        """A batcher step of one row: copies cached pages beyond its start to its slot."""
         (row,) = rows
         return [self.copied(scope, tokens, row, first=True)]
 
     def insert(self, scope: Hashable, tokens: Sequence[int], slot: int) -> None:
-        """Copies the whole pages of `tokens`, which `slot` holds from position 0, unless they are known.
-
-        If the copy fails, the tokens are forgotten, so that no later sequence finds a page that was not filled.
-        """
+        """Copies whole pages of `tokens`, in `slot` from position 0, unless cached; removes them if that fails."""
         known, added = self.tree.extend(scope, tokens)
         if added:
             try:
@@ -92,7 +83,7 @@ class PrefixCache:
                 raise
 
     def copied(self, scope: Hashable, tokens: Sequence[int], row: PrefillRow, first: bool) -> int:
-        """Copies the known pages of `tokens` to the row's slot; returns how many tokens that adds to it."""
+        """Copies cached pages of `tokens` to the row's slot; returns the number of tokens added."""
         pages, held = self.tree.match(scope, tokens), row.start // PAGE
         copied = max(0, len(pages) * PAGE - row.start)
         if copied:
@@ -103,16 +94,13 @@ class PrefixCache:
 
 
 def cost(runner: Runner) -> int:
-    """Returns the bytes that a page of the runner takes, with its entry; 0 if the runner cannot copy pages."""
+    """Bytes of a page with its entry; 0 if the runner cannot copy pages."""
     pages = able(runner).pages
     return 0 if isinstance(pages, No) else pages.bytes + ENTRY_BYTES
 
 
 def page_counts(sharing: PrefixSharing, runners: Sequence[Runner]) -> list[int]:
-    """Returns how many pages each runner gets: all that can copy them get as many, so that each knows the same tokens.
-
-    0 if it cannot, or if the memory is too small for a page.
-    """
+    """Pages per runner, equal for all that can copy them; 0 for others, or if memory is too small."""
     costs = [cost(runner) for runner in runners]
     if sharing.sharing == "off" or not any(costs):
         return [0] * len(costs)
@@ -121,10 +109,7 @@ def page_counts(sharing: PrefixSharing, runners: Sequence[Runner]) -> list[int]:
 
 
 async def share_prefixes(engines: Sequence[Engine], sharing: PrefixSharing, scope_of: ScopeOf) -> None:
-    """Gives each engine the cache of its prefixes, within the memory of all, and logs what is kept.
-
-    Call it before the engines have sequences. With sharing among `all`, `scope_of` is not asked.
-    """
+    """Gives each engine a cache within their common memory, before there are sequences, and logs its size."""
     if sharing.sharing == "off":
         return
     for engine, pages in zip(engines, page_counts(sharing, [engine.runner for engine in engines]), strict=True):

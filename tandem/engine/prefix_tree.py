@@ -1,8 +1,7 @@
-"""Keeps which page holds which tokens: a radix tree over pages of 16 tokens for each scope. Pure, without a clock.
+"""A radix tree of pages of 16 tokens per scope. Pure, without a clock.
 
-A page is found only after all pages before it, since keys and values depend on every token before them. The page that
-was used least recently is taken when none is free. A parent counts as used after its children, so that page always
-ends its branch.
+A page is found only after all pages before it. Parents count as used after children, so the least recently used page
+always ends its branch.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ Tokens = tuple[int, ...]
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """The page of 16 tokens after those of its parents. The root of a scope has no page."""
+    """A page of 16 tokens after its parents' tokens. A scope's root has no page."""
 
     tokens: Tokens
     parent: _Node | None
@@ -28,7 +27,7 @@ class _Node:
 
 
 class PrefixTree:
-    """The pages of token sequences, numbered 0 to `count` - 1. Its length is how many are used."""
+    """The pages of token sequences, numbered 0 to `count` - 1. Its length: pages in use."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -42,20 +41,16 @@ class PrefixTree:
 
     @property
     def scopes(self) -> list[Hashable]:
-        """Those of which pages are known."""
         return list(self._roots)
 
     def match(self, scope: Hashable, tokens: Sequence[int]) -> list[int]:
-        """Returns the pages of the longest known prefix of `tokens`, in order, and counts them as used."""
+        """The pages of the longest cached prefix, in order; marks them as used."""
         path = self._path(scope, tokens)
         self._use(path)
         return [node.page for node in path]
 
     def extend(self, scope: Hashable, tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """Adds the whole pages of `tokens` that are not known; returns how many were, and the new pages in order.
-
-        The caller fills the new pages. There are fewer than `tokens` has if its own pages are all that could be taken.
-        """
+        """Adds whole pages of `tokens`, as far as others are free; returns how many existed, and those to be filled."""
         path = self._path(scope, tokens)
         known, added = len(path), list[int]()
         self._use(path)
@@ -72,13 +67,12 @@ class PrefixTree:
         return known, added
 
     def remove(self, scope: Hashable, tokens: Sequence[int]) -> None:
-        """Removes the first page of `tokens` and all that follow it, in whatever sequence."""
+        """Removes the first page of `tokens` and all pages after it, in any sequence."""
         if path := self._path(scope, tokens):
             for node in _below(path[0]):
                 self._drop(node)
 
     def clear(self) -> None:
-        """Removes all pages."""
         while self._by_use:
             self._drop(next(iter(self._by_use)))
 
@@ -97,7 +91,7 @@ class PrefixTree:
             self._by_use.move_to_end(node)
 
     def _page(self, kept: int) -> int | None:
-        """Returns a free page, or that of the least recently used node; None if only the last `kept` used are left."""
+        """A free or least recently used page; None if only the last `kept` used are left."""
         used = len(self._by_use)
         if not self._freed and used < self.count:
             return used  # none was freed, so these are the first ones
@@ -107,7 +101,6 @@ class PrefixTree:
         return self._freed.pop() if self._freed else None
 
     def _drop(self, node: _Node) -> None:
-        """Removes a node without children."""
         del self._by_use[node]
         self._freed.append(node.page)
         parent = node.parent
@@ -118,12 +111,11 @@ class PrefixTree:
 
 
 def _parts(tokens: Sequence[int]) -> Iterator[Tokens]:
-    """Yields the whole pages of `tokens`."""
     return (tuple(tokens[at : at + PAGE]) for at in range(0, len(tokens) - PAGE + 1, PAGE))
 
 
 def _below(node: _Node) -> list[_Node]:
-    """Returns the node and all nodes below it, children before their parents."""
+    """The node and its descendants, children before parents."""
     found, waiting = list[_Node](), [node]
     while waiting:
         found.append(waiting.pop())

@@ -1,4 +1,4 @@
-"""Runs a rank that shares a target but does not serve: it loads the same models as rank 0 and runs its steps."""
+"""Runs a rank that does not serve: it loads rank 0's models and runs its steps."""
 
 from __future__ import annotations
 
@@ -15,11 +15,7 @@ log = logging.getLogger("tandem.engine")
 
 
 async def run_follower(config: ModelConfig, drafts: bool) -> int:
-    """Follows rank 0 until it stops. Returns the exit code: 1 if a step fails. Raises ValueError.
-
-    `drafts`: rank 0 has a draft model next to its target. SIGTERM and SIGINT are ignored and left to rank 0, because
-    requests that it lets finish still need this rank.
-    """
+    """Follows rank 0 until it stops; returns the exit code. Raises ValueError."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     end_with_rank_0()

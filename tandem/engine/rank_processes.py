@@ -1,4 +1,4 @@
-"""Starts, watches and ends the other processes that share a target, if torchrun does not."""
+"""Starts, watches and ends the other ranks, if torchrun does not."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from tandem.runners.torch.tensor_parallel import Ranks
 
 log = logging.getLogger("tandem.engine")
 
-STARTED = "TANDEM_STARTED_BY_RANK_0"
-"""Environment variable of a rank started by rank 0: the rank ends when its standard input is closed."""
+STARTED = "TANDEM_STARTED_BY_RANK_0"  # environment variable of a rank that ends when its standard input is closed
 _ENDS = 10.0  # seconds that ranks have to end after they were told to leave
 _LEFT = 15.0  # seconds that a server has to end by itself after a rank has died
 
 
 class RankProcesses:
-    """Ranks 1 and up, as child processes. If one dies, this process ends with exit code 1."""
+    """Ranks 1 and up as child processes. If one dies, this process exits with 1."""
 
     def __init__(self, give_up: Callable[[int], object] = os._exit) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -36,7 +35,7 @@ class RankProcesses:
         self.died = threading.Event()
 
     def start(self, ranks: Ranks, command: Sequence[str]) -> None:
-        """Starts the ranks with `command`, this process's own: ranks differ only in their environment."""
+        """Starts the ranks with this process's `command` and their environments."""
         for rank in range(1, ranks.degree):
             environment = {**launch.environment(), "RANK": str(rank), "LOCAL_RANK": str(rank), STARTED: "1"}
             process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE)
@@ -44,16 +43,13 @@ class RankProcesses:
             threading.Thread(target=self._watch, args=(rank, process), name=f"rank-{rank}", daemon=True).start()
 
     def serve(self, tell: Callable[[], object]) -> None:
-        """Lets ranks end by themselves from now on. `tell`, thread-safe, is called if one dies before that."""
+        """From now on `end` waits for ranks, and the death of one calls `tell`, which is thread-safe."""
         self._tell = tell
         if self.died.is_set():
             tell()
 
     def end(self, at_once: bool) -> None:
-        """Waits for ranks that were told to leave, and kills those that were not (or all, if `at_once`) or do not end.
-
-        Also cancels the timers by which dead ranks would end this process: from here on its caller decides.
-        """
+        """Waits for ranks and kills those that do not end (all if `at_once`); cancels exit timers."""
         self._ending = True
         self._cancel_timers()
         for process in self._processes:
@@ -92,10 +88,7 @@ class RankProcesses:
 def rank_processes(
     ranks: Ranks, command: Sequence[str], give_up: Callable[[int], object] = os._exit
 ) -> Iterator[RankProcesses]:
-    """Runs the other ranks, unless there are none or torchrun has started them.
-
-    Within the context the environment is set as torchrun sets it. Raises SystemExit(1) if a rank died while loading.
-    """
+    """Runs the other ranks, if any, in torchrun's environment. Raises SystemExit(1) if one died loading."""
     others = RankProcesses(give_up)
     if not ranks.starts:
         yield others
@@ -116,7 +109,7 @@ def rank_processes(
 
 
 def lose_engine_with_ranks(others: RankProcesses, engine: Engine) -> None:
-    """Makes the death of a rank a loss of the engine's device, once the server is ready. Call it on the event loop."""
+    """Makes a rank's death a loss of the engine's device, once serving; on the event loop."""
     import asyncio
 
     from tandem.engine.batcher import DeviceLost
@@ -127,7 +120,7 @@ def lose_engine_with_ranks(others: RankProcesses, engine: Engine) -> None:
 
 
 def end_with_rank_0(environment: Mapping[str, str] = os.environ) -> None:
-    """In a rank started by rank 0: ends this process as soon as rank 0 has ended, for whatever reason."""
+    """In a rank started by rank 0: ends this process when rank 0 ends."""
     if STARTED in environment:
         threading.Thread(target=_until_closed, name="rank-0", daemon=True).start()
 
@@ -140,7 +133,7 @@ def _until_closed() -> None:
 
 @contextlib.contextmanager
 def _environment(ranks: Ranks, environment: MutableMapping[str, str] = os.environ) -> Iterator[None]:
-    """Sets the variables that torchrun sets for rank 0, but leaves thread count and interface as the user set them."""
+    """Sets torchrun's variables for rank 0, except thread count and interface."""
     always = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),

@@ -1,8 +1,4 @@
-"""Fills slots with pages that another process computes, while the steps of other rows go on here.
-
-The last tokens of a prompt are always processed here, and so is whatever does not arrive: a request never fails because
-of the other process. Its pages have the bits of this process, or are refused (PageLayout).
-"""
+"""Fills slots with pages from another process; processes here whatever does not arrive or has other bits."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ REASONS = ("busy", "corrupt", "cut", "failed", "late", "mismatch", "refused", "u
 
 
 class PrefillFailed(Exception):
-    """The pages do not come, or no more of them. `reason` is one of REASONS."""
+    """No pages, or no more, will come. `reason`: one of REASONS."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -35,7 +31,7 @@ class PrefillFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Pages of a prompt: those of `tokens` (whole pages) from number `first` on, computed with an adapter."""
+    """Pages of `tokens` (whole pages) from number `first` on, with an adapter."""
 
     tokens: tuple[int, ...]
     first: int = 0
@@ -47,17 +43,14 @@ class PageSource(Protocol):
     """Where pages come from."""
 
     async def fetch(self, wanted: Wanted, put: Callable[[PageRun], Awaitable[None]]) -> None:
-        """Passes the wanted pages to `put` in order, checked. Raises PrefillFailed if any is missing, or as `put`."""
+        """Passes checked pages to `put` in order. Raises PrefillFailed if one is missing, or as `put`."""
 
     async def close(self) -> None:
-        """Frees what it holds."""
+        """Frees its resources."""
 
 
 class RemotePrefill:
-    """Has the beginnings of an engine's prompts computed elsewhere if at least `least` of their tokens are not held.
-
-    Totals: `requests` prompts, `pages` and `bytes` that came, `seconds` of waiting, `fallbacks` by reason.
-    """
+    """Computes prompts elsewhere if at least `least` of their tokens are not cached; counts totals."""
 
     def __init__(self, engine: Engine, source: PageSource, copies: PageCopies, least: int = MIN_TOKENS) -> None:
         self._engine, self.source, self._copies, self._least = engine, source, copies, least
@@ -65,10 +58,7 @@ class RemotePrefill:
         self.seconds, self.fallbacks = 0.0, Counter[str](dict.fromkeys(REASONS, 0))
 
     async def fill(self, sequence: KVSequence, tokens: Sequence[int]) -> int | None:
-        """Fills the sequence's slot with as many pages of `tokens` as come. Raises what steps raise.
-
-        Returns how many tokens were copied from known prefixes before, or None if these were not looked up.
-        """
+        """Fills the slot with pages that come; returns the number of tokens from caches, None without a lookup."""
         if len(tokens) - len(sequence.held) < self._least:
             return None
         copied = await self._copy_cached(sequence, tokens)
@@ -91,7 +81,6 @@ class RemotePrefill:
         await self.source.close()
 
     async def _copy_cached(self, sequence: KVSequence, tokens: Sequence[int]) -> int | None:
-        """Copies cached pages into the sequence; returns the number of tokens copied, None if nothing is cached."""
         prefixes, start = self._engine.prefixes, len(sequence.held)
         if prefixes is None:
             return None
@@ -102,10 +91,7 @@ class RemotePrefill:
         return copied
 
     async def _put(self, sequence: KVSequence, tokens: Sequence[int], first: int, run: PageRun) -> None:
-        """Writes a run to the sequence's slot. Of the run that begins at page `first`, one page is computed here too.
-
-        If that differs, nothing of the run is used: raises PrefillFailed.
-        """
+        """Writes a run; computes one page of the first run here too, and raises PrefillFailed if it differs."""
         done = await sequence.step(self._copies.into, PageRow(sequence.slot, run=run), prefill=True)
         sequence.queue_seconds += done.queue_seconds
         sequence.compute_seconds += done.compute_seconds

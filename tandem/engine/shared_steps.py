@@ -1,8 +1,4 @@
-"""Makes steps that chunks of several prompts share, and share with the rows that decode, if the runner can.
-
-A step takes as many chunks as have a whole one's tokens together. So a row that decodes waits no longer for them than
-for a chunk of one prompt in a step of its own.
-"""
+"""Steps shared by decoding rows and by prompts' chunks, which have at most one whole chunk's tokens together."""
 
 from __future__ import annotations
 
@@ -20,43 +16,37 @@ Feed = Callable[[Sequence[PrefillRow]], Sequence[RowFailed | None]]
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The `tokens` that a PrefillRow has a chunk of, and the scope in which they are looked up.
-
-    `invalid`: what is known of them is dropped first. `first`: no earlier step processed them.
-    """
+    """A PrefillRow's whole prompt, and its scope in the prefix cache."""
 
     scope: Hashable
     tokens: tuple[int, ...]
-    invalid: bool
-    first: bool
+    invalid: bool  # cached pages are dropped first
+    first: bool  # no earlier step processed them
 
 
 class SharedSteps:
-    """The steps of one runner. `able`: whether it has shared steps (tandem/runners/capabilities.py).
-
-    `prompts`: the step of prompts' chunks, which takes other rows too if it is also what `beside_prompts` returned.
-    """
+    """The steps of one runner. `able`: it has shared steps. `prompts`: the step of chunks."""
 
     def __init__(self, runner: Runner, able: bool, prefixes: Callable[[], PrefixCache | None]) -> None:
         self._runner, self._able, self._prefixes = runner, able, prefixes
         self.prompts: Step = functools.partial(self._run, None)
 
     def room(self, row: Any, prefill: bool) -> tuple[int, int]:
-        """Returns what a step has room for, and the row takes of it: rows that decode, or tokens of a whole chunk."""
+        """A step's capacity, and the row's use of it: decoding rows, or tokens of a whole chunk."""
         limits = self._runner.limits
         if not prefill:
             return limits.slots, 1
         return limits.chunk, len(row.tokens) if self._able and isinstance(row, PrefillRow) else limits.chunk
 
     def beside_prompts(self, decode: Step) -> Step:
-        """Returns a step that is `decode`, from now on with chunks of prompts after its rows if the runner can."""
+        """A step that is `decode`, with chunks of prompts after its rows if the runner can."""
         if not self._able:
             return decode
         self.prompts = functools.partial(self._run, decode)
         return self.prompts
 
     def _run(self, decode: Step | None, rows: Sequence[Any]) -> Sequence[Any]:
-        """Runs one step: chunks are the last of the rows, and what is known of their prompts is copied before."""
+        # chunks are last; cached pages are copied first
         decoding = [row for row in rows if not isinstance(row, PrefillRow)]
         chunks, decoded, prefixes = rows[len(decoding) :], list[Any](), self._prefixes()
         if decode and not chunks:
@@ -74,10 +64,7 @@ class SharedSteps:
 
 
 def prefill(prefixes: PrefixCache, rows: Sequence[PrefillRow], chunk: int, feed: Feed) -> list[int | RowFailed]:
-    """Copies what is known of each row's prompt beyond its start to its slot; `feed` processes the next chunks.
-
-    Returns how many tokens it copied for each.
-    """
+    """Copies each row's cached pages, then feeds the next chunks; returns the numbers of tokens copied."""
     rest = [_rest(prefixes, row, chunk) for row in rows]
     failures = iter(feed([row for row in rest if row.tokens]))
     found = list[int | RowFailed]()
@@ -90,7 +77,7 @@ def prefill(prefixes: PrefixCache, rows: Sequence[PrefillRow], chunk: int, feed:
 
 
 def _rest(prefixes: PrefixCache, row: PrefillRow, chunk: int) -> PrefillRow:
-    """Copies what is known of the row's prompt; returns a row of the next chunk after it, which may be empty."""
+    """Copies the prompt's cached pages; returns a row of the next chunk, possibly empty."""
     prompt: Prompt = row.prompt
     if prompt.invalid:
         prefixes.tree.remove(prompt.scope, prompt.tokens)

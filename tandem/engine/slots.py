@@ -1,11 +1,8 @@
-"""Allocates a fixed number of KV slots, lowest first, to requests that wait.
+"""Allocates a fixed number of KV slots, lowest first, to waiting requests.
 
-A free slot goes to the caller that has the fewest, and of those to the request that came first: however much one caller
-asks for, another waits for one sequence to end at most.
-If the slots share less memory than all may take, a request also waits for that, and those who came later and fit pass
-it. It holds them back for a bounded time (holds.py), and only where that is of use: where the memory that it needs is
-not held by those who came before it. So a long sequence gets its turn however many short ones there are, and who asks
-for much locks nobody out.
+A free slot goes to the caller with the fewest, then to the earliest request, so a caller waits for one sequence to end
+at most. If slots share less memory than all may take, requests also wait for memory, and later ones that fit pass. A
+request holds back later ones for a bounded time (holds.py), if only they have the memory that it needs.
 """
 
 from __future__ import annotations
@@ -24,16 +21,13 @@ from tandem.engine.holds import Holds
 if TYPE_CHECKING:
     from tandem.engine.kv_memory import KVMemory
 
-MAX_WAITING = 256
-"""Requests that may wait for a slot, besides `reserved_places`."""
-KEPT_SECONDS = 2.0
-"""How long the place of a named request whose wait timed out is kept for it to come back."""
-_AFTER = 0.01
-"""Seconds added to a timer, so that its time has passed when it fires, whatever the resolution of the clock."""
+MAX_WAITING = 256  # requests, besides `reserved_places`
+KEPT_SECONDS = 2.0  # for a named request to return after its wait timed out
+_AFTER = 0.01  # seconds added to a timer, so that its time has passed at any clock resolution
 
 
 def reserved_places(queue: int) -> int:
-    """Returns how many further requests may wait in a queue of `queue` places if their callers have none running."""
+    """Further places in a queue of `queue` for requests of callers without a slot."""
     return math.ceil(queue / 8)
 
 
@@ -43,25 +37,16 @@ class NoFreeSlot(RuntimeError):
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """A place in the queue. If `turn` is None, it is kept until `kept_until` for a request that may come back.
-
-    `number`: those of requests that came earlier are smaller. `caller`: who asks. `tokens`: the most of its sequence;
-    None: as many as a slot holds.
-    """
-
     name: Hashable
-    number: int
+    number: int  # in order of arrival
     caller: Hashable
-    tokens: int | None = None
-    turn: asyncio.Future[int] | None = None
+    tokens: int | None = None  # the sequence's maximum; None: a slot's
+    turn: asyncio.Future[int] | None = None  # None: kept for a retry
     kept_until: float = 0.0
 
 
 class SlotPool:
-    """Slots 0 to count - 1. Taking the lowest first keeps busy slots adjacent, so caches are read without a copy.
-
-    `memory`: what the slots share; None: each has its own. `caller` returns who asks.
-    """
+    """Slots 0 to count - 1, lowest first: caches of adjacent slots are read without a copy."""
 
     def __init__(self, count: int, max_waiting: int = MAX_WAITING + reserved_places(MAX_WAITING)) -> None:
         self._free = list(range(count))
@@ -81,16 +66,15 @@ class SlotPool:
 
     @property
     def waiting(self) -> int:
-        """The number of requests that wait for a slot."""
         return sum(place.turn is not None for place in self.queue)
 
     @property
     def usage(self) -> float:
-        """The share of the memory that is reserved, or of the slots that are taken."""
+        """The share of memory reserved, or of slots taken."""
         return self.memory.reserved / self.memory.limit if self.memory else (self.count - self.free) / self.count
 
     def take(self, tokens: int | None = None) -> int:
-        """Returns a free slot for a sequence of at most `tokens` (None: as many as fit), or raises NoFreeSlot."""
+        """A free slot for at most `tokens` (None: as many as fit). Raises NoFreeSlot."""
         self._check()
         return self._take(_Place(None, next(self._numbers), self.caller(), tokens))
 
@@ -104,11 +88,7 @@ class SlotPool:
         return slot
 
     async def acquire(self, seconds: float | None = None, name: Hashable = None, tokens: int | None = None) -> int:
-        """Waits for a slot, in turn among those who fit. Raises NoFreeSlot if too many wait, or after `seconds`.
-
-        A request that comes back soon with the same `name` keeps its place, so that many short waits have the effect of
-        a long one. `tokens`: the most of its sequence.
-        """
+        """Waits for a slot; retries with the same `name` keep their place. Raises NoFreeSlot."""
         self._check()
         place = self._place(name)
         place.tokens = tokens
@@ -130,7 +110,7 @@ class SlotPool:
         return bool(self._free) and (self.memory is None or self.memory.fits(tokens))
 
     def _held_back(self, place: _Place) -> bool:
-        """Returns whether an earlier place in the queue holds `place` back now; begins a hold if one is allowed."""
+        """Whether an earlier place holds `place` back; begins a hold if allowed."""
         memory, holder = self.memory, self._holder()
         if memory is None or holder is None or holder.number >= place.number:
             return False
@@ -143,7 +123,7 @@ class SlotPool:
         return self._holds.on(loop.time())
 
     def _holder(self) -> _Place | None:
-        """Returns the first place that would fit if no later request had a slot: only for it is a hold of use."""
+        """The first place that would fit if no later request had a slot."""
         if self.memory is None or not self.queue:
             return None
         taken = sorted((place.number, slot) for slot, place in self._taken.items())
@@ -179,13 +159,11 @@ class SlotPool:
                 timer.cancel()
 
     def _place(self, name: Hashable) -> _Place:
-        """Returns the place kept for `name`, or a new one."""
         self._forget()
         kept = (place for place in self.queue if name is not None and place.name == name and place.turn is None)
         return next(kept, None) or _Place(name, next(self._numbers), self.caller())
 
     def _forget(self) -> None:
-        """Drops places that were kept too long."""
         now = asyncio.get_running_loop().time() if self.queue else 0.0
         for place in [place for place in self.queue if place.turn is None and place.kept_until <= now]:
             self._leave(place)
@@ -208,7 +186,7 @@ class SlotPool:
             self._holds.over(place, asyncio.get_running_loop().time())
 
     def close(self, error: Exception) -> None:
-        """Closes the pool: waiting and later requests get `error`."""
+        """Waiting and later requests get `error`."""
         self._closed = error
         queue, self.queue = self.queue, []
         for place in queue:
@@ -220,7 +198,7 @@ class SlotPool:
             raise self._closed
 
     def release(self, slot: int) -> None:
-        """Returns a slot to the pool. Safe while its last step still runs, because later steps run after it."""
+        """Safe while the slot's last step still runs, because later steps run after it."""
         if self.memory:
             self.memory.release(slot)
         self._taken.pop(slot, None)
@@ -228,7 +206,6 @@ class SlotPool:
         self._serve()
 
     def _serve(self) -> None:
-        """Gives slots to those who wait and fit, unless they are held back: each time to the next in turn."""
         if self.queue:
             self._forget()
         while place := self._next():
@@ -237,7 +214,6 @@ class SlotPool:
             place.turn.set_result(self._take(place))
 
     def _next(self) -> _Place | None:
-        """Returns who gets a slot now: a request of a caller that has the fewest, and of those the first."""
         if not self._free:
             return None
         having = Counter(place.caller for place in self._taken.values())

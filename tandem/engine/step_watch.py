@@ -1,9 +1,7 @@
-"""Watches the steps of a device: a step that hangs fails its rows and, if it does not return, the engine.
+"""Watches a device's steps: one that hangs fails its rows and, if it does not return, the engine.
 
-A timer of the event loop checks about once a second which step is running; a step itself costs one comparison. A step
-that exceeds its bound is abandoned: all rows get StepHung at once, so that callers can continue elsewhere. If it
-returns within the same time again, the device is used again. If it does not, or fails, the engine is lost, and the
-process ends to be restarted.
+A timer checks about once a second. A step beyond its bound is abandoned: its rows get StepHung at once. If it returns
+within the same time again, the device is used again; else the engine is lost and the process ends.
 """
 
 from __future__ import annotations
@@ -18,22 +16,15 @@ from tandem.runners.protocol import FusedRow, PrefillRow, ProposeRow, VerifyRow
 
 log = logging.getLogger("tandem.engine")
 
-FIRST_SECONDS = 300.0
-"""Bound of the first step of a kind, for which an accelerator may still have to compile or load something."""
-MIN_SECONDS = 30.0
-"""Least bound of later steps, since a prefill of a whole chunk takes many times as long as one of a token."""
-TIMES_LONGEST = 20.0
-"""The bound as a multiple of the longest recent step."""
-FADES = 0.999
-"""Factor by which each further step fades the time of the longest."""
+FIRST_SECONDS = 300.0  # for the first step of a kind, which an accelerator may have to compile or load
+MIN_SECONDS = 30.0  # for later steps; a whole chunk takes many times as long as one token
+TIMES_LONGEST = 20.0  # bound in multiples of the longest recent step
+FADES = 0.999  # factor of the longest time with each further step
 LOOKS_EVERY = 1.0
 
 
 class StepBound:
-    """The longest time that a step may take, in seconds: fixed, or learned per kind of step (the type of its rows).
-
-    The learned bound is 20 times the longest recent step and at least 30 s; 300 s for the first. Raises ValueError.
-    """
+    """A step's maximum seconds: fixed, or learned by the type of its rows. Raises ValueError."""
 
     def __init__(self, fixed: float | None = None) -> None:
         if fixed is not None and not 0 < fixed < float("inf"):
@@ -43,12 +34,10 @@ class StepBound:
         self.looks_every = LOOKS_EVERY if fixed is None else min(LOOKS_EVERY, fixed / 4)
 
     def learn(self, kind: type, seconds: float) -> None:
-        """Records that a step of this kind took `seconds`."""
         longest = self._longest.get(kind, 0.0) * FADES
         self._longest[kind] = seconds if seconds > longest else longest
 
     def seconds(self, kind: type) -> float:
-        """Returns the bound of the next step of this kind."""
         if self._fixed is not None:
             return self._fixed
         longest = self._longest.get(kind)
@@ -64,10 +53,7 @@ def parse_step_seconds(given: str) -> float | None:
 
 
 class StepWatch:
-    """Watches one device thread. Calls `lose` once if a step that hung does not return, or fails.
-
-    `changed` is called with False when a step hangs, and with True if it returns in time. `clock`: monotonic seconds.
-    """
+    """Watches one device thread; calls `lose` once if a step that hung fails or does not return."""
 
     def __init__(
         self,
@@ -83,16 +69,12 @@ class StepWatch:
         batcher.learn, batcher.came_back = bound.learn, self._came_back
 
     async def forever(self) -> None:
-        """Checks periodically, until cancelled."""
         while True:
             await asyncio.sleep(self._bound.looks_every)
             self.look()
 
     def look(self) -> None:
-        """Checks whether the running step has exceeded its bound.
-
-        Time in which the event loop did not run either is not counted, because then the whole process was stopped.
-        """
+        # time in which the event loop did not run does not count: the whole process was stopped
         now = self._clock()
         passed, self._looked = min(now - self._looked, 2 * self._bound.looks_every), now
         number, rows = self._batcher.running
@@ -133,7 +115,7 @@ class StepWatch:
 
 
 def describe_step(rows: list[object]) -> str:
-    """Describes a step for the log: its kind, its rows and the tokens of its widest row."""
+    """A step for the log: kind, rows, tokens of the widest row."""
     kind = type(rows[0]).__name__.removesuffix("Row").lower()
     return f"a {kind} step of {len(rows)} {'row' if len(rows) == 1 else 'rows'}, width {max(map(_width, rows))}"
 

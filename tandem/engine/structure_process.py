@@ -1,4 +1,4 @@
-"""The server's end of the processes that compile and follow structures (structure_worker.py)."""
+"""The server's side of processes that compile and follow structures (structure_worker.py)."""
 
 from __future__ import annotations
 
@@ -33,30 +33,23 @@ from tandem.speculation.draws import BadLogits, StructureFailed
 from tandem.speculation.processing import Mask
 from tandem.speculation.sampling import InvalidField, Structure
 
-COMPILE_SECONDS = 2.0
-"""Processor time to compile a structure and to make its first mask."""
-STEP_SECONDS = 0.25
-"""Processor time to follow a token, or to make a mask."""
-MEMORY_MIB = 256
-"""Limit of the memory of a process that compiles a structure or follows an output through it."""
-LEXER_STATES = 50_000
-"""llguidance's own limit, at 1 to 2 kB each."""
-STALLED_SECONDS = 10.0
-"""Limit of an answer on the clock; far above its processor time, of which a busy machine gives little."""
-HUNG_SECONDS = 120.0
-"""The same limit for starting and compiling, for which no step waits."""
+COMPILE_SECONDS = 2.0  # processor time to compile a structure and make its first mask
+STEP_SECONDS = 0.25  # processor time to follow a token, or make a mask
+MEMORY_MIB = 256  # of a process that compiles a structure or follows an output
+LEXER_STATES = 50_000  # llguidance's own limit, at 1 to 2 kB each
+STALLED_SECONDS = 10.0  # wall-clock limit of an answer, far above its processor time
+HUNG_SECONDS = 120.0  # the same for starting and compiling, for which no step waits
 _END_SECONDS = 1.0
-TRIES = 2
-"""Attempts at work whose process ends without having exceeded a limit."""
+TRIES = 2  # at work whose process ends within its limits
 _TOKENS = PACKET // 4  # in one packet
 
 
 class Refused(ValueError):
-    """The structure cannot be compiled, or not be followed any further."""
+    """The structure cannot be compiled or followed."""
 
 
 class Died(RuntimeError):
-    """The process has ended. `signal`: its cause; None if unknown."""
+    """The process has ended, by `signal`; None: unknown."""
 
     def __init__(self, number: int | None = None) -> None:
         super().__init__(f"ended by signal {number}" if number else "ended")
@@ -68,12 +61,11 @@ LIMITS: dict[int | None, str] = {
     signal.SIGABRT: "memory",
     signal.SIGSEGV: "nesting",
     signal.SIGBUS: "nesting",
-}
-"""The limit that a process exceeded, by the signal that ended it."""
+}  # exceeded limits by the signal that ended a process
 
 
 def refusal(structure: Structure, error: Refused | Died, doing: str) -> InvalidField:
-    """Builds the error of a request whose structure cannot be enforced. `doing`: "compile" or "follow"."""
+    """The request's error. `doing`: "compile" or "follow"."""
     match error:
         case Died(signal=signal.SIGPROF) if doing == "compile":
             why = f"it took more than {COMPILE_SECONDS:g} s of processor time to compile"
@@ -93,7 +85,7 @@ def refusal(structure: Structure, error: Refused | Died, doing: str) -> InvalidF
 
 
 class StructureProcess:
-    """A process, which ends with this object. One thread at a time may ask it; any may `fork`."""
+    """A process that ends with this object; one thread at a time may query it, any may `fork`."""
 
     def __init__(
         self,
@@ -108,10 +100,7 @@ class StructureProcess:
 
     @classmethod
     def started(cls, given: Mapping[str, Any]) -> StructureProcess:
-        """Starts one that others are forked from, once it is `ready`. Blocks for milliseconds. Raises OSError.
-
-        `given`: the spelling of tokens, as Worker reads it.
-        """
+        """Starts a process to fork from once `ready`; blocks for milliseconds. Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, structure_worker.__file__, str(theirs.fileno())]
@@ -130,11 +119,11 @@ class StructureProcess:
         return cls(ours, process=process)
 
     async def ready(self) -> None:
-        """Waits until a process that was `started` can fork. Raises Refused or Died."""
+        """Waits until a `started` process can fork. Raises Refused or Died."""
         await self._answered()
 
     def fork(self) -> StructureProcess:
-        """Returns a copy of this process, which may still start. Raises Died."""
+        """A copy of this process, which may still be starting. Raises Died."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
@@ -145,7 +134,7 @@ class StructureProcess:
         return StructureProcess(ours, self)
 
     async def compile(self, kind: str, text: str) -> int:
-        """Compiles a structure. Returns the bytes that this took. Raises Refused and Died."""
+        """Compiles a structure; returns the bytes used. Raises Refused and Died."""
         raw = text.encode("utf-8", "surrogatepass")
         for at in range(0, len(raw), PACKET):
             await self._sent(bytes([TEXT]) + raw[at : at + PACKET])
@@ -153,7 +142,7 @@ class StructureProcess:
         return int(COMPILED.unpack(await self._answered())[1])
 
     async def take(self, tokens: Sequence[int]) -> int:
-        """Takes tokens while they match. Returns how many did. Raises Refused and Died."""
+        """Takes tokens while they match; returns how many did. Raises Refused and Died."""
         taken = 0
         for at in range(0, len(tokens), _TOKENS):
             part = tokens[at : at + _TOKENS]
@@ -164,10 +153,7 @@ class StructureProcess:
         return taken
 
     def ask(self, question: int, back: int, tokens: Sequence[int], token: int = 0) -> None:
-        """Takes back and takes tokens, all of which must match, and asks what may follow. May block.
-
-        Call `answer` before the next question. Raises Refused and Died.
-        """
+        """Takes tokens back and others, and requests a mask, before `answer`; may block. Raises Refused and Died."""
         last = max(0, len(tokens) - 1) // _TOKENS * _TOKENS
         for at in range(0, last, _TOKENS):
             self.ask(NOTHING, back, tokens[at : at + _TOKENS])
@@ -180,7 +166,7 @@ class StructureProcess:
         self._expected = len(tokens) - last
 
     def answer(self) -> memoryview:
-        """Returns the answer to the last question; the next one overwrites it. Blocks. Raises Refused and Died."""
+        """The last answer, valid until the next one; blocks. Raises Refused and Died."""
         try:
             answer = self._read(self._own.recv_into(self._answer))
         except OSError:
@@ -228,11 +214,7 @@ def _ended(own: socket.socket, process: subprocess.Popen[bytes] | None) -> None:
 
 
 class RemoteMatcher:
-    """A Matcher in a process of its own, forked from `compiled`. One thread at a time may use it.
-
-    A token that is allowed is assumed to come next: the mask after it is made while the model computes. If the process
-    is killed from outside, another takes its place. A limit, or an output that cannot go on, is final.
-    """
+    """A Matcher in a process forked from `compiled`, and again if it is killed; for one thread at a time."""
 
     def __init__(self, structure: Structure, compiled: StructureProcess, vocab_size: int) -> None:
         self._structure, self._compiled, self._vocab_size = structure, compiled, vocab_size
@@ -247,7 +229,7 @@ class RemoteMatcher:
         self._failed = ""
 
     async def take(self, tokens: Sequence[int]) -> int:
-        """Takes the first tokens while they match. Returns how many did. Raises Refused and Died."""
+        """Takes tokens while they match; returns how many did. Raises Refused and Died."""
         taken = await self._process.take(tokens) if tokens else 0
         self._tokens, self._sent, self._shared = list(tokens[:taken]), list(tokens[:taken]), taken
         return taken
@@ -293,7 +275,7 @@ class RemoteMatcher:
         return self._packed
 
     def _ask(self, question: int, token: int = 0) -> memoryview:
-        """Brings the process to the end of the output, and asks it. Raises StructureFailed, or another BadLogits."""
+        """Brings the process to the output's end and queries it. Raises StructureFailed, or another BadLogits."""
         for _ in range(TRIES):
             if self._failed:
                 break
@@ -316,7 +298,7 @@ class RemoteMatcher:
         raise BadLogits("the processes that follow the structure were killed")
 
     def _drop_answer(self) -> None:
-        """Reads an answer that is due and not wanted. If the process has failed there, another begins."""
+        # reads an unwanted answer; a failed process is replaced
         if self._due:
             self._due = False
             try:
@@ -326,7 +308,6 @@ class RemoteMatcher:
                 self._again()
 
     def _again(self) -> None:
-        """Begins again in another process, if there can be one."""
         self._process.close()
         self._sent, self._shared, self._due = [], 0, False
         with contextlib.suppress(Died):
@@ -334,5 +315,4 @@ class RemoteMatcher:
 
 
 def _has(bits: bytes, token: int) -> bool:
-    """Whether a token is in a mask that has a bit for each; the mask may be empty."""
     return token < 8 * len(bits) and bool(bits[token // 8] >> token % 8 & 1)

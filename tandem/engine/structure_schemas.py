@@ -1,7 +1,4 @@
-"""Rewrites JSON schemas to what llguidance enforces; checks the rest once an output, or a call in it, is complete.
-
-structure_worker.py runs this. `compiles(pattern)`: whether llguidance has this regular expression.
-"""
+"""Rewrites JSON schemas for llguidance, in structure_worker.py; checks the rest once an output or call is complete."""
 
 from __future__ import annotations
 
@@ -13,8 +10,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 Compiles = Callable[[str], bool]
-TextOf = Callable[[int], bytes]
-"""The bytes of a token."""
+TextOf = Callable[[int], bytes]  # a token's bytes
 # Keywords of an object itself, and those with the schemas of what is in an object or an array.
 OF_OBJECTS = ("properties", "patternProperties", "additionalProperties", "required", "minProperties")
 NAMED = ("properties", "patternProperties")
@@ -22,39 +18,33 @@ ITEMS = ("items", "prefixItems", "additionalProperties")
 CHECKED = (
     *("not", "if", "contains", "uniqueItems", "propertyNames", "oneOf", "minProperties", "dependencies"),
     *("dependentRequired", "dependentSchemas", "unevaluatedItems", "unevaluatedProperties", "$dynamicRef"),
-)
-"""Keywords that llguidance leaves out, or follows in part: it counts a property that comes twice as two."""
+)  # keywords that llguidance drops, or enforces in part: it counts a repeated property as two
+# bounds of numbers, and the size from which llguidance has none
 BOUNDS, LARGE = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), 2**63 - 1
-"""Bounds of numbers, and the size from which llguidance has none."""
 _PIECES = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?(?:[=!]|<[=!])|[()]|[^\\\[()]+|.", re.DOTALL)
 CALL_BEGIN = "<tool_call>"
 CALLS = f"""start: (begin call "\\n"? "</tool_call>")* TEXT
 TEXT: /(?s:.*)/
 begin[lazy]: TEXT "{CALL_BEGIN}"
-call: "\\n"? %json """
-"""A grammar of text with calls of tools between marks; the schema of a call follows, as `call_schema` makes it."""
-MOST_DIGITS = 20
-"""Digits in a row that a number of JSON may have: a float has 17 significant ones, an integer of 64 bits 20."""
+call: "\\n"? %json """  # text with tool calls between marks; `call_schema`'s schema of a call follows
+MOST_DIGITS = 20  # digits in a row: a float has 17 significant ones, an integer of 64 bits 20
 EXPONENT_DIGITS = 3
-LONGEST_NUMBER = 400
-"""Digits in a row, where the schema itself has such numbers: 1e308 has 309."""
+LONGEST_NUMBER = 400  # the same if the schema itself has such numbers: 1e308 has 309
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _NUMBER = re.compile(rb"([0-9][eE][+-]?)?([0-9]*)$")
 _DECODER = json.JSONDecoder()
 _LOOKING = ("(?=", "(?!", "(?<=", "(?<!", r"\b", r"\B")
 
 
+# a pointer to a schema within another, the schema, whether others describe the same object
 Part = tuple[str, dict[str, Any], bool]
-"""A schema within another: a pointer to it, itself, and whether it describes an object together with others."""
 
 
 def rewritten(text: str, compiles: Compiles) -> tuple[str, str]:
-    """Closes objects, and drops keywords that cannot be enforced. Returns the schema, and where one was dropped or "".
+    """Closes objects, drops keywords that cannot be enforced; returns the schema, and where one was dropped or "".
 
-    Raises ValueError for what cannot be checked either.
-
-    An object has only the properties that its schema names, unless that says what else it has. One that several
-    schemas describe together stays open: each of them would refuse what the others name.
+    Raises ValueError for keywords that cannot be checked either. An object has only the properties that its schema
+    names, unless it says otherwise. One that several schemas describe stays open: each would refuse the others' names.
     """
     try:
         root = json.loads(text)
@@ -78,7 +68,6 @@ def rewritten(text: str, compiles: Compiles) -> tuple[str, str]:
 
 
 def _parts(root: Any) -> Iterator[Part]:
-    """Yields the schemas that describe an output."""
     waiting: list[tuple[str, Any, bool]] = [("#", root, False)]
     seen: set[tuple[int, bool]] = set()
     while waiting:
@@ -100,7 +89,7 @@ def _parts(root: Any) -> Iterator[Part]:
 
 
 def _looks_nowhere(pointer: str, schema: dict[str, Any], compiles: Compiles) -> bool:
-    """Takes look-around and what else llguidance lacks out of a pattern. Returns whether it still says the same."""
+    """Removes look-around and other unsupported parts of a pattern; returns whether it still means the same."""
     pattern = schema.get("pattern")
     if not isinstance(pattern, str) or compiles(pattern):
         return True
@@ -118,10 +107,7 @@ def _looks_nowhere(pointer: str, schema: dict[str, Any], compiles: Compiles) -> 
 
 
 def without_looking(pattern: str) -> tuple[list[str] | None, str]:
-    """Returns a pattern without look-around, and the patterns that must match too, so that both say the same.
-
-    Those are None if there are none: all but `^(?=...)` is left out.
-    """
+    """Patterns to match too (None: the meaning changes), and the pattern without look-around."""
     ahead, rest, inside, depth, exact, begins = list[str](), "", "", 0, True, False
     for piece in _PIECES.findall(pattern):
         if depth:
@@ -138,7 +124,7 @@ def without_looking(pattern: str) -> tuple[list[str] | None, str]:
 
 
 def _bound(root: Any, schema: dict[str, Any]) -> None:
-    """Bounds multiples, of which a limit of digits may leave none, and lists of values that are all different."""
+    # a limit of digits may leave no multiples, and no unique values
     if "multipleOf" in schema:
         for key, other, bound in (("minimum", "exclusiveMinimum", -(10**15)), ("maximum", "exclusiveMaximum", 10**15)):
             schema.update({} if key in schema or other in schema else {key: bound})
@@ -148,13 +134,12 @@ def _bound(root: Any, schema: dict[str, Any]) -> None:
 
 
 def _resolved(root: Any, schema: Any) -> dict[str, Any]:
-    """Returns a schema, or the one that it refers to."""
     found = _dict(schema)
     return _dict(referred(root, found["$ref"])) if "$ref" in found else found
 
 
 def _name_properties(root: Any, schema: dict[str, Any], compiles: Compiles) -> None:
-    """Says what names are allowed by `properties` or `patternProperties`, which llguidance follows."""
+    # llguidance enforces names by `properties` and `patternProperties` alone
     names = _resolved(root, schema.get("propertyNames"))
     listed = names.get("enum", [names["const"]] if "const" in names else None)
     pattern = names.get("pattern")
@@ -173,10 +158,7 @@ def _name_properties(root: Any, schema: dict[str, Any], compiles: Compiles) -> N
 
 
 def blamed(text: str, why: str, fault: Callable[[str], str]) -> str:
-    """Returns `why` a schema does not compile, with the innermost part of it that does not compile either.
-
-    `fault(text)`: why a schema does not compile, "" if it does.
-    """
+    """`why` a schema does not compile, with its innermost part at fault."""
     root, why = json.loads(text), why.partition("\n  while processing")[0]
     whole = {"$defs": {"root": moved(root, "#/$defs/root")}}
     for pointer, schema, _ in reversed(list(_parts(root))):  # parts come after what they are parts of
@@ -190,7 +172,7 @@ def blamed(text: str, why: str, fault: Callable[[str], str]) -> str:
 
 
 def moved(schema: Any, to: str) -> Any:
-    """Returns a schema to stand at the pointer `to` of another, where its references to its own parts hold."""
+    """The schema for the pointer `to` of another, with its own references adjusted."""
     if isinstance(schema, list):
         return [moved(each, to) for each in schema]
     if not isinstance(schema, dict):
@@ -201,7 +183,7 @@ def moved(schema: Any, to: str) -> Any:
 
 
 def call_schema(names: Iterable[str]) -> dict[str, Any]:
-    """Returns the schema of a call of one of some functions, beside the `definitions` of their arguments."""
+    """The schema of a call of a function, next to the `definitions` of arguments."""
     calls = [
         {
             "type": "object",
@@ -215,17 +197,17 @@ def call_schema(names: Iterable[str]) -> dict[str, Any]:
 
 
 def definitions(tools: dict[str, Any]) -> dict[str, Any]:
-    """Returns the schemas of arguments under names that say whose they are if they are refused."""
+    """Schemas of arguments, named by function for errors."""
     return {f"tools.{name}": moved(each, arguments_of(name)) for name, each in tools.items()}
 
 
 def arguments_of(name: str) -> str:
-    """Returns the pointer to the schema of a function's arguments."""
+    """The pointer to the schema of a function's arguments."""
     return f"#/$defs/{step(f'tools.{name}')}"
 
 
 def calls_in(text: str) -> Iterator[tuple[str, Any]]:
-    """Yields the name and the arguments of each complete call in a text of the grammar CALLS."""
+    """Yields name and arguments of each complete call in a text of CALLS."""
     at = 0
     while (begin := text.find(CALL_BEGIN, at)) >= 0:
         at = begin + len(CALL_BEGIN)
@@ -237,7 +219,7 @@ def calls_in(text: str) -> Iterator[tuple[str, Any]]:
 
 
 class Calls:
-    """Checks the calls in an output against the original schemas of their arguments."""
+    """Checks an output's calls against the original schemas."""
 
     def __init__(self, schema: str) -> None:
         self._rests = {
@@ -247,7 +229,7 @@ class Calls:
         self._fault_of = lru_cache(64)(self._checked)  # most steps end no call
 
     def fault(self, output: str) -> str:
-        """Returns where the first wrong call breaks its schema, and how; "" if there is none."""
+        """Where and how the first wrong call breaks its schema, or ""."""
         found = (self._fault_of(name, json.dumps(arguments)) for name, arguments in calls_in(output))
         return next(filter(None, found), "")
 
@@ -277,17 +259,13 @@ class Rest:
         self._validator = kind(schema, registry=Registry())  # which retrieves nothing
 
     def fault(self, output: str) -> str:
-        """Returns where an output breaks the schema, and how; "" if nowhere."""
+        """Where and how an output breaks the schema, or ""."""
         found = next(self._validator.iter_errors(json.loads(output)), None)
         return f"{found.json_path}: {found.message}" if found else ""
 
 
 class JsonText:
-    """Reads an output that is JSON. It bounds the digits of numbers, which schemas leave without end.
-
-    `digits`: the tokens that begin with a digit, as bits of a mask; none may come after `most` digits in a row, nor
-    after EXPONENT_DIGITS in an exponent. `rest` checks a complete output; `fault`: its last result.
-    """
+    """Reads JSON output; masks `digits` (tokens that begin with one) after `most` digits in a row."""
 
     def __init__(self, digits: int, most: int, text_of: TextOf, rest: Rest | Calls | None = None) -> None:
         self._digits, self._most, self._text_of, self._rest = digits, most, text_of, rest
@@ -301,7 +279,7 @@ class JsonText:
         del self._texts[len(self._texts) - count :]
 
     def limit(self, mask: bytearray, may_end: bool) -> None:
-        """Takes the tokens out of a mask that begin with one digit too many, unless nothing else may come."""
+        """Masks tokens with one digit too many, unless no others are allowed."""
         outside = _STRINGS.sub(b"", b"".join(self._texts))
         number = _NUMBER.search(outside)
         assert number, "it matches what is empty"
@@ -312,16 +290,12 @@ class JsonText:
             mask[:] = left.to_bytes(len(mask), "little")
 
     def complete(self) -> bool:
-        """Whether an output that may end has nothing against it."""
         self.fault = self._rest.fault(b"".join(self._texts).decode(errors="replace")) if self._rest else ""
         return not self.fault
 
 
 class CallText(JsonText):
-    """Reads an output with calls of tools. `rest` checks each before its end mark.
-
-    That mark may be a stop string, after which no mask is made.
-    """
+    """Reads output with tool calls; `rest` checks each before its end mark, which may be a stop string."""
 
     def limit(self, mask: bytearray, may_end: bool) -> None:
         if not self.complete():
@@ -329,27 +303,24 @@ class CallText(JsonText):
 
 
 def reader(schema: str, calls: bool, dropped: bool, digits: int, text_of: TextOf) -> JsonText | None:
-    """Returns the reader of outputs of a schema or, with `calls`, of the grammar CALLS; None if it would do nothing.
-
-    `dropped`: the schema has keywords that its grammar has not.
-    """
+    """The reader of a schema's outputs, or with `calls` of CALLS; None if it would do nothing."""
     if calls:
         return CallText(0, 0, text_of, Calls(schema)) if dropped else None
     return JsonText(digits, digits_needed(schema), text_of, Rest(schema) if dropped else None)
 
 
 def digit_tokens(vocabulary: Any, vocab_size: int) -> int:
-    """Returns the `digits` of JsonText for a vocabulary."""
+    """The `digits` of JsonText for a vocabulary."""
     return sum(1 << token for token in range(vocab_size) if vocabulary.decode_bytes([token])[:1].isdigit())
 
 
 def digits_needed(schema: str) -> int:
-    """Returns how many digits in a row a number may have: MOST_DIGITS, or as many as the schema itself has."""
+    """Digits in a row that a number may have: MOST_DIGITS, or as many as in the schema."""
     return min(LONGEST_NUMBER, max(MOST_DIGITS, *map(len, re.findall("[0-9]+", schema)), 0))
 
 
 def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
-    """Checks a pattern; one that Python does not have was enforced."""
+    # a pattern that Python lacks was enforced
     from jsonschema import ValidationError
 
     try:
@@ -360,7 +331,7 @@ def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterat
 
 
 def referred(root: Any, reference: object) -> Any:
-    """Returns the schema that a reference names; None if it is not in the same document."""
+    """The schema that a reference names; None if outside the document."""
     first, *steps = str(reference).split("/")
     at = root if first == "#" else None
     for each in steps:
@@ -370,7 +341,6 @@ def referred(root: Any, reference: object) -> Any:
 
 
 def step(name: str) -> str:
-    """Returns a step of a pointer."""
     return quote(name.replace("~", "~0").replace("/", "~1"))
 
 

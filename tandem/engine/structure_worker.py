@@ -1,11 +1,9 @@
-"""A process that compiles structures and follows outputs through them. llguidance runs here and never in the server.
+"""A process that compiles structures and follows outputs; llguidance runs here, never in the server.
 
-The first one builds the vocabulary and only forks: for each structure a process that compiles it, and from that one,
-for each output, a process that follows it. Each can be killed alone, and has a limit of memory, and of processor time
-per message.
-
-A message is a packet on the process's own socket. If the other end closes, the process is killed. If it dies, its
-parent sends the signal in its place. Of Tandem it imports structure_schemas.py alone, so that it starts quickly.
+The first process builds the vocabulary and only forks: for each structure a process that compiles it, and from that one
+a process per output. Each can be killed alone and has limits of memory and of processor time per message. A message is
+a packet on the process's own socket. If the other end closes, the process is killed; if it dies, its parent sends the
+signal in its place. It imports only structure_schemas.py of Tandem, to start quickly.
 """
 
 from __future__ import annotations
@@ -39,19 +37,18 @@ STEP_HEADER = struct.Struct("<BBxxII")  # STEP, the question, tokens to take bac
 TAKEN = struct.Struct("<cI")  # DONE, how many of the tokens were taken
 COMPILED = struct.Struct("<cQ")  # DONE, bytes that the process took to compile
 
-PACKET = 64 * 1024
-"""Most bytes of a text or of tokens in one packet; a socket's buffer holds about three times as many."""
+PACKET = 64 * 1024  # bytes of a text or of tokens per packet; a socket buffers about three times as many
 _SCHEMA = re.compile(r"^(.*%json )(\{.*\})$", re.MULTILINE)
 _PAGE = resource.getpagesize()
 
 
 def step(question: int, back: int, tokens: Sequence[int], token: int = 0) -> bytes:
-    """Returns the packet that takes back `back` tokens and takes `tokens`, and what it asks then, about `token`."""
+    """The packet that takes back `back` tokens, takes `tokens`, and asks `question` about `token`."""
     return STEP_HEADER.pack(STEP, question, back, token) + array.array("I", tokens).tobytes()
 
 
 class Follower:
-    """Follows an output through a structure. Where it may end, any of `end_ids` may come next, and ends it."""
+    """Follows an output through a structure; if it may end, any of `end_ids` ends it."""
 
     def __init__(
         self, matcher: Any, vocab_size: int, end_ids: Sequence[int], json_text: JsonText | None = None
@@ -60,7 +57,7 @@ class Follower:
         self._ended = 0  # end-of-sequence tokens taken
 
     def mask(self) -> bytes:
-        """Returns which tokens may come next, a bit each."""
+        """Allowed tokens, a bit each."""
         mask = bytearray((self._vocab_size + 7) // 8)
         if not self._ended:
             made = self._matcher.compute_bitmask()[: len(mask)]
@@ -77,7 +74,7 @@ class Follower:
         return bytes(mask)
 
     def advance(self, token: int) -> bool:
-        """Takes a token. Of several spellings it takes any, and the mask has only the tokenizer's own."""
+        # any spelling of a token is accepted; the mask has only the tokenizer's own
         if token in self._end_ids:
             may = self._may_end()
             self._ended += may
@@ -96,7 +93,7 @@ class Follower:
                 self._json.back(count - ends)
 
     def check(self) -> None:
-        """Raises ValueError if the structure cannot be followed any further."""
+        """Raises ValueError if the structure cannot be followed further."""
         if self._matcher.is_error():
             raise ValueError(self._matcher.get_error())
 
@@ -107,7 +104,7 @@ class Follower:
 
 
 class Bytes:
-    """A tokenizer as llguidance takes it, for a list of tokens that are single bytes."""
+    """A llguidance tokenizer for single-byte tokens."""
 
     bos_token_id = None
 
@@ -130,7 +127,7 @@ def vocabulary_of(spelling: str | Sequence[bytes], vocab_size: int, end: int) ->
 
 
 def grammar(kind: str, text: str) -> str:
-    """Returns llguidance's form of a structure of this kind. Raises ValueError."""
+    """llguidance's form of a structure. Raises ValueError."""
     from llguidance import LLMatcher
 
     from tandem.engine.structure_schemas import rewritten
@@ -157,22 +154,18 @@ def lark(text: str) -> str:
 
 
 def json_grammar(schema: str) -> str:
-    """Returns llguidance's form of a JSON schema, without optional whitespace, which some models would write for ever.
-
-    llguidance drops keywords and formats that it does not have.
-    """
+    # without optional whitespace, which some models would write forever; llguidance drops unknown keywords
     from llguidance import LLMatcher
 
     return str(LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_flexible": False, "lenient": True}))
 
 
 def compiles(pattern: str) -> bool:
-    """Whether llguidance has a regular expression, in a schema."""
     return not fault(json.dumps({"type": "string", "pattern": pattern}))
 
 
 def fault(schema: str) -> str:
-    """Returns why llguidance does not compile a JSON schema; "" if it does."""
+    """Why llguidance does not compile a JSON schema, or ""."""
     from llguidance import LLMatcher
 
     return str(LLMatcher.validate_grammar(json_grammar(schema)))
@@ -220,7 +213,6 @@ class Worker:
         self._own.send(answer)
 
     def _compile(self, kind: str) -> bytes:
-        """Compiles the text, and makes the first mask, which may fail too."""
         import llguidance
 
         from tandem.engine import structure_schemas
@@ -248,7 +240,6 @@ class Worker:
         return COMPILED.pack(bytes([DONE]), max(0, _address_space() - before))
 
     def _step(self, packet: memoryview) -> bytes:
-        """Takes back tokens, takes others, and answers a question if all were taken."""
         follower = self._follower
         assert follower is not None, "it is compiled first"
         _, question, back, token = STEP_HEADER.unpack_from(packet)
@@ -266,7 +257,7 @@ class Worker:
         return TAKEN.pack(bytes([DONE]), taken) + answer
 
     def _fork(self, fd: int | None) -> None:
-        """Forks; the child answers on `fd`, which is closed if that fails."""
+        # the child answers on `fd`, closed on failure
         if fd is None:
             return
         given = socket.socket(fileno=fd)
@@ -287,7 +278,6 @@ class Worker:
             self._step(memoryview(step(MASK, 0, ())))  # touches what the first question will, while nobody waits
 
     def _begin(self) -> None:
-        """Begins to watch its socket, and children to come."""
         self._children: dict[int, tuple[int, socket.socket]] = {}
         self._woken, write = os.pipe()
         for end in (self._woken, write):
@@ -300,7 +290,7 @@ class Worker:
         self._poll.register(self._woken, select.POLLIN)
 
     def _received(self) -> tuple[int, int | None]:
-        """Returns the size of the next packet and the descriptor in it. At the socket's end, ends with its children."""
+        """The next packet's size and descriptor; ends with its children at the socket's end."""
         while self._children and not self._watched():
             pass
         room = socket.CMSG_SPACE(array.array("i").itemsize)
@@ -313,7 +303,7 @@ class Worker:
         return size, fds[0] if fds else None
 
     def _watched(self) -> bool:
-        """Waits; kills children whose sockets were closed. Returns whether a packet has come."""
+        """Kills children with closed sockets until a packet comes; returns whether one did."""
         found = dict(self._poll.poll())
         if self._woken in found:
             self._reap()
@@ -323,10 +313,7 @@ class Worker:
         return self._own.fileno() in found
 
     def _reap(self) -> None:
-        """Reaps dead children; sends the signals that killed them to their sockets' other ends.
-
-        A child is reaped last: as long as it exists, what is sent to it is answered by its death.
-        """
+        """Reaps dead children; sends the signals that killed them to their sockets' other ends."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._woken, PACKET)
         for fd, (pid, other) in list(self._children.items()):

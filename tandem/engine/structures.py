@@ -1,8 +1,4 @@
-"""Compiles structures (JSON schemas, regular expressions, choices, grammars) for a tokenizer, with llguidance.
-
-llguidance's own limits bound neither time nor memory: one step of a lexer may take minutes, also late in an output
-(docs/security.md). So it runs in processes of its own, which can be killed (structure_worker.py).
-"""
+"""Compiles structures for a tokenizer, with llguidance in processes that can be killed (docs/security.md)."""
 
 from __future__ import annotations
 
@@ -21,16 +17,11 @@ from tandem.engine.structure_process import LIMITS, TRIES, Died, Refused, Remote
 from tandem.speculation.processing import Mask, Matcher
 from tandem.speculation.sampling import InvalidField, Structure, StructureKind
 
-KEPT = 16
-"""Compiled structures that are kept, each in a process: the last used ones."""
-KEPT_BYTES = 256 * 2**20
-"""Limit of their memory; the last used one is kept in any case."""
-COMPILING = 2
-"""Structures that are compiled at a time, one of each caller."""
-WAITING = 256
-"""Requests of a caller that may wait for their structures."""
-OUTCOMES = ("compiled", "refused", "time", "memory", "nesting", "killed", "cancelled")
-"""The ends of a compilation."""
+KEPT = 16  # compiled structures, the last used ones, each in a process
+KEPT_BYTES = 256 * 2**20  # limit of their memory, except the last used one's
+COMPILING = 2  # at a time, one per caller
+WAITING = 256  # requests of a caller
+OUTCOMES = ("compiled", "refused", "time", "memory", "nesting", "killed", "cancelled")  # of a compilation
 _MISMATCH = "the output in it does not match the structure"
 
 
@@ -41,7 +32,7 @@ class Spelled(Protocol):
     end_of_sequence_ids: tuple[int, ...]
 
     def spelling(self) -> str | Sequence[bytes]:
-        """Returns the JSON of a `tokenizers` tokenizer, or the bytes of each token, b"" for special ones."""
+        """A `tokenizers` JSON, or each token's bytes, b"" for special ones."""
 
 
 @dataclass(slots=True)
@@ -51,11 +42,7 @@ class _Compiling:
 
 
 class Structures:
-    """Makes the matchers of one tokenizer, for logits of `vocab_size` tokens.
-
-    `end_ids`: end-of-sequence tokens of the model, besides the tokenizer's. `turns`: of callers, for compiling.
-    `outcomes`: counts compilations by OUTCOMES.
-    """
+    """Makes a tokenizer's matchers. `end_ids`: besides the tokenizer's. `outcomes`: counts by OUTCOMES."""
 
     def __init__(self, tokenizer: object, vocab_size: int, end_ids: Sequence[int] = ()) -> None:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
@@ -68,14 +55,14 @@ class Structures:
         self.outcomes: Counter[str] = Counter()
 
     async def check(self, structure: Structure) -> None:
-        """Compiles a structure and keeps it. Raises InvalidField if it cannot be enforced, and TooManyWaiting."""
+        """Compiles and keeps a structure. Raises InvalidField if it cannot be enforced, and TooManyWaiting."""
         if structure.kind is StructureKind.TOKENS:
             self._known(structure)
         else:
             await self._compiled(structure)
 
     async def matcher(self, structure: Structure, output: Sequence[int] = ()) -> Matcher:
-        """Returns a matcher after `output`. Raises InvalidField if that does not match, and the errors of `check`."""
+        """A matcher after `output`. Raises InvalidField if that does not match; see `check`."""
         if structure.kind is StructureKind.TOKENS:
             known = self._known(structure)
             if not all(map(known.advance, output)):
@@ -104,7 +91,7 @@ class Structures:
         return KnownOutput(tokens, self._vocab_size)
 
     async def _compiled(self, structure: Structure) -> StructureProcess:
-        """Returns the process of a compiled structure. A caller's requests for it share one compilation."""
+        # a caller's requests for a structure share one compilation
         if structure in self.kept:
             self.kept.move_to_end(structure)
             return self.kept[structure][0]
@@ -159,7 +146,6 @@ class Structures:
         raise AssertionError("the last try returns or raises")
 
     async def _first(self) -> StructureProcess:
-        """Returns the process that the others are forked from. Raises InvalidField if it cannot start."""
         if self._starting is None or (self._starting.done() and not _well(self._starting)):
             self._starting = asyncio.create_task(self._started(), name="structures")
         return await asyncio.shield(self._starting)
@@ -197,7 +183,7 @@ def _well(task: asyncio.Task[StructureProcess]) -> bool:
 
 
 class KnownOutput:
-    """A Matcher that allows only `known[i]` as token i of the output, and any token after these."""
+    """A Matcher that allows only `known[i]` as token i, and any token after those."""
 
     def __init__(self, known: Sequence[int], vocab_size: int) -> None:
         self._known, self._vocab_size = known, vocab_size

@@ -1,1 +1,1 @@
-"""Receipts: what a server signs of an answer, so that a stranger with the same weights can check every token."""
+"""Receipts: signed answers whose tokens anyone with the weights can check."""

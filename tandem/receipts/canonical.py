@@ -1,4 +1,4 @@
-"""Writes JSON in one way (RFC 8785), so that equal receipts have equal bytes, which are what is signed."""
+"""Canonical JSON (RFC 8785): equal receipts have equal bytes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-MOST_INTEGER = 2**53
-"""Integers beyond it are not the same number in every JSON reader: a seed is written as text."""
+MOST_INTEGER = 2**53  # larger integers differ between JSON readers: a seed is text
 
 
 def canonical(value: Any) -> bytes:
-    """Returns the bytes of JSON data. Raises ValueError for what RFC 8785 cannot write."""
     return _written(value).encode()
 
 
@@ -35,7 +33,7 @@ def _text(value: str) -> str:
 
 
 def _number(value: int | float) -> str:
-    """Writes a number as ECMAScript does: the shortest digits that read as the same double."""
+    # ECMAScript writes the shortest digits that round-trip.
     if isinstance(value, int):
         if abs(value) > MOST_INTEGER:
             raise ValueError(f"{value} is beyond 2**53")
@@ -56,7 +54,7 @@ def _number(value: int | float) -> str:
 
 
 def _decimal(value: float) -> tuple[str, str, int]:
-    """Returns sign, the shortest digits, and where the point stands in them: 12.5 is "", "125", 2."""
+    # 12.5 is "", "125", 2
     mantissa, _, exponent = repr(abs(value)).partition("e")
     whole, _, fraction = mantissa.partition(".")
     digits, point = (whole + fraction), len(whole) + int(exponent or 0)

@@ -1,4 +1,4 @@
-"""What is checked of a receipt without its model, and how findings are told."""
+"""Checks a receipt without its model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tandem.speculation.types import FinishReason
 
 
 class Outcome(enum.IntEnum):
-    """What a check comes to: the exit codes of `tandem check`, the worse the earlier. 1 and 2 are of all commands."""
+    """Exit codes of `tandem check`, worst first; 1 and 2 are those of all commands."""
 
     RIGHT = 0
     FORGED = 3
@@ -23,7 +23,7 @@ class Outcome(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A line of the table: what was looked at, what follows, and why. `outcome` None: it was not looked at."""
+    """A row of the table. `outcome` None: unchecked."""
 
     what: str
     outcome: Outcome | None
@@ -35,13 +35,12 @@ class Finding:
 
 
 def overall(findings: Sequence[Finding]) -> Outcome:
-    """Returns the worst: a forgery is one whatever else could not be checked."""
     outcomes = {finding.outcome for finding in findings}
     return next((each for each in (*list(Outcome)[1:], Outcome.RIGHT) if each in outcomes), Outcome.CANNOT_CHECK)
 
 
 def signature(signed: Signed, trusted: Collection[PublishedKey] | None) -> list[Finding]:
-    """Checks the signature, and whose key made it. `trusted` None: that is not compared. Raises InvalidField."""
+    """Checks the signature and its key; `trusted` None: any key. Raises InvalidField."""
     key = signed.receipt.key
     if not signature_right(signed):
         return [Finding("signature", Outcome.FORGED, "not of the key that the receipt names")]
@@ -54,14 +53,13 @@ def signature(signed: Signed, trusted: Collection[PublishedKey] | None) -> list[
 
 
 def digests(receipt: Receipt) -> Finding:
-    """Checks the chain from the prompt's digest to the last token."""
     if receipt.chained():
         return Finding("digests", Outcome.RIGHT, f"{len(receipt.digests)} of {len(receipt.token_ids)} prefixes")
     return Finding("digests", Outcome.FORGED, "not those of the tokens")
 
 
 def prompt(signed: Signed, candidates: Sequence[Sequence[int]]) -> tuple[Finding, tuple[int, ...] | None]:
-    """Returns whether one of the ways to read a file is the prompt, and that one's tokens."""
+    """Finds the `candidates` entry that is the prompt; returns its tokens."""
     for tokens in candidates:
         if signed.receipt.of_prompt(signed.salt, tokens):
             return Finding("prompt", Outcome.RIGHT, f"{len(tokens)} tokens"), tuple(tokens)
@@ -69,7 +67,7 @@ def prompt(signed: Signed, candidates: Sequence[Sequence[int]]) -> tuple[Finding
 
 
 def end(receipt: Receipt, text: TextStream | None) -> Finding:
-    """Checks that the output ends where it had to. `text`: of the model's tokenizer; None: stop strings are not."""
+    """Checks the output's end; `text` None: stop strings are unchecked."""
     asked = receipt.asked
     if text is None and (asked.stop_strings or receipt.finish_reason is FinishReason.STOP_STRING):
         return Finding("end", None, "stop strings need the model's tokenizer")

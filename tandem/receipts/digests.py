@@ -1,4 +1,4 @@
-"""Digests of a prompt, and of every committed prefix after it."""
+"""Digests of a prompt and of committed prefixes."""
 
 from __future__ import annotations
 
@@ -6,25 +6,18 @@ import hashlib
 import struct
 from collections.abc import Sequence
 
-EVERY = 64
-"""A receipt has the digest of the prefix after so many tokens of output, after twice as many, ..., and of all."""
+EVERY = 64  # output tokens between digests
 SALT_BYTES = 32
 _PROMPT = b"tandem-receipt-prompt-v1\0"
 
 
 def prompt_digest(salt: bytes, prompt: Sequence[int]) -> bytes:
-    """Returns SHA-256 of a label, the salt and the prompt's token ids, each as 4 bytes, little-endian.
-
-    Who has not the salt cannot try prompts.
-    """
+    """Returns SHA-256 of label, salt and ids (little-endian uint32); without the salt nobody can guess prompts."""
     return hashlib.sha256(_PROMPT + salt + struct.pack(f"<{len(prompt)}I", *prompt)).digest()
 
 
 def prefix_digests(prompt: bytes, tokens: Sequence[int]) -> tuple[bytes, ...]:
-    """Returns the digests of the prefixes that a receipt has.
-
-    That of a prefix is SHA-256 of the digest of the prefix before, at first the prompt's, and the token's 4 bytes.
-    """
+    """Chains SHA-256(digest, token as 4 bytes) from the prompt's; returns every EVERYth and the last."""
     found, digest = [], prompt
     for count, token in enumerate(tokens, 1):
         digest = hashlib.sha256(digest + struct.pack("<I", token)).digest()

@@ -1,8 +1,4 @@
-"""The keys that sign receipts: made at the first start, replaced by age, their public parts kept for who checks.
-
-The folder has `signing.pem`, which only its owner may read, and `published.json`. At a rotation the private key is
-overwritten; the public one stays published, so that older receipts can be checked.
-"""
+"""Receipt signing keys: `signing.pem`, overwritten at rotation; `published.json`, all public keys."""
 
 from __future__ import annotations
 
@@ -32,13 +28,11 @@ DAY = 86400.0
 _PRIME = 2**255 - 19
 _EIGHTH = 0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7
 _WEAK = frozenset((0, 1, _PRIME - 1, _EIGHTH, _PRIME - _EIGHTH))
-"""The y of points whose order divides 8. Under such a key one signature fits any message, or one in a few."""
+"""Points of small order: a signature under such a key fits many messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedKey:
-    """A public key, when it was made, and when it was replaced, in seconds since 1970."""
-
     key: str
     created: float
     retired: float | None = None
@@ -46,19 +40,17 @@ class PublishedKey:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """A server's keys. `published`: all public ones, the one that signs last."""
+    """`published`: all public keys, the current one last."""
 
     private: Ed25519PrivateKey
     published: tuple[PublishedKey, ...]
 
     @property
     def public(self) -> str:
-        """The public key that receipts name now."""
         return self.published[-1].key
 
     @property
     def json(self) -> dict[str, Any]:
-        """What is published of them."""
         return _document(self.published)
 
     def signed(self, receipt: Receipt, salt: bytes) -> Signed:
@@ -66,7 +58,7 @@ class Keys:
 
 
 def open_keys(folder: Path, days: float, now: float | None = None) -> Keys:
-    """Opens the keys in `folder`, and makes one if there is none, or if it is older than `days`. Raises ValueError."""
+    """Opens the keys in `folder`, created if missing or older than `days`. Raises ValueError."""
     ed25519 = _library("receipt_keys")
     moment = time.time() if now is None else now
     try:
@@ -90,7 +82,7 @@ def public_of(private: Ed25519PrivateKey) -> str:
 
 
 def signature_right(signed: Signed) -> bool:
-    """Whether the signature is that of the key which the receipt names. Raises ValueError if it names no key."""
+    """Verifies the signature by the receipt's key. Raises ValueError without a key."""
     ed25519, invalid = _library("receipt"), _invalid()
     try:
         ed25519.Ed25519PublicKey.from_public_bytes(_raw(signed.receipt.key)).verify(
@@ -102,7 +94,6 @@ def signature_right(signed: Signed) -> bool:
 
 
 def read_keys(text: str) -> tuple[PublishedKey, ...]:
-    """Reads what a server publishes. Raises InvalidField."""
     try:
         data = parsed(text)
     except ValueError as error:
@@ -130,7 +121,6 @@ def _raw(key: str) -> bytes:
 def _published_with(
     folder: Path, published: Iterable[PublishedKey], private: Ed25519PrivateKey, moment: float
 ) -> tuple[PublishedKey, ...]:
-    """Publishes the key that signs from now on; the keys before it are retired."""
     retired = (each if each.retired is not None else replace(each, retired=moment) for each in published)
     after = (*retired, PublishedKey(public_of(private), moment))
     write_whole(folder / PUBLISHED, json.dumps(_document(after), indent=1) + "\n")
@@ -142,12 +132,11 @@ def _read_published(file: Path) -> tuple[PublishedKey, ...]:
 
 
 def _document(published: Iterable[PublishedKey]) -> dict[str, Any]:
-    """Returns what a server publishes; `read_keys` reads it."""
     return {"keys": [asdict(each) for each in published]}
 
 
 def _read_private(file: Path) -> Ed25519PrivateKey | None:
-    """Reads the private key; None if there is none. Raises InvalidField if others could have read or written it."""
+    # Raises InvalidField if others could have read or written it.
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -172,7 +161,7 @@ def _read_private(file: Path) -> Ed25519PrivateKey | None:
 
 
 def _write_private(file: Path, private: Ed25519PrivateKey) -> None:
-    """Writes the key whole, readable by its owner alone from the start."""
+    # Readable by its owner alone from the start.
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
@@ -180,7 +169,6 @@ def _write_private(file: Path, private: Ed25519PrivateKey) -> None:
 
 
 def _library(field: str) -> Any:
-    """Returns cryptography's module of Ed25519. Raises InvalidField if it is not installed."""
     try:
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ModuleNotFoundError:

@@ -1,4 +1,4 @@
-"""Reads the fields of JSON data that a stranger wrote; what is wrong is refused with the field's name."""
+"""Parses untrusted JSON fields; errors name the field."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from tandem.speculation.errors import InvalidField
 
 Json = dict[str, Any]
 _SURROGATE = re.compile("[\ud800-\udfff]")
-MOST = 2**26
-"""Limit of an integer."""
-LONGEST, LONGEST_NAME = 2**16, 512
-"""Characters of a text, and of a name, which is printed."""
+MOST = 2**26  # of an integer
+LONGEST, LONGEST_NAME = 2**16, 512  # characters
 
 
 class Reader:
-    """The fields of one JSON object, which `name` names in refusals."""
+    """Fields of a JSON object, called `name` in errors."""
 
     def __init__(self, name: str, data: Any) -> None:
         if not isinstance(data, dict):
@@ -26,7 +24,7 @@ class Reader:
         self._data: Mapping[str, Any] = data
 
     def only(self, *names: str) -> None:
-        """Refuses fields besides `names`: what a checker does not know, it has not checked."""
+        """Rejects fields besides `names`: unknown ones would go unchecked."""
         for name in self._data:
             if name not in names:
                 raise InvalidField(name[:64], "not a field of a receipt of this version")
@@ -51,7 +49,7 @@ class Reader:
         return self._checked(name, self.value(name), _text, f"a text of at most {LONGEST} characters")
 
     def name(self, name: str) -> str:
-        """Returns a text that a terminal can show as it is: an escape sequence could hide what a check found."""
+        """Returns printable text: escape sequences could hide findings."""
         return self._checked(name, self.value(name), _name, f"at most {LONGEST_NAME} printable characters")
 
     def texts(self, name: str) -> tuple[str, ...]:
@@ -77,7 +75,6 @@ class Reader:
         return float(self._checked(name, self.value(name), _real, "a finite number"))
 
     def pairs(self, name: str, below: int = MOST) -> tuple[tuple[int, float], ...]:
-        """Returns pairs of a token id and a number."""
         fits = _integer(0, below)
 
         def paired(value: Any) -> bool:
@@ -108,7 +105,7 @@ class Reader:
 
 
 def _text(value: Any) -> bool:
-    """Whether a value is a text that JSON can write: "\\ud800" alone is no character."""
+    # "\ud800" alone is no character.
     return isinstance(value, str) and len(value) <= LONGEST and not _SURROGATE.search(value)
 
 

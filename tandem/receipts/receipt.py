@@ -1,4 +1,4 @@
-"""What a receipt says, and its JSON: read within bounds, since it comes from a stranger."""
+"""A receipt's data and JSON, parsed within bounds."""
 
 from __future__ import annotations
 
@@ -20,16 +20,14 @@ from tandem.speculation.types import (
 )
 
 VERSION, CONTRACT = 1, "tandem.v1"
-MOST_BYTES, MOST_VALUES = 16 * 2**20, 2**21
-"""Of a document; its values count before it is parsed, since the smallest take 60 bytes of memory for 3 of text."""
+MOST_BYTES, MOST_VALUES = 16 * 2**20, 2**21  # values are counted before parsing: the smallest take 60 bytes
 MOST_STOPS = 1024
-SIGNED = b"tandem-receipt-v1\n"
-"""Stands before the canonical JSON in what is signed, so that a signature means nothing elsewhere."""
+SIGNED = b"tandem-receipt-v1\n"  # signed prefix: a signature means nothing elsewhere
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The model that answered: equal ones have equal weights, number format and tokenizer."""
+    """Equal models have equal weights, number format and tokenizer."""
 
     name: str
     weights_revision: str
@@ -48,7 +46,7 @@ _MODEL_TEXTS = ("name", "weights_revision", "dtype", "tokenizer_sha256")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What was asked for, defaults filled in, as far as tokens and their end depend on it."""
+    """Request fields that affect tokens or their end, defaults filled in."""
 
     sampling: SamplingParams
     max_new_tokens: int
@@ -61,7 +59,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedAt:
-    """A verifier elsewhere: the public key of its receipts, "" if it signs none, and what its bits depend on."""
+    """A remote verifier: its receipt key, "" if unsigned, and arithmetic."""
 
     key: str
     arithmetic: str
@@ -69,10 +67,7 @@ class VerifiedAt:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Who served, and how: all by which receipts of one request may differ, besides the salt and the signature.
-
-    `arithmetic`: what bits depend on besides weights and number format, as the target says it; empty: it does not.
-    """
+    """`arithmetic`: what bits depend on besides weights and format; empty: unknown."""
 
     service: str
     tandem: str
@@ -91,7 +86,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The signed part. `adapter`: name and revision. `digests`: those of prefixes (see digests.py)."""
+    """The signed part. `adapter`: name and revision. `digests`: see digests.py."""
 
     model: Model
     adapter: tuple[str, str] | None
@@ -106,16 +101,13 @@ class Receipt:
     key: str
 
     def chained(self) -> bool:
-        """Whether the digests of prefixes are those of the tokens."""
         return self.digests == prefix_digests(self.prompt_digest, self.token_ids)
 
     def of_prompt(self, salt: bytes, prompt: Sequence[int]) -> bool:
-        """Whether this is the prompt."""
         return len(prompt) == self.prompt_tokens and prompt_digest(salt, prompt) == self.prompt_digest
 
     @property
     def json(self) -> Json:
-        """The JSON data that is signed."""
         asked, sampling = self.asked, asdict(self.asked.sampling)
         logprobs = [{"logprob": each.logprob, "top": [list(one) for one in each.top]} for each in self.logprobs]
         structure = self.asked.sampling.structure
@@ -140,12 +132,11 @@ class Receipt:
 
     @property
     def signed(self) -> bytes:
-        """The bytes that the signature is of."""
         return SIGNED + canonical(self.json)
 
     @property
     def answer(self) -> bytes:
-        """What receipts of one request have in common, whoever served it: all but who did, and what is salted."""
+        """Returns what all receipts of a request share: without server and salt."""
         said = self.json
         del said["served"], said["key"], said["prompt"]["digest"], said["output"]["digests"]
         return canonical(said)
@@ -153,7 +144,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """A receipt with its signature, and the salt, without which nobody can try prompts."""
+    """A receipt with signature and salt."""
 
     receipt: Receipt
     signature: bytes
@@ -161,13 +152,12 @@ class Signed:
 
     @property
     def text(self) -> str:
-        """The document: one line of canonical JSON."""
         document = {"receipt": self.receipt.json, "salt": self.salt.hex(), "signature": self.signature.hex()}
         return canonical(document).decode()
 
 
 def read_signed(text: str) -> Signed:
-    """Reads a document. Raises InvalidField, which names the field; a field that it does not know is refused."""
+    """Parses a document. Raises InvalidField, also for unknown fields."""
     if len(text) > MOST_BYTES:
         raise InvalidField("receipt", f"{len(text)} bytes are above the limit of {MOST_BYTES}")
     if (values := sum(map(text.count, "[{,"))) > MOST_VALUES:

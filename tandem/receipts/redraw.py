@@ -1,4 +1,4 @@
-"""Draws the tokens of a receipt again, by speculation's own rules: the output is a draft that its target verifies."""
+"""Redraws a receipt's tokens: its target verifies the output as a draft."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ from tandem.speculation.draws import Floats, gumbel, surviving, words
 from tandem.speculation.logprobs import Logits
 from tandem.speculation.types import ModelInfo, Request, SamplingParams, TokenLogprobs
 
-STEP = 64
-"""Tokens of a span: where steps are not padded, one step draws them again, as wide as one of a prompt."""
+STEP = 64  # tokens in a span: one step, as wide as a prompt's, redraws it
 
 
 @dataclass(slots=True)
 class Redrawn:
-    """What was found. `gaps`: of tokens that were not drawn, how far their score is from the best, in logits."""
+    """`gaps`: logits between each token that was not redrawn and the best."""
 
     tokens: int = 0
     wrong: int = 0
@@ -36,7 +35,6 @@ class Redrawn:
 
 
 def same_model(receipt: Receipt, info: ModelInfo) -> Finding:
-    """Compares weights, number format and tokenizer with the model here."""
     own = Model.of(info)
     for name in ("weights_revision", "dtype", "tokenizer_sha256", "vocab_size"):
         there, here = getattr(receipt.model, name), getattr(own, name)
@@ -46,7 +44,6 @@ def same_model(receipt: Receipt, info: ModelInfo) -> Finding:
 
 
 def same_adapter(receipt: Receipt, engine: Engine) -> Finding | None:
-    """Compares the adapter; None if there is none."""
     if receipt.adapter is None:
         return None
     name, revision = receipt.adapter
@@ -60,14 +57,14 @@ def same_adapter(receipt: Receipt, engine: Engine) -> Finding | None:
 
 
 def same_arithmetic(receipt: Receipt, engine: Engine) -> bool:
-    """Whether logits here have the bits that they had there: then a token that is not drawn again is a forgery."""
+    """Whether logits have the same bits: then a wrong token is a forgery."""
     there = {receipt.served.arithmetic, *(each.arithmetic for each in receipt.served.verifiers)}
     exact = receipt.served.bit_exact and engine.runner.shapes.bit_exact
     return exact and bool(engine.arithmetic) and there == {engine.arithmetic}
 
 
 def spans(count: int, sample: int | None) -> list[range]:
-    """Returns the spans of the output to check: all, or `sample` of them, which nobody can foresee."""
+    """Returns all spans, or an unpredictable `sample`."""
     found = [range(start, min(start + STEP, count)) for start in range(0, count, STEP)]
     if sample is not None and sample < len(found):
         found = sorted(random.SystemRandom().sample(found, sample), key=lambda span: span.start)
@@ -77,10 +74,7 @@ def spans(count: int, sample: int | None) -> list[range]:
 async def redraw(
     receipt: Receipt, engine: Engine, prompt: Sequence[int], checked: Sequence[range], exact: bool
 ) -> Redrawn:
-    """Draws the `checked` spans again. `exact`: the first token that is wrong ends it; else its gap is computed.
-
-    Raises InvalidField if the model here cannot do what was asked for.
-    """
+    """Redraws spans; `exact` ends at the first wrong token, otherwise gaps are computed. Raises InvalidField."""
     asked, found = receipt.asked, Redrawn(gaps=None if exact else [])
     adapter = receipt.adapter[0] if receipt.adapter else ""
     request = Request(asked.sampling, logprobs=asked.logprobs, adapter=adapter)
@@ -127,7 +121,7 @@ def _compare(found: Redrawn, there: Sequence[TokenLogprobs], here: Sequence[Toke
 
 
 async def _gap(sequence: TargetSequence, tokens: Sequence[int], token: int) -> float:
-    """Returns how far, in logits, `token` is from being drawn after `tokens`; infinite where logits are not at hand."""
+    # Infinite without logits.
     runner: Any = sequence.engine.runner
     if not hasattr(runner, "verify_logits"):
         return float("inf")
@@ -145,7 +139,7 @@ async def _gap(sequence: TargetSequence, tokens: Sequence[int], token: int) -> f
 
 
 def shortfall(logits: Logits, params: SamplingParams, position: int, token: int) -> float:
-    """Returns by how much a logit would have to be another for `token` to be drawn at `position`; 0 if it is."""
+    """Returns how much a logit must rise for `token` to be drawn; 0: drawn."""
     if params.greedy:
         return float(logits.max() - logits[token])
     scores: Floats = (logits.astype(np.float64) - float(logits.max())) / params.temperature

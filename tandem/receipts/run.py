@@ -1,4 +1,4 @@
-"""Runs `tandem check`: reads receipt and prompt, checks what can be checked here, prints a table."""
+"""Runs `tandem check`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MARGIN = 0.5
 
 @dataclass(frozen=True, slots=True)
 class PromptFile:
-    """What a prompt's file has: token ids (JSON), a chat (JSON), or else text."""
+    """Token ids (JSON), a chat (JSON) or text."""
 
     token_ids: tuple[int, ...] | None = None
     chat: tuple[ChatMessage, ...] | None = None
@@ -36,10 +36,10 @@ class PromptFile:
 
 @dataclass(frozen=True, slots=True)
 class CheckConfig:
-    """What to check. `signature_only`: no model is loaded. `keys`: a file with the server's keys; None: not compared.
+    """`keys`: the server's, None: any. `signature_only`: without the model.
 
-    `sample`: spans of 64 tokens to draw again; None: all. `margin`: in logits, how far a token of other arithmetic may
-    be from being drawn. `own_length`, `own_format`: the models' are those of the receipt, not of `models`.
+    sample: spans of 64 tokens, None: all. margin: tolerated logit gap under other arithmetic. own_length, own_format:
+    the receipt's instead of those of `models`.
     """
 
     receipt: Path
@@ -63,7 +63,7 @@ class CheckConfig:
 
 
 async def run_check(config: CheckConfig) -> int:
-    """Returns the exit code, an Outcome. Raises ValueError, one line, if nothing can be checked."""
+    """Returns the exit code, an Outcome. Raises ValueError if nothing can be checked."""
     signed = read_signed(_read("receipt", config.receipt))
     findings = await check(config, signed)
     _show(findings, config.json)
@@ -71,7 +71,7 @@ async def run_check(config: CheckConfig) -> int:
 
 
 async def check(config: CheckConfig, signed: Signed) -> list[Finding]:
-    """Checks signature and digests, then, with the model, all else. What is forged is not looked at any further."""
+    """Checks signature and digests, then the rest with the model, unless forged."""
     trusted = None if config.keys is None else read_keys(_read("keys", config.keys))
     findings = [*checking.signature(signed, trusted), checking.digests(signed.receipt)]
     if Outcome.FORGED in {each.outcome for each in findings}:
@@ -92,7 +92,7 @@ async def check(config: CheckConfig, signed: Signed) -> list[Finding]:
 
 
 def fitting(config: CheckConfig, receipt: Receipt) -> ModelConfig:
-    """Returns the models with the sizes that the receipt needs, and in its number format where none is given."""
+    """Returns models with the receipt's sizes and, by default, number format."""
     models, tokens = config.models, receipt.prompt_tokens + len(receipt.token_ids)
     length = whole_length(tokens) if config.own_length else models.shape.max_length
     shape = replace(models.shape, slots=1, max_length=length)
@@ -105,12 +105,11 @@ def fitting(config: CheckConfig, receipt: Receipt) -> ModelConfig:
 
 
 def whole_length(tokens: int) -> int:
-    """Returns a sequence length of few, since steps that passed their checks at one length need none again."""
+    # Few distinct lengths: steps checked at one need no check again.
     return max(512, 1 << (tokens - 1).bit_length()) if tokens <= 8192 else -(-tokens // 1024) * 1024
 
 
 async def checked_by(loaded: Loaded, signed: Signed, config: CheckConfig) -> list[Finding]:
-    """Checks all that needs the model."""
     receipt, engine, info = signed.receipt, loaded.engine, target_info(loaded, 0)
     findings = [same_model(receipt, info)]
     if adapter := same_adapter(receipt, engine):
@@ -135,7 +134,7 @@ async def checked_by(loaded: Loaded, signed: Signed, config: CheckConfig) -> lis
 
 
 def candidates(loaded: Loaded, prompt: PromptFile) -> list[tuple[int, ...]]:
-    """Returns the tokens that a file may stand for: its text is plain or a message, its last newline counts or not."""
+    """Returns the tokens a file may mean: plain or chat, with or without its last newline."""
     if prompt.token_ids is not None:
         return [prompt.token_ids]
     tokenizer = loaded.tokenizer
@@ -152,7 +151,6 @@ def candidates(loaded: Loaded, prompt: PromptFile) -> list[tuple[int, ...]]:
 
 
 def told(redrawn: Redrawn, receipt: Receipt, exact: bool, margin: float, seconds: float) -> list[Finding]:
-    """Returns what the tokens and their log-probabilities come to."""
     count, found = len(receipt.token_ids), []
     drawn = f"{redrawn.tokens - redrawn.wrong} of {count} drawn again in {seconds:.2f} s"
     if redrawn.tokens < count and not redrawn.wrong:
@@ -180,7 +178,7 @@ def told(redrawn: Redrawn, receipt: Receipt, exact: bool, margin: float, seconds
 
 
 def _read(field: str, path: Path) -> str:
-    """Reads a file, which may be a pipe that never ends."""
+    # A pipe may never end.
     try:
         with path.open("rb") as opened:
             data = opened.read(MOST_BYTES + 1)

@@ -1,4 +1,4 @@
-"""Hosts and addresses as people write them. An address of IPv6 stands in brackets where a port follows."""
+"""Hosts and addresses; IPv6 addresses have brackets before a port."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tandem.speculation.types import InvalidField
 
 
 def bare_host(given: str, field: str = "host") -> str:
-    """Returns a name or an address, of IPv6 its shortest spelling without brackets. Raises InvalidField."""
+    """Returns a host without brackets, IPv6 in its shortest spelling. Raises InvalidField."""
     inner = given[1:-1] if given.startswith("[") and given.endswith("]") else given
     if inner == given and ":" not in given:
         return given
@@ -27,16 +27,13 @@ def is_ipv6(text: str) -> bool:
 
 
 def bracketed(given: str, field: str = "host") -> str:
-    """Returns a host as it stands before a port. Raises InvalidField."""
     host = bare_host(given, field)
     return f"[{host}]" if ":" in host else host
 
 
 def joined(host: str, port: int, field: str = "host") -> str:
-    """Returns HOST:PORT. Raises InvalidField."""
     return f"{bracketed(host, field)}:{port}"
 
 
 def has_port(address: str) -> bool:
-    """Whether an address is HOST:PORT; a bare address of IPv6 is a host alone."""
     return address.count(":") == 1 or (address.startswith("[") and ":" in address.rpartition("]")[2])

@@ -13,20 +13,16 @@ Message = TypeVar("Message", bound=Any)
 
 
 class ByteCounts(Protocol):
-    """Protobuf payload sent (`bytes_up`) and received (`bytes_down`)."""
-
     bytes_up: int
     bytes_down: int
 
 
 def sent(message: Message, counts: ByteCounts) -> Message:
-    """Counts a message that is sent, and returns it."""
     counts.bytes_up += message.ByteSize()
     return message
 
 
 def received(message: Message, counts: ByteCounts) -> Message:
-    """Counts a message that was received, and returns it."""
     counts.bytes_down += message.ByteSize()
     return message
 
@@ -34,7 +30,7 @@ def received(message: Message, counts: ByteCounts) -> Message:
 async def unary(
     method: Callable[..., Awaitable[Any]], request: Any, counts: ByteCounts | None = None, **options: Any
 ) -> Any:
-    """Calls `method` with gRPC's `options` (timeout, metadata, ...) and returns its reply. Raises TandemError."""
+    """Returns the reply to `method` with gRPC's `options`. Raises TandemError."""
     if counts is not None:
         sent(request, counts)
     try:

@@ -1,4 +1,4 @@
-"""Opens gRPC channels with our options, and maps each service to its stub and messages."""
+"""Opens gRPC channels; maps services to stubs and messages."""
 
 from __future__ import annotations
 
@@ -52,10 +52,7 @@ Options = tuple[tuple[str, int | str], ...]
 
 
 def open_channel(address: str, credentials: Credentials | None = None, more: Options = ()) -> grpc.aio.Channel:
-    """Opens a channel to host:port, in clear text unless the credentials have a CA. Raises ValueError.
-
-    `more`: gRPC's options besides ours. Raises TandemError in a forked child whose parent opened one.
-    """
+    """Opens a channel to host:port, in clear text without a CA. Raises ValueError, or TandemError if forked."""
     check_process()
     given = credentials or Credentials()
     given.check(address)
@@ -75,15 +72,12 @@ def _first_process() -> int:
 
 
 def forked(process: int | None = None) -> bool:
-    """Whether this is a forked child of `process`, by default of the one that used gRPC first.
-
-    gRPC's asyncio polls in a thread, which a child lacks and cannot start again; GRPC_ENABLE_FORK_SUPPORT is no help.
-    """
+    # gRPC's asyncio polls in a thread, which a forked child lacks; GRPC_ENABLE_FORK_SUPPORT does not help.
     return os.getpid() != (_first_process() if process is None else process)
 
 
 def check_process(process: int | None = None) -> None:
-    """Raises TandemError if this is a forked child, where calls would never end."""
+    """Raises TandemError in a forked child, where calls would never end."""
     if forked(process):
         raise TandemError(
             "FAILED_PRECONDITION",
@@ -94,7 +88,7 @@ def check_process(process: int | None = None) -> None:
 
 
 class _Authorized:
-    """A channel whose calls carry a token. gRPC's own call credentials would need TLS even on loopback."""
+    # gRPC's call credentials would need TLS even on loopback.
 
     def __init__(self, channel: grpc.aio.Channel, token: Token) -> None:
         self._channel, self._token = channel, token
@@ -128,5 +122,4 @@ class _Authorized:
 
 
 def stub(channel: grpc.aio.Channel, service: str) -> Any:
-    """Returns the stub of one of the three services."""
     return _STUBS[service](channel)

@@ -1,4 +1,4 @@
-"""Closes remote sessions in the background, and retries failed closes even after their request has ended."""
+"""Closes remote sessions in the background, with retries that outlive their requests."""
 
 from __future__ import annotations
 
@@ -10,27 +10,21 @@ from tandem.rpc.errors import TandemError
 from tandem.speculation.outcomes import WORTH_REPEATING
 from tandem.speculation.retry import doubled
 
-SETTLE_SECONDS = 1.0
-"""How long a closing client waits for its pending session closes."""
+SETTLE_SECONDS = 1.0  # a closing client waits for session closes
 
 
 class SessionCloses:
-    """A client's pending session closes.
-
-    Each is tried up to `attempts` times, with waits that double from `first` seconds; after that the session's lease
-    frees its resources.
-    """
+    """A client's pending closes, each tried `attempts` times with waits doubling from `first` seconds."""
 
     def __init__(self, attempts: int = 6, first: float = 0.1) -> None:
         self._attempts, self._first = attempts, first
         self._running: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
-        """Number of closes in progress."""
         return len(self._running)
 
     def begin(self, call: Callable[[], Awaitable[object]]) -> asyncio.Future[None]:
-        """Starts `call`, which raises TandemError on failure. The future is done after the first attempt."""
+        """Starts `call`, which may raise TandemError; the future is done after its first attempt."""
         tried: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(self._until_answered(call, tried), name="close session")
         self._running.add(task)  # the event loop itself keeps no task alive
@@ -51,7 +45,6 @@ class SessionCloses:
                 await asyncio.sleep(doubled(self._first, math.inf, attempt))
 
     async def settle(self, seconds: float = SETTLE_SECONDS) -> None:
-        """Waits up to `seconds` for all pending closes, then cancels the rest."""
         running = list(self._running)
         if not running:
             return

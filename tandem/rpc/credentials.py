@@ -1,4 +1,4 @@
-"""A caller's credentials, read from files: trusted CA, client certificate, bearer token."""
+"""A caller's credentials from files: CA, client certificate, bearer token."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ log = logging.getLogger("tandem.security")
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A caller's TLS files and token. Raises InvalidField, a TandemError, with the name that its flag has.
+    """A caller's TLS files and token. Raises InvalidField with the flag's name.
 
-    With `ca`, calls are encrypted and the server must present a certificate signed by one of these authorities. `cert`
-    and `key` are the caller's own (mTLS); `server_name` is the name to expect in the server's certificate if it is not
-    the host's. The token sent with every call is the only line of `token_file`, reread when it changes, or the
-    environment variable `token_env`. In clear text it is sent to this machine only, unless `insecure`.
+    `ca` encrypts calls and authenticates the server, by `server_name` if given; `cert` and `key` are the caller's
+    (mTLS). The token is the only line of `token_file`, or `token_env`'s value; in clear text it stays on this machine,
+    unless `insecure`.
     """
 
     ca: str | None = None
@@ -66,7 +65,6 @@ class Credentials:
         self.token()
 
     def token(self) -> Token | None:
-        """Returns the token to send with a channel's calls, if there is one. Raises ValueError."""
         if self.token_file is not None:
             return TokenFile(self.token_file)
         if self.token_env is not None:
@@ -74,7 +72,6 @@ class Credentials:
         return None
 
     def flags(self) -> list[str]:
-        """Returns the equivalent flags of main.py, for another process that calls the same server."""
         named = {
             "--tls_ca": self.ca,
             "--tls_client_cert": self.cert,
@@ -87,7 +84,7 @@ class Credentials:
         return [*given, "--insecure"] if self.insecure else given
 
     def check(self, address: str) -> None:
-        """Raises ValueError if the token would go to any of these comma-separated addresses in clear text."""
+        """Raises ValueError if any comma-separated address would get the token in clear text."""
         away = [one for one in address.split(",") if not on_this_machine(one.rpartition(":")[0])]
         if away and self.ca is None and not self.insecure and (self.token_file or self.token_env):
             flag = "token_file" if self.token_file else "token_env"
@@ -96,8 +93,6 @@ class Credentials:
 
 
 class Token:
-    """A fixed bearer token."""
-
     def __init__(self, token: str) -> None:
         self._token = token
 
@@ -106,7 +101,7 @@ class Token:
 
 
 class TokenFile(Token):
-    """A token from the only line of a file, reread when the file changes. If that fails, the last token stays."""
+    """A token file, reread on change; a failed reread keeps the token."""
 
     def __init__(self, file: str) -> None:
         super().__init__(_read(file))
@@ -139,7 +134,6 @@ def _checked(flag: str, where: str, token: str) -> str:
 
 
 def on_this_machine(host: str) -> bool:
-    """True if `host` is localhost or a loopback address."""
     host = host.strip("[]")
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback

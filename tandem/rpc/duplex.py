@@ -1,4 +1,4 @@
-"""The client's side of a call that streams both ways: a task writes, a task reads, and it ends once, with an error."""
+"""Client side of bidirectional streams: a writing and a reading task, one end."""
 
 from __future__ import annotations
 
@@ -18,22 +18,19 @@ from tandem.speculation.types import InvalidField
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 
-ENDS_SECONDS = 0.1
-"""How long a stream's tasks may take to end with their call before they are cancelled."""
-_SENT_KEPT = 1024
-"""Most messages whose sending times are kept."""
+ENDS_SECONDS = 0.1  # for a stream's tasks to end before they are cancelled
+_SENT_KEPT = 1024  # messages with known sending times
 
 
 class Duplex(ABC, Generic[Request, Reply]):
-    """One call. A subclass says what is written, what a reply means, and how long the server has owed one.
+    """One call; subclasses define messages, replies and what is owed.
 
-    It ends with the server's error, with what `_take` raises (InvalidField: `who` broke the contract), after `seconds`
-    in which the server owed a reply, or with what `watching` returns. `limited` shortens a wait to the request's
-    deadline. Counts bytes into `stats`. `news` is set when there may be a message to write.
+    Ends with the server's error, an error of `_take` (InvalidField: the server `who` broke the contract), `seconds`
+    without an owed reply, or the error of `watching`. `limited` caps waits at the request's deadline. `stats` counts
+    bytes. Set `news` when a message may be ready.
     """
 
-    what = "the stream"
-    """Its name in errors."""
+    what = "the stream"  # in errors
 
     def __init__(
         self,
@@ -56,27 +53,22 @@ class Duplex(ABC, Generic[Request, Reply]):
 
     @abstractmethod
     def _next(self) -> Request | None:
-        """Returns the next message to write, if there is one."""
+        """Returns the next message, if one is ready."""
 
     @abstractmethod
     def _take(self, reply: Reply) -> None:
-        """Uses a reply. What it raises ends the stream."""
+        """Handles a reply; its errors end the stream."""
 
     @abstractmethod
     def _owed(self) -> float:
-        """Returns how many seconds the server has owed a reply."""
+        """Returns the seconds that the server has owed a reply."""
 
     @abstractmethod
     def _over(self, error: Exception) -> None:
-        """Called once, when the stream ends."""
+        """Called once, at the end."""
 
     async def close(self) -> None:
-        """Cancels the call.
-
-        A task in an operation of the call first gets `ENDS_SECONDS` to end with it, because grpc.aio leaks 96 bytes for
-        each operation whose task is cancelled. A write that still waits for the call's metadata to be sent does not end
-        with the call, and is cancelled then.
-        """
+        # Tasks first get ENDS_SECONDS: grpc.aio leaks 96 bytes per operation whose task is cancelled.
         self._late.cancel()
         if self._watching:
             self._watching.cancel()
@@ -98,7 +90,6 @@ class Duplex(ABC, Generic[Request, Reply]):
             self._over(error)
 
     async def _write(self) -> None:
-        """Writes messages. Errors of the call are reported by `_read`."""
         try:
             while True:
                 await self.news.wait()
@@ -130,7 +121,6 @@ class Duplex(ABC, Generic[Request, Reply]):
         self._end(error)
 
     def _look(self) -> None:
-        """Ends the stream if a reply is overdue."""
         left = self._limited(self._seconds) - self._owed()
         if left > 0:
             self._late = asyncio.get_running_loop().call_later(left, self._look)
@@ -142,29 +132,21 @@ class Duplex(ABC, Generic[Request, Reply]):
 
 
 class RoundTrips:
-    """When the messages of a stream were sent, by number, to measure round trips."""
-
     def __init__(self) -> None:
         self.sent = 0
-        """Messages sent so far."""
         self._sent_at: dict[int, float] = {}
 
     def sending(self) -> None:
-        """Records that the next message is sent now."""
         self.sent += 1
         if len(self._sent_at) < _SENT_KEPT:
             self._sent_at[self.sent] = time.perf_counter()
 
     def owed(self) -> float:
-        """Returns how many seconds the oldest unanswered message has waited."""
         now = time.perf_counter()
         return now - min(self._sent_at.values(), default=now)
 
     def answered(self, number: int, server_seconds: float, again: bool = False) -> float | None:
-        """Returns the seconds that the network took for message `number` and its answer; None if it is not known.
-
-        `again`: further answers to the message may follow, and are measured too.
-        """
+        """Returns the network seconds of message `number`, if known; `again`: more answers may follow."""
         sent = self._sent_at.get(number)
         for one in [one for one in self._sent_at if one < number or (one == number and not again)]:
             del self._sent_at[one]

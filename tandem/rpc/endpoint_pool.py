@@ -1,8 +1,4 @@
-"""Selects the server to call. Pure: the clock is an argument. speculation/retry.py says when to call it.
-
-A session can be reopened at any verifier with its committed tokens, and a request repeated at any server, with the same
-output, provided that server runs the same target; `disagreement` checks this.
-"""
+"""Selects the server to call: any with the same target gives the same output. Pure: the clock is an argument."""
 
 from __future__ import annotations
 
@@ -15,15 +11,14 @@ from tandem.speculation.types import InvalidField, ModelInfo
 
 log = logging.getLogger("tandem.endpoints")
 
-CHECK_SECONDS = 5.0
-"""How long a server that failed, or was never called, may take to report its model."""
+CHECK_SECONDS = 5.0  # for a failed or new server to report its model
 # Different weights, another precision, or another kind of device give different bits.
 _SAME = ("model_name", "weights_revision", "tokenizer_sha256", "vocab_size", "dtype", "device", "backend")
 _NO_LESS = ("max_sequence_length", "max_speculation_length")
 
 
 class EndpointPool:
-    """The configured servers, in order, and the one in use, which changes when it fails. Logs each change once."""
+    """Servers in order, and the current one, which changes when it fails."""
 
     def __init__(self, addresses: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
         self.addresses, self._clock = tuple(addresses), clock
@@ -36,16 +31,14 @@ class EndpointPool:
         return ", ".join(self.addresses)
 
     def after(self, address: str) -> str:
-        """Returns the next address after `address` that is not refused; `address` itself if there is no other."""
+        """Returns the next address that is not refused, else `address`."""
         return next((each for each in self.turns(address) if each != address), address)
 
     def turns(self, preferred: str) -> tuple[str, ...]:
-        """Returns the addresses that are not refused, from `preferred` on."""
         at = self.addresses.index(preferred)
         return tuple(each for each in (*self.addresses[at:], *self.addresses[:at]) if each not in self.refused)
 
     def failed(self, address: str, reason: str) -> None:
-        """Records that a server failed, or does not answer, and switches to the next one."""
         self._attempts += 1
         other = self.after(address)
         if self.current == address:
@@ -56,7 +49,6 @@ class EndpointPool:
             log.warning("server at %s failed (%s): %s", address, " ".join(reason.split()), then)
 
     def answered(self, address: str) -> None:
-        """Records that the server at `address` answered, and makes it current."""
         if self._silent:
             down = self._clock() - min(self._silent.values())
             log.info("server at %s answers, after %d attempts and %.1f s", address, self._attempts, down)
@@ -65,7 +57,7 @@ class EndpointPool:
         self.current, self._attempts = address, 0
 
     def refuse(self, address: str, reason: str) -> bool:
-        """Excludes a server that runs another model. Returns whether any is left; if none, clears all exclusions."""
+        """Excludes a server with another model; returns whether any is left, else clears all exclusions."""
         if self.refused.get(address) != reason:
             log.error("server at %s is not used: %s", address, reason)
         self.refused[address] = reason
@@ -77,7 +69,7 @@ class EndpointPool:
 
 
 def disagreement(first: ModelInfo, other: ModelInfo) -> str | None:
-    """Returns why a session of `first` cannot continue at `other` with the same tokens; None if it can."""
+    """Returns why `other` cannot continue a session of `first` with the same tokens, or None."""
     for name in _SAME:
         expected, found = getattr(first, name), getattr(other, name)
         if expected != found:
@@ -90,7 +82,7 @@ def disagreement(first: ModelInfo, other: ModelInfo) -> str | None:
 
 
 def parse_addresses(given: str, field: str = "target_host") -> tuple[str, ...]:
-    """Splits HOST:PORT[,HOST:PORT...] and checks each address. Raises ValueError naming the field."""
+    """Splits HOST:PORT[,HOST:PORT...]. Raises ValueError naming the field."""
     addresses = []
     for address in map(str.strip, given.split(",")):
         host, _, port = address.rpartition(":")

@@ -1,4 +1,4 @@
-"""Builds TandemError, the exception for every failed call, from a gRPC error."""
+"""Converts gRPC errors to TandemError."""
 
 from __future__ import annotations
 
@@ -15,20 +15,17 @@ from tandem.speculation.errors import InvalidField
 from tandem.speculation.errors import TandemError as TandemError
 from tandem.v1 import generation_pb2
 
-LEAST_RETRY_SECONDS = 0.01
-"""A server that asks for an earlier retry is asked again after this long."""
+LEAST_RETRY_SECONDS = 0.01  # lower limit of a server's retry time
 
 
 class BrokenContract(TandemError):
-    """A server sent what its contract does not allow, which is that server's failure. `who`: what it is, and where."""
-
     def __init__(self, who: str, error: InvalidField) -> None:
         super().__init__("UNAVAILABLE", f"{who} broke the contract: {error}", reason="CONTRACT_BROKEN")
 
 
 @contextlib.contextmanager
 def contract(who: str) -> Iterator[None]:
-    """Makes an InvalidField that converting a message of a server raises a BrokenContract of that server."""
+    """Converts InvalidField to a BrokenContract of `who`."""
     try:
         yield
     except InvalidField as error:
@@ -36,7 +33,6 @@ def contract(who: str) -> Iterator[None]:
 
 
 def from_rpc(error: grpc.RpcError) -> TandemError:
-    """Builds the exception for a failed call. Its texts are made printable, since they go to logs and terminals."""
     found = TandemError(error.code().name, printable(error.details() or ""))
     with contextlib.suppress(ValueError, DecodeError):  # details of another status, or no messages
         _add_details(found, error)
@@ -44,7 +40,7 @@ def from_rpc(error: grpc.RpcError) -> TandemError:
 
 
 def _add_details(found: TandemError, error: grpc.RpcError) -> None:
-    """Adds what the status says beside code and text. Raises ValueError or DecodeError for what is no such detail."""
+    # Raises ValueError or DecodeError for malformed details.
     status = rpc_status.from_call(error)
     for detail in status.details if status else ():
         retry, info = error_details_pb2.RetryInfo(), error_details_pb2.ErrorInfo()

@@ -1,4 +1,4 @@
-"""The first call to a server: who answers and what it runs, or at once why none answers and what to do."""
+"""The first call to a server: what it runs, or why it does not answer and what helps."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ log = logging.getLogger("tandem.endpoints")
 Answer = TypeVar("Answer")
 Ask = Callable[[float], Awaitable[Answer]]
 
-ANSWER_SECONDS = 10.0
-"""How long a server may take to report what it runs."""
+ANSWER_SECONDS = 10.0  # for a server to report its model
 _CONNECT_SECONDS = 2.0
 _ASK_AGAIN_SECONDS = 0.25
 _NONE = "none of Tandem's services that generate: is it a health port or a prefill worker?"
 
 _MAY_START = ("", "UNKNOWN_HOST", "CONNECTION_REFUSED", "UNREACHABLE", "NOT_ANSWERING", "NO_GRPC")
-"""Reasons of servers that may be starting."""
+"""Failure reasons of servers that may still be starting."""
 _OTHER = "OTHER_PROTOCOL", "the server at {} speaks no gRPC there, but perhaps HTTP: give the port of gRPC (--port)"
 # gRPC's own words for mistakes that no waiting mends: their reason, and what to do.
 _MISTAKES = {
@@ -48,11 +47,7 @@ async def first_of(
     wait_seconds: float = 0.0,
     service: str = "",
 ) -> tuple[str, Answer]:
-    """Returns the first address whose `ask` answers, and the answer. Raises TandemError.
-
-    Each `ask` gets its time limit in seconds. A server that may still start is waited for up to `wait_seconds`, which
-    is logged at once. `service`: the one that is asked for.
-    """
+    """Returns the first answer, waiting `wait_seconds` for servers that may be starting. Raises TandemError."""
     ends, waiting = time.monotonic() + wait_seconds, False
     while True:
         failures: list[TandemError] = []
@@ -73,13 +68,12 @@ async def first_of(
 async def model_at(
     client: GenerationClient, address: str, credentials: Credentials | None, wait_seconds: float, service: str
 ) -> ModelInfo:
-    """Returns what the server at `address` runs. Raises TandemError, as `first_of`."""
     asks = {address: partial(client.model_info, wait=False)}
     return (await first_of(asks, credentials, wait_seconds=wait_seconds, service=service))[1]
 
 
 async def check_peers(addresses: str | None, credentials: Credentials, service: str) -> None:
-    """Calls the servers at `addresses` once, before a model is loaded. Raises ValueError if no waiting can help."""
+    """Calls servers once before a model is loaded. Raises ValueError if waiting cannot help."""
     failures, listed = [], parse_addresses(addresses) if addresses else ()
     for address in listed:
         try:
@@ -100,8 +94,6 @@ async def which_service(
     wait_seconds: float = 0.0,
     service: str | None = None,
 ) -> str:
-    """Returns the Tandem service that answers at `address`, `service` if given. Raises TandemError, as `first_of`."""
-
     async def ask(seconds: float) -> str:
         return await service_at(address, credentials, seconds, service)
 
@@ -109,7 +101,6 @@ async def which_service(
 
 
 async def service_at(address: str, credentials: Credentials | None, seconds: float, service: str | None = None) -> str:
-    """Asks once which service answers. Raises TandemError, not `explained` yet."""
     for each in (service,) if service else (TARGET, FUSED, DRAFT):
         async with GenerationClient.connect(address, each, credentials) as client:
             try:
@@ -125,7 +116,7 @@ async def service_at(address: str, credentials: Credentials | None, seconds: flo
 async def explained(
     error: TandemError, address: str, credentials: Credentials | None, service: str = ""
 ) -> TandemError:
-    """Returns the error of a first call with its cause and what to do."""
+    """Adds cause and remedy to the error of a first call."""
     code, server = error.code, f"the server at {address}"
     if address in error.message and error.reason:
         return error  # explained already
@@ -143,7 +134,7 @@ async def explained(
 
 
 async def _cause(error: TandemError, address: str, credentials: Credentials | None) -> tuple[str, str]:
-    """Returns why a call was not answered, by gRPC's words and one plain connect: a reason and a sentence."""
+    # One plain connect tells more than gRPC.
     host, _, port = address.rpartition(":")
     for words, (reason, message) in _MISTAKES.items():
         if words in error.message:
@@ -174,7 +165,6 @@ async def _cause(error: TandemError, address: str, credentials: Credentials | No
 
 
 def _with_a_way_to_wait(error: TandemError) -> TandemError:
-    """Adds how to wait for a server, where one may be starting."""
     if error.reason not in ("CONNECTION_REFUSED", "NOT_ANSWERING"):
         return error
     how = "--connect_seconds 60 (in Python: wait_seconds=60) waits for one that still starts"
@@ -182,12 +172,10 @@ def _with_a_way_to_wait(error: TandemError) -> TandemError:
 
 
 def _may_start(error: TandemError) -> bool:
-    """Whether a server that is starting may still answer."""
     return error.outcome in SILENT and error.reason in _MAY_START
 
 
 def together(failures: list[TandemError]) -> TandemError:
-    """Returns the only failure, or one that names them all."""
     first = failures[0]
     if len(failures) == 1:
         return first

@@ -1,4 +1,4 @@
-"""Client of the Generate method that all three services share."""
+"""Client of Generate, which all three services share."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, In
 
 
 class GenerationClient:
-    """Sends Generate requests to one server; many may run at once.
-
-    `bytes_up` and `bytes_down` count protobuf payload over the client's lifetime.
-    """
+    """Sends concurrent requests to one server; counts payload bytes over its lifetime."""
 
     def __init__(self, channel: grpc.aio.Channel, service: str) -> None:
         self._channel, self._service = channel, service
@@ -34,7 +31,6 @@ class GenerationClient:
 
     @classmethod
     def connect(cls, address: str, service: str, credentials: Credentials | None = None) -> GenerationClient:
-        """Creates a client of `service` (TargetVerifier, FusedSpeculativeServer or DraftWorker) at host:port."""
         return cls(open_channel(address, credentials), service)
 
     async def __aenter__(self) -> GenerationClient:
@@ -44,15 +40,13 @@ class GenerationClient:
         await self.close()
 
     def sharing(self) -> GenerationClient:
-        """Returns a client of the same connection with byte counts of its own; closing either one closes both."""
+        """Returns a client of the same connection with own byte counts; closing either closes both."""
         return GenerationClient(self._channel, self._service)
 
     async def close(self) -> None:
-        """Closes the connection; calls under way are cancelled."""
         await self._channel.close()
 
     async def model_info(self, timeout: float = 10.0, wait: bool = True) -> ModelInfo:
-        """Returns the server's model info. `wait`: also waits for a server to come up. Raises TandemError."""
         request = getattr(self._messages, f"{self._service}GetModelInfoRequest")()
         reply = await calls.unary(self._stub.GetModelInfo, request, timeout=timeout, wait_for_ready=wait)
         with contract(f"this {self._service}"):
@@ -65,12 +59,7 @@ class GenerationClient:
         admission_seconds: float = 0.0,
         request_id: str | None = None,
     ) -> AsyncGenerator[Chunk | GenerationEnd, None]:
-        """Yields chunks as they are committed, then the completion. Closing the generator early cancels the request.
-
-        A server that is full and says when to retry is asked again for up to `admission_seconds`. `request_id` appears
-        in the servers' log lines; it defaults to the current request's id, or a new one. Raises TandemError with the
-        tokens received before the failure.
-        """
+        """Yields committed chunks, then the end; closing cancels. Retries a full server. Raises TandemError."""
         message = getattr(self._messages, f"{self._service}GenerateRequest")(
             generation=wire.generation_to_wire(request)
         )
@@ -128,7 +117,6 @@ class GenerationClient:
 
 
 def _request(service: str, given: str | None) -> Request:
-    """Returns the request context of a call: the given id, or the current request's, and a span below its span."""
     if given is not None and not valid_id(given):
         raise InvalidField("request_id", f"{given!r} is not 1 to {MAX_REQUEST_ID} visible ASCII characters")
     request, parent = current(), current_span()

@@ -1,8 +1,4 @@
-"""Distinguishes a slow verifier from a hung one during a call, when another verifier could be called instead.
-
-A stopped or disconnected process answers no health check. One whose model hangs may keep reporting that it is serving
-until it notices.
-"""
+"""Distinguishes slow from hung verifiers, if another one could take over. A hung model may still report serving."""
 
 from __future__ import annotations
 
@@ -20,15 +16,11 @@ from tandem.speculation.retry import RetryBudget
 
 Reply = TypeVar("Reply")
 
-PROMPT_TOKEN_SECONDS = 0.005
-"""What each token of a prompt adds to the time that opening a session may take."""
+PROMPT_TOKEN_SECONDS = 0.005  # added per prompt token to the time of opening a session
 
 
 class Waits:
-    """Time limits in seconds of a request that can go on at another verifier, by the time left until its deadline.
-
-    `silence` limits a verifier that answers nothing, `stall` one that is serving but slow.
-    """
+    """Seconds before a request moves to another verifier: `silence` without any answer, `stall` while serving."""
 
     def __init__(self, silence: float, stall: float, retry_budget: RetryBudget) -> None:
         self._silence, self._stall, self._retry_budget = silence, stall, retry_budget
@@ -44,7 +36,7 @@ class Waits:
 
 
 class Health(enum.Enum):
-    """Result of a health check. A server that answers that it has no health service counts as serving."""
+    """A health check's result; a server without a health service counts as serving."""
 
     SERVING = "it says that it is serving"
     NOT_SERVING = "it says that it is not serving"
@@ -52,7 +44,7 @@ class Health(enum.Enum):
 
 
 async def check_health(channel: grpc.aio.Channel, service: str, seconds: float) -> Health:
-    """Checks `service` (name without package) at the standard health service, over an existing channel."""
+    """Checks `service` (name without package) over an existing channel."""
     stub: Any = health_pb2_grpc.HealthStub(channel)
     request = health_pb2.HealthCheckRequest(service=f"tandem.v1.{service}")
     try:
@@ -70,10 +62,9 @@ async def watch(
     silence: Callable[[], float],
     stall: Callable[[], float],
 ) -> TandemError:
-    """Waits until a verifier should be given up, and returns the reason as an error.
+    """Returns the error once the call `what`, unanswered for `quiet()` seconds, should be given up.
 
-    `what` names the call, which has been unanswered for `quiet()` seconds. After half of `silence()` the verifier's
-    health is checked, with the same time to answer. A serving verifier may take `stall()` seconds.
+    After half of `silence()` the health is checked, for as long; a serving verifier may take `stall()`.
     """
     while True:
         pause = silence() / 2
@@ -96,7 +87,7 @@ async def watch(
 
 
 async def answered(call: Awaitable[Reply], seconds: float, watching: Callable[[], Awaitable[TandemError]]) -> Reply:
-    """Returns a call's reply; watches it after `seconds`. Raises the call's error, or the watch's if it ends first."""
+    """Returns a call's reply; watches it after `seconds`. Raises the call's or the watch's error."""
     asking = asyncio.ensure_future(call)
     watcher: asyncio.Future[TandemError] | None = None
     try:

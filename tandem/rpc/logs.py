@@ -1,4 +1,4 @@
-"""Formats log lines as text or JSON, each with its request id. Prompts and tokens are never logged."""
+"""Formats log lines as text or JSON with request ids; never prompts or tokens."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from tandem.rpc.request_context import current
 
 FORMATS = ("text", "json")
 _GRPC = "grpc._cython.cygrpc"
-_CALLER_LEFT = "ExecuteBatchError raised in core"
-"""Start of the error that grpc.aio logs, with a traceback, if a caller disconnects while its reply is being sent."""
+_CALLER_LEFT = "ExecuteBatchError raised in core"  # grpc.aio logs it, with a traceback, for callers that disconnect
 
 
 def set_up(log_format: str, debug: bool = False, rank: int = 0) -> None:
-    """Configures logging to stderr. Lines of a `rank` above 0 are labelled with it. Raises ValueError."""
+    """Logs to stderr, labelled with a `rank` above 0. Raises ValueError."""
     if log_format not in FORMATS:
         raise ValueError(f"log_format: {log_format!r} is not one of {', '.join(FORMATS)}")
     handler = logging.StreamHandler(sys.stderr)
@@ -28,7 +27,6 @@ def set_up(log_format: str, debug: bool = False, rank: int = 0) -> None:
 
 
 def drop_disconnect_errors(record: logging.LogRecord) -> bool:
-    """Logging filter that drops gRPC's errors about callers who disconnected: they say nothing about this server."""
     return not str(record.msg).startswith(_CALLER_LEFT)
 
 
@@ -40,19 +38,19 @@ class TextFormatter(logging.Formatter):
         super().__init__(f"%(asctime)s %(levelname)s %(name)s: {label}%(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """Escapes control characters, so that quoted input can neither forge log lines nor reach the terminal."""
+        # Quoted input must neither forge log lines nor control the terminal.
         request_id = _request_id(record)
         line = printable(super().formatMessage(record), None)
         return f"{line} [{printable(request_id, None)}]" if request_id else line
 
     def formatException(self, ei: Any) -> str:
-        """Indents a traceback's lines, so that none looks like a log entry."""
+        # Indented, so that no traceback line looks like a log entry.
         lines = super().formatException(ei).split("\n")
         return "\n".join(f"    {printable(line, None)}" for line in lines)
 
 
 class JsonFormatter(logging.Formatter):
-    """Writes one JSON object per line. A record's `fields` (logging's `extra`) become members of it."""
+    """One object per line, with the record's `fields`."""
 
     def __init__(self, rank: int = 0) -> None:
         super().__init__()
@@ -77,7 +75,6 @@ class JsonFormatter(logging.Formatter):
 
 
 def _request_id(record: logging.LogRecord) -> str | None:
-    """Returns the record's own request id, else the current request's. Records are formatted where they are logged."""
     said: str | None = getattr(record, "request_id", None)
     request = current()
     return said or (request.id if request else None)

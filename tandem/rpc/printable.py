@@ -1,14 +1,14 @@
-"""Makes untrusted text safe for logs, errors and terminals: one line, no control characters, limited length."""
+"""Makes untrusted text safe for logs, errors and terminals."""
 
 from __future__ import annotations
 
 MAX_BYTES = 600
-"""Length limit of a status message. A status holds it three times, and all trailing metadata must fit in 8 KiB."""
+"""A status has its message three times, and all trailing metadata must fit in 8 KiB."""
 _CUT = " ..."
 
 
 def printable(text: str, most: int | None = MAX_BYTES) -> str:
-    """Escapes unprintable characters, as \\n, and truncates to `most` bytes of UTF-8; None: no limit."""
+    """Escapes unprintable characters and truncates to `most` bytes of UTF-8; None: no limit."""
     if most is not None and len(text) > most:
         text = text[: most + 1]  # escaping only lengthens it, and the text may be megabytes long
     if not text.isprintable():

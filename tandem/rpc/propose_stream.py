@@ -1,7 +1,4 @@
-"""Implements speculation's DraftsElsewhere over the RPC Propose of a DraftWorker, whose drafts are not waited for.
-
-The target never waits for the worker: while there is no stream, or nothing comes, it decodes plainly.
-"""
+"""Implements DraftsElsewhere over Propose without waiting; without drafts the target decodes plainly."""
 
 from __future__ import annotations
 
@@ -23,12 +20,11 @@ from tandem.speculation.retry import Backoff
 from tandem.speculation.types import MAX_DRAFTED, Draft, ModelInfo, Proposer, Request, SpeculationStats
 from tandem.v1 import draft_worker_pb2 as pb
 
-MOST_DRAFTED = 2**14
-"""Tokens that a worker may have drafted since the reply before: it answers at least every 33rd message."""
+MOST_DRAFTED = 2**14  # between two replies: a worker answers at least every 33rd message
 
 
 class AdoptsDrafts(Protocol):
-    """A sequence of at most `end` tokens for which drafts are made elsewhere; see DraftingAhead."""
+    """A sequence of at most `end` tokens with remote drafts; see DraftingAhead."""
 
     known: list[int]
     end: int
@@ -42,10 +38,7 @@ class AdoptsDrafts(Protocol):
 
 
 class StreamedDrafts:
-    """The drafts of one request of a target with `vocab_size` tokens. Counts bytes into `stats`.
-
-    A worker that is silent for the client's `seconds` has failed. `following`: a draft may come.
-    """
+    """One request's drafts. A worker silent for the client's `seconds` has failed. `following`: drafts may come."""
 
     def __init__(self, client: DraftClient, request: Request, vocab_size: int, stats: SpeculationStats) -> None:
         self._client, self._request, self._vocab_size, self._stats = client, request, vocab_size, stats
@@ -62,7 +55,7 @@ class StreamedDrafts:
         self._news.set()
 
     async def run(self, ahead: AdoptsDrafts, prompt_length: int, ended: Callable[[], None] = lambda: None) -> None:
-        """Lets `ahead` adopt drafts, until cancelled. Calls `ended` when none comes for a while."""
+        """Lets `ahead` adopt drafts until cancelled; calls `ended` when none come for a while."""
         ahead.heard = self.arrived
         while True:
             attempt = self._client.health.attempt(self._backoff)
@@ -77,7 +70,6 @@ class StreamedDrafts:
     async def _follow(
         self, attempt: Attempt, ahead: AdoptsDrafts, prompt_length: int, ended: Callable[[], None]
     ) -> None:
-        """Adopts the drafts of one stream, and reports how it ended."""
         try:
             limits = await self._client.info(self._client.seconds)
             if len(ahead.known) >= limits.max_sequence_length:
@@ -114,7 +106,6 @@ class StreamedDrafts:
             attempt.failed(error)
 
     def _take(self, reply: pb.ProposeResponse, stream: FollowedStream, ahead: AdoptsDrafts, vocab_size: int) -> None:
-        """Records what a reply says that was spent, and adopts its draft. Raises InvalidField."""
         stream.check(reply)
         queued = check.seconds("queue_seconds", reply.queue_seconds, stream.seconds)
         computed = check.seconds("compute_seconds", reply.compute_seconds, stream.seconds)
@@ -130,10 +121,7 @@ class StreamedDrafts:
 
 
 class FollowedStream(Duplex[pb.ProposeRequest, pb.ProposeResponse]):
-    """One call of Propose, in which a worker with these `limits` follows a sequence.
-
-    `sent_length`: the tokens sent. `done` ends with the stream, or when the sequence is too long for the worker.
-    """
+    """A worker within `limits` follows a sequence. `done`: the stream ended, or the sequence is too long for it."""
 
     what = "the stream of proposals"
 
@@ -156,11 +144,10 @@ class FollowedStream(Duplex[pb.ProposeRequest, pb.ProposeResponse]):
 
     @property
     def seconds(self) -> float:
-        """How long the call has been open."""
         return time.perf_counter() - self._began
 
     def check(self, reply: pb.ProposeResponse) -> None:
-        """Checks what a reply says of the messages and drafts of this call. Raises InvalidField."""
+        """Checks a reply's message and draft counts. Raises InvalidField."""
         check.count("base_length", reply.base_length, self.sent_length, 1)
         check.count("draft_tokens", len(reply.draft_tokens), MAX_DRAFTED)
         check.count("drafted", reply.drafted, min(MOST_DRAFTED, check.MOST_TOKENS - self._ahead.drafted))
@@ -168,7 +155,6 @@ class FollowedStream(Duplex[pb.ProposeRequest, pb.ProposeResponse]):
         check.seconds("server_seconds", reply.server_seconds)
 
     def _next(self) -> pb.ProposeRequest | None:
-        """Returns the message with tokens that the worker does not know, and how far to draft, if there are any."""
         known, plan = self._ahead.known, self._ahead.lookahead.plan
         if len(known) >= self._longest:
             self._over()

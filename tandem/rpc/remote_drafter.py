@@ -1,4 +1,4 @@
-"""Implements speculation's Drafter over the RPC Propose of a DraftWorker, for targets that wait for its drafts."""
+"""Implements Drafter over Propose, waiting for each draft."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TokenizerMismatch(ValueError):
 
 
 class DraftClient:
-    """A channel to one DraftWorker, shared by the requests of a process, with the worker's `health`."""
+    """A shared channel to one DraftWorker, with its `health`."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class DraftClient:
         self._info: ModelInfo | None = None
 
     async def info(self, timeout: float, wait: bool = True) -> ModelInfo:
-        """Returns the worker's model info, cached until it fails. Raises TandemError or TokenizerMismatch."""
+        """Returns the worker's model, cached until it fails. Raises TandemError or TokenizerMismatch."""
         if self._info is None:
             info = await GenerationClient(self.channel, DRAFT).model_info(timeout, wait)
             if info.tokenizer_sha256 != self.tokenizer_sha256:
@@ -59,17 +59,14 @@ class DraftClient:
         return self._info
 
     def forget(self) -> None:
-        """Clears the cached info: the next worker to answer may be another one, with other limits."""
         self._info = None
 
     def first_message(self, request: Request, prompt_length: int) -> pb.ProposeRequest:
-        """Returns the first message of a session, without tokens."""
         message = pb.ProposeRequest(tokenizer_sha256=self.tokenizer_sha256, prompt_length=prompt_length)
         wire.proposing_to_wire(request, message)
         return message
 
     def propose(self, deadline: float | None) -> Any:
-        """Begins a call of Propose, which ends at the request's deadline."""
         timeout = None if deadline is None else max(0.001, deadline - time.monotonic())
         return self.stub.Propose(timeout=timeout, metadata=outgoing())
 
@@ -78,16 +75,15 @@ class DraftClient:
 
 
 Convert = Callable[[pb.ProposeResponse, float], Draft]
-"""Returns the draft of a reply that took so many seconds. Raises InvalidField."""
+"""Converts a reply and its seconds. Raises InvalidField."""
 
 
 class RemoteDrafter:
-    """One proposal session, for one request of a target with `vocab_size` tokens.
+    """One proposal session of a request, for a vocabulary of `vocab_size`.
 
-    A call takes at most the client's `seconds`, and a share of the time until the request's deadline. Raises
-    DrafterLate if that was too short to blame the worker, DrafterRefused if the worker refused the request, and
-    TandemError if the worker failed. Counts bytes and the network time of answered calls into `stats`, and records the
-    times of drafts and round trips in `estimate`.
+    A call takes at most the client's `seconds` and a share of the request's time. Raises DrafterLate if the share was
+    too short to blame the worker, DrafterRefused, or TandemError. `stats` counts bytes and network time; `estimate`
+    gets draft and round-trip times.
     """
 
     def __init__(
@@ -104,7 +100,6 @@ class RemoteDrafter:
         self._prompt_length = 0
 
     async def open(self, prompt: Sequence[int]) -> None:
-        """Sends the prompt to the worker. The time counts as prompt processing, not as network time."""
         await self.close()
         self._prompt_length = len(prompt)
         await self._draft(prompt, 0, None, opens=True)
@@ -113,13 +108,12 @@ class RemoteDrafter:
         return await self._draft(tokens, k, model_k)
 
     async def close(self) -> None:
-        """Ends the stream, and with it the session."""
         stream, self._stream = self._stream, None
         if stream:
             await stream.close()
 
     async def _draft(self, tokens: Sequence[int], k: int, model_k: int | None, opens: bool = False) -> Draft:
-        """Returns the worker's draft; an empty one if the sequence is too long for it."""
+        # Empty if the sequence is too long for the worker.
         now, seconds = time.monotonic(), self._client.seconds
         if self._request.deadline is not None:
             seconds = max(0.001, min(seconds, _SHARE * (self._request.deadline - now)))
@@ -149,10 +143,7 @@ class RemoteDrafter:
     async def _answered(
         self, tokens: Sequence[int], message: pb.ProposeRequest, convert: Convert, give_up: float
     ) -> Draft:
-        """Sends the tokens that the worker does not have, and returns its draft.
-
-        A stream that was idle for a lease, or whose worker was replaced, is opened again once with all tokens.
-        """
+        # A stream lost to an idle lease or a replaced worker is reopened once with all tokens.
         while True:
             again = self._stream is not None
             try:
@@ -178,7 +169,6 @@ class RemoteDrafter:
     def _converted(
         self, reply: pb.ProposeResponse, took: float, length: int, k: int, vocab_size: int, measured: bool
     ) -> Draft:
-        """Checks a reply and counts its times. Raises InvalidField."""
         check.count("base_length", reply.base_length, length, length)
         network_seconds = took - check.seconds("server_seconds", reply.server_seconds, took)
         draft = wire.draft_from_wire(reply, vocab_size, self._vocab_size, k, self._request.rule, took)
@@ -191,8 +181,6 @@ class RemoteDrafter:
 
 
 class AnsweredStream(Duplex[pb.ProposeRequest, pb.ProposeResponse]):
-    """One call of Propose whose messages are answered; one at a time."""
-
     what = "the stream of proposals"
 
     def __init__(self, client: DraftClient, deadline: float | None, stats: SpeculationStats) -> None:
@@ -202,7 +190,7 @@ class AnsweredStream(Duplex[pb.ProposeRequest, pb.ProposeResponse]):
         super().__init__(client.name, client.propose(deadline), stats, client.seconds)
 
     def ask(self, tokens: Sequence[int], request: pb.ProposeRequest, convert: Convert) -> asyncio.Future[Draft]:
-        """Sends `request` with those of `tokens` that were not sent yet. The future raises TandemError."""
+        """Sends the unsent part of `tokens` with `request`. The future raises TandemError."""
         request.tokens.extend(tokens[self._sent_length :])
         self._answer = answer = asyncio.get_running_loop().create_future()
         answer.add_done_callback(lambda each: each.cancelled() or each.exception())  # an abandoned one is not logged
@@ -220,7 +208,7 @@ class AnsweredStream(Duplex[pb.ProposeRequest, pb.ProposeResponse]):
     def _take(self, reply: pb.ProposeResponse) -> None:
         answer, self._answer = self._answer, None
         if answer is None:
-            raise InvalidField("reply", "there is no message that it answers")
+            raise InvalidField("reply", "answers no open message")
         try:
             draft = self._convert(reply, time.perf_counter() - self._sent_at)
         except InvalidField:

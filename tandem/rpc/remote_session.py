@@ -1,8 +1,4 @@
-"""One session of a TargetVerifier: opens, reopens and closes it, and says what its replies mean.
-
-A lost session (connection, server or lease) is reopened with all committed tokens at whichever verifier answers first:
-the output is the same, and no committed token is generated twice.
-"""
+"""A session of a TargetVerifier, reopened when lost with its tokens at the first verifier to answer: same output."""
 
 from __future__ import annotations
 
@@ -34,10 +30,7 @@ from tandem.v1 import target_verifier_pb2 as pb
 
 
 class RemoteSession:
-    """One session of a TargetVerifier, for one request. Counts bytes and network time into `stats`.
-
-    No call or retry continues beyond the request's deadline. `inbox`: asks for features and gets them.
-    """
+    """No call or retry outlasts the request's deadline. `inbox` receives features."""
 
     def __init__(
         self, client: VerifierClient, request: Request, stats: SpeculationStats, inbox: FeatureInbox | None = None
@@ -54,22 +47,17 @@ class RemoteSession:
         self._steps_read: dict[str, int] = {}  # of sessions that ran without waiting
         self.metadata = outgoing()  # of the request's streams, which are longer than the span that begins them
         self.bounds = self._bounded()
-        """What the verdicts of the open session may hold."""
-        self.opening_rtt = 0.0
-        """Seconds of the last opening that were not spent on the prompt: about a round trip."""
+        self.opening_rtt = 0.0  # seconds beside the prompt's: about a round trip
         self.max_unread = 0 if inbox or request.rule is not Rule.AGREEMENT else self.endpoint.max_unread
-        """Tokens that a run may be ahead of those acknowledged; 0: the server does not run the session, or not yet."""
-        self.opened_at = 0.0
-        """When the session was last opened (perf_counter); 0.0: never. A run may begin before (see run_stream.py)."""
+        """Tokens that a run may be ahead of those acknowledged; 0: no runs yet."""
+        self.opened_at = 0.0  # perf_counter; 0: never, though a run may have begun (run_stream.py)
 
     async def open(self, prompt: Sequence[int]) -> None:
-        """Opens the session, unless it is open already."""
         if not self.opened_at:
             self._prompt_length = len(prompt)
             self._stats.cached_prompt_tokens = (await self._open(prompt)).reused_length
 
     async def _open(self, prefix: Sequence[int]) -> pb.OpenSessionResponse:
-        """Opens the session with all committed tokens, at the first verifier that answers. Raises TandemError."""
         self._next = self.client.pool.current
         self.retry_budget.opening()
         while True:
@@ -95,7 +83,6 @@ class RemoteSession:
         return reply
 
     async def _open_at(self, endpoint: VerifierEndpoint, prefix: Sequence[int]) -> pb.OpenSessionResponse:
-        """Opens the session at `endpoint`. Raises TandemError."""
         is_only = self.client.is_only(endpoint)
         await self.client.check(endpoint, self.retry_budget.limited(CHECK_SECONDS if is_only else self.waits.silence()))
         request = self._opening(endpoint, prefix)
@@ -110,7 +97,6 @@ class RemoteSession:
     async def _watched(
         self, endpoint: VerifierEndpoint, opening: Coroutine[Any, Any, pb.OpenSessionResponse], tokens: int
     ) -> tuple[pb.OpenSessionResponse, float]:
-        """Returns a reply and its seconds; gives a hung verifier up if there is another. Raises TandemError."""
         sent = time.perf_counter()
         stall = partial(self.waits.opening, tokens)
         watching = self.watching(endpoint, "OpenSession", lambda: time.perf_counter() - sent, stall)
@@ -124,10 +110,7 @@ class RemoteSession:
         quiet: Callable[[], float],
         stall: Callable[[], float] | None = None,
     ) -> Callable[[], Awaitable[TandemError]] | None:
-        """Returns what waits until `endpoint` hangs (see liveness.watch); None if there is no other verifier.
-
-        `stall`: how long `what` may take at a server that is serving; None: as a round.
-        """
+        """Returns a watcher that gives up a hung `endpoint`; None without another. `stall` None: as for a round."""
         if self.client.is_only(endpoint):
             return None
         return partial(watch, what, endpoint.health, quiet, self.waits.silence, stall or self.waits.round)
@@ -139,7 +122,6 @@ class RemoteSession:
         return request
 
     def _pause_after(self, endpoint: VerifierEndpoint, error: TandemError, prefix: Sequence[int]) -> float:
-        """Selects the next endpoint after a failed OpenSession and returns the seconds to wait. Raises TandemError."""
         pool = self.client.pool
         if error.outcome is Outcome.FULL:
             wait = self.retry_budget.full(error.retry_seconds)
@@ -155,7 +137,6 @@ class RemoteSession:
         return wait
 
     def _lost(self, endpoint: VerifierEndpoint, error: TandemError, tokens: Sequence[int]) -> float:
-        """Returns the seconds to wait before the session is reopened. Raises the error if reopening cannot help."""
         error.produced = self.produced(tokens)
         if error.outcome not in LOST or (isinstance(error, BrokenContract) and self.client.is_only(endpoint)):
             raise error
@@ -179,18 +160,16 @@ class RemoteSession:
         return VerdictBounds(vocab_size, most_drafts, self.asked, features)
 
     def take_features(self, reply: pb.VerifyResponse) -> None:
-        """Passes on the features of a verdict, and counts their bytes."""
         if self._inbox and reply.features:
             self._stats.feature_bytes += len(reply.features)
             self._inbox.came(reply.committed_length - len(reply.token_ids) - 1, reply.features)
 
     def count_step(self) -> None:
-        """Counts a step of a run that was read."""
         name = self._session_ids.get(self.endpoint, "")
         self._steps_read[name] = self._steps_read.get(name, 0) + 1
 
     def produced(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        """Returns what of `tokens` was committed after the prompt."""
+        """Returns the output tokens: `tokens` without the prompt."""
         return tuple(tokens[self._prompt_length :])
 
     def request(
@@ -200,7 +179,6 @@ class RemoteSession:
         draft: Sequence[int],
         distributions: Sequence[SparseDistribution] = (),
     ) -> pb.VerifyRequest:
-        """Builds the request for one round of this session."""
         return pb.VerifyRequest(
             session_id=self._session_ids.setdefault(self.endpoint, uuid.uuid4().hex),
             base_length=base_length,
@@ -210,10 +188,6 @@ class RemoteSession:
         )
 
     async def resume(self, tokens: Sequence[int], cause: Exception | None = None) -> None:
-        """Reopens the session with all committed tokens: after an error, or because it holds other tokens.
-
-        If it still holds others after that, it is reopened elsewhere. Raises TandemError, possibly `cause` itself.
-        """
         if not isinstance(cause, TandemError):
             again = (self.endpoint, len(tokens))
             if again == self._refreshed and not self.client.is_only(self.endpoint):
@@ -225,17 +199,14 @@ class RemoteSession:
         await self._open(tokens)
 
     async def close(self, wait: bool = True) -> None:
-        """Closes the session. If cancelled or failed, the client retries in the background; at last the lease ends.
-
-        Without `wait`, the answer is not waited for.
-        """
+        """Closes the session, retrying in the background; without `wait` returns at once."""
         session_ids, self._session_ids, self.opened_at = self._session_ids, {}, 0.0
         closing = [self._end_at(*each) for each in session_ids.items()]
         if closing and wait:
             await asyncio.wait(closing)
 
     def _end_at(self, endpoint: VerifierEndpoint, session_id: str) -> asyncio.Future[None]:
-        """Starts closing the session at `endpoint`, where it may be open; its id is never used again."""
+        # The id is never used again.
         request, seconds = pb.CloseSessionRequest(session_id=session_id), self.client.deadlines.close
 
         async def close() -> None:

@@ -1,7 +1,4 @@
-"""Context of the current request: its id, trace span and prefix scope, passed between processes in gRPC metadata.
-
-They are kept in a context variable, so a request's tasks inherit them and other requests do not see them.
-"""
+"""The current request's id, span and prefix scope, in a context variable and passed on in gRPC metadata."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ Attributes = Mapping[str, str | int | float | bool]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request's id and span. `span` None: it is not traced. `adapter`: that of its port, if it names none."""
+    """`span` None: untraced. `adapter`: of its port, if it names none."""
 
     id: str
     span: Span | None = None
@@ -45,7 +42,6 @@ def new_id() -> str:
 
 
 def valid_id(given: str | None) -> bool:
-    """True if `given` is safe in logs and metadata: 1 to 128 visible ASCII characters."""
     return given is not None and _ID.fullmatch(given) is not None
 
 
@@ -59,29 +55,23 @@ def current_span() -> Span | None:
 
 
 def prefix_scope() -> str:
-    """Returns the scope of the current request's prefixes: a hash of its caller's identity; "" if it has none."""
+    """Returns a hash of the caller's identity, or ""."""
     return _SCOPE.get()
 
 
 def set_prefix_scope(identity: str, forwarded: str) -> None:
-    """Sets the scope of the current request's prefixes for the rest of this task, and for tasks that it starts.
-
-    `forwarded`: the scope that the caller names for whom it calls for. It is one within the caller's own, so a caller
-    can name no scope of another identity. Only the hash is kept and sent on.
-    """
+    """Sets the prefix scope of this task and those it starts, as a hash. `forwarded`: the caller's own sub-scope."""
     named = f"{identity}\0{forwarded}" if identity or forwarded else ""
     _SCOPE.set(hashlib.sha256(named.encode()).hexdigest()[:32] if named else "")
 
 
 def begin(request: Request) -> None:
-    """Makes `request` the current one for the rest of this task, and for tasks that it starts."""
     _CURRENT.set(request)
 
 
 @contextlib.contextmanager
 def within(span: Span) -> Iterator[None]:
-    """Runs the block inside `span`, and ends the span with it. Must not enclose a `yield` of an async generator: the
-    block has to begin and end in one task."""
+    """Runs the block inside `span` and ends it. The block must not yield: it begins and ends in one task."""
     before = _CURRENT.get()
     token = _CURRENT.set(Request(before.id if before else new_id(), span))
     error = ""
@@ -99,7 +89,6 @@ def within(span: Span) -> Iterator[None]:
 
 
 def outgoing(request: Request | None = None) -> Metadata | None:
-    """Returns the metadata for a call made for `request`, or for the current request."""
     request = request or _CURRENT.get()
     scope: Metadata = ((PREFIX_SCOPE, _SCOPE.get()),) if _SCOPE.get() else ()
     if request is None:

@@ -1,4 +1,4 @@
-"""Implements speculation's RunVerifier over the RPC VerifyStream: a session whose target never waits."""
+"""Implements RunVerifier over VerifyStream: the target never waits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tandem.v1 import target_verifier_pb2 as pb
 
 
 class RunningVerifier(StreamedSession["RunStream"]):
-    """One run of a session of a TargetVerifier. It ends at a token of `stops`. Counts bytes into `stats`."""
+    """A session's run, which ends at a token of `stops`. `stats` counts bytes."""
 
     def __init__(self, session: RemoteSession, stats: SpeculationStats, stops: Collection[int] = ()) -> None:
         super().__init__(session, stats)
@@ -30,7 +30,7 @@ class RunningVerifier(StreamedSession["RunStream"]):
         return self._session.max_unread
 
     async def open(self, prompt: Sequence[int]) -> None:
-        """Opens the session and takes the steps of a run that began beside it, or begins it anew if it was refused."""
+        """Opens the session and takes over its early run, or begins it again if refused."""
         await super().open(prompt)
         began = self._stream
         if began and (began.ended or began.endpoint is not self._session.endpoint):
@@ -60,10 +60,7 @@ class RunningVerifier(StreamedSession["RunStream"]):
         await super().resume(tokens, cause)
 
     async def close(self) -> None:
-        """Closes the session. Only if the target has run on is the answer waited for, which says how far.
-
-        So it has if a run was lost, with the steps that were not read.
-        """
+        # Only if the target has run on, its answer is needed: it counts the unread steps.
         ran_on = self._lost or (self._stream is not None and self._stream.runs_on)
         try:
             await self._leave()
@@ -72,11 +69,6 @@ class RunningVerifier(StreamedSession["RunStream"]):
 
 
 class RunStream(SessionStream):
-    """One VerifyStream call that is a run.
-
-    A message that was not written yet is replaced by a newer one, which acknowledges and drafts at least as much.
-    """
-
     what = "the run of the session"
 
     def __init__(
@@ -94,7 +86,6 @@ class RunStream(SessionStream):
 
     @property
     def runs_on(self) -> bool:
-        """Whether the target may be making steps that were not read."""
         return self._session.opened_at > 0 and not self._stopped and self._length < self._until
 
     def send(self, message: RunMessage) -> None:

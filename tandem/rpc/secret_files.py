@@ -1,4 +1,4 @@
-"""Reads files with keys and tokens, checks their permissions and detects changes."""
+"""Reads key and token files, checks permissions, detects changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ Signature = tuple[tuple[int, int, int], ...]
 
 
 def check_readable(flag: str, file: str) -> None:
-    """Raises ValueError naming the flag if the file cannot be read."""
     try:
         with Path(file).open("rb"):
             pass
@@ -25,20 +24,18 @@ def check_readable(flag: str, file: str) -> None:
 
 
 def warn_if_others_read(flag: str, file: str) -> None:
-    """Logs a warning if anyone but its owner may read the file."""
     mode = stat.S_IMODE(os.stat(file).st_mode)
     if mode & (stat.S_IRGRP | stat.S_IROTH):
         log.warning("%s: %s can be read by others (mode %o); chmod 600 is enough", flag, file, mode)
 
 
 def signature(*files: str) -> Signature:
-    """Returns inode, size and modification time of each file, to detect changes. Raises OSError."""
+    """Returns inode, size and modification time per file. Raises OSError."""
     found = [os.stat(file) for file in files]
     return tuple((status.st_ino, status.st_size, status.st_mtime_ns) for status in found)
 
 
 def lines_of(flag: str, file: str) -> Sequence[tuple[int, str]]:
-    """Returns the file's lines with their numbers from 1, without empty lines and comments (#). Raises ValueError."""
     try:
         text = Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Trace spans around the drafts and rounds of a request. A request that is not traced has nothing wrapped."""
+"""Trace spans of a request's drafts and rounds; untraced requests are not wrapped."""
 
 from __future__ import annotations
 
@@ -20,19 +20,18 @@ Result = TypeVar("Result")
 
 
 def traced(inner: Inner, opening: str = "open") -> Inner:
-    """Returns a drafter, a verifier or rounds with spans. `opening`: the span of `open`; "" if its caller has one."""
+    """Wraps a drafter, verifier or rounds in spans; `opening`: of `open`, "" if its caller has one."""
     span = current_span()
     return cast(Inner, Traced(inner, span, opening)) if span else inner
 
 
 def traced_run(verifier: RunVerifier) -> RunVerifier:
-    """Returns a verifier of runs with spans. Somebody else opens its session."""
     span = current_span()
     return cast(RunVerifier, TracedRun(verifier, span)) if span else verifier
 
 
 class Traced:
-    """Calls `inner` inside spans. `span` is the request's. What has no span here is passed on."""
+    """Calls `inner` inside spans below the request's `span`; other attributes pass through."""
 
     def __init__(self, inner: Any, span: Span, opening: str = "") -> None:
         self._inner, self._span, self._opening = inner, span, opening
@@ -43,7 +42,6 @@ class Traced:
     async def _spanned(
         self, name: str, about: Attributes, work: Awaitable[Result], kind: str = "internal", parent: Span | None = None
     ) -> Result:
-        """Awaits `work` in a span, by default within the innermost active one."""
         span = (parent or current_span() or self._span).child(name, about, kind)
         with within(span):
             result = await work
@@ -65,7 +63,7 @@ class Traced:
         return await self._spanned("round", {"base_length": len(tokens)}, self._inner.round(tokens, k, model_k))
 
     def send(self, tokens: Sequence[int], draft: Draft) -> asyncio.Future[Answer]:
-        """Several rounds overlap, so their spans are children of the request's."""
+        # Rounds overlap, so their spans are children of the request's.
         span = self._span.child("round", {"k": len(draft.token_ids), "base_length": len(tokens)}, "client")
         answer: asyncio.Future[Answer] = self._inner.send(tokens, draft)
         answer.add_done_callback(partial(_answered, span))
@@ -77,8 +75,6 @@ class Traced:
 
 
 class TracedRun(Traced):
-    """A span `run` from a run's beginning to its end, and within it one `round` a step."""
-
     _run: Span | None = None
     _length = _steps = _drafted = _accepted = 0
 
@@ -122,7 +118,6 @@ class TracedRun(Traced):
 
 
 def _outcome(result: Any) -> Attributes:
-    """Returns what a span says of a draft, a verdict or a round of both."""
     if isinstance(result, Draft):
         counts: Attributes = {"drafted": len(result.token_ids)}
     elif isinstance(result, Verdict):
@@ -136,7 +131,7 @@ def _outcome(result: Any) -> Attributes:
 
 
 def _answered(span: Span, answer: asyncio.Future[Answer]) -> None:
-    """Ends a round's span. A cancelled round counts as stale, whatever the verifier answered."""
+    # A cancelled round counts as stale.
     error = None if answer.cancelled() else answer.exception()
     if error is None:
         verdict = None if answer.cancelled() else answer.result().verdict

@@ -1,7 +1,4 @@
-"""Creates trace spans and exports them as OTLP.
-
-OpenTelemetry (the extra `tracing`) is imported only if tracing is on.
-"""
+"""Creates trace spans and exports them as OTLP; OpenTelemetry (extra `tracing`) is imported only if on."""
 
 from __future__ import annotations
 
@@ -28,10 +25,7 @@ def _missing() -> str:
 
 
 def open_tracing(endpoint: str | None, name: str) -> Tracing | None:
-    """Opens tracing to `endpoint` (http://HOST:PORT of an OTLP/gRPC collector) or as OTEL_* variables say; None if off.
-
-    `name` is the service name if OTEL_SERVICE_NAME is not set. Raises ValueError.
-    """
+    """Opens tracing to an OTLP/gRPC collector, by default that of OTEL_* variables; None: off. Raises ValueError."""
     if endpoint is None and not any(os.environ.get(variable) for variable in _ASKED_BY):
         return None
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
@@ -50,8 +44,6 @@ def open_tracing(endpoint: str | None, name: str) -> Tracing | None:
 
 
 class Tracing:
-    """Creates spans; `processor` (OpenTelemetry's) receives those that ended."""
-
     def __init__(self, processor: SpanProcessor, name: str) -> None:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
@@ -66,18 +58,17 @@ class Tracing:
     def start(
         self, name: str, attributes: Attributes, kind: str = "internal", metadata: Iterable[tuple[str, Any]] = ()
     ) -> Span:
-        """Starts a span whose parent is the one in a call's `metadata`, if any."""
+        """Starts a span; its parent is in the call's `metadata`, if any."""
         from opentelemetry.context import Context
 
         return Span(self, name, attributes, kind, self.propagator.extract(dict(metadata), Context()))
 
     def close(self) -> None:
-        """Exports the spans that have ended."""
         self._provider.shutdown()
 
 
 class Span:
-    """A span of a trace, started with it, within `parent` (OpenTelemetry's context). Times are those of time.time()."""
+    """A started span in the context `parent`; times as time.time()."""
 
     def __init__(
         self, tracing: Tracing, name: str, about: Attributes, kind: str, parent: Context, started: float | None = None
@@ -102,7 +93,6 @@ class Span:
         self._span.end(_nanoseconds(time.time() if at is None else at))
 
     def headers(self) -> Metadata:
-        """Returns the W3C Trace Context headers: traceparent, and tracestate if there is one."""
         carrier: dict[str, str] = {}
         self._tracing.propagator.inject(carrier, self._as_parent())
         return tuple(carrier.items())

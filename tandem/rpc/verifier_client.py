@@ -1,4 +1,4 @@
-"""Manages channels to the configured TargetVerifiers, and checks that all run the same model."""
+"""Channels to the configured TargetVerifiers, which must run the same model."""
 
 from __future__ import annotations
 
@@ -27,11 +27,7 @@ _RETIRED_SECONDS = 150.0  # for calls still running on a replaced channel; longe
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Timeouts in seconds for each call; `admission` is how long a full server is retried.
-
-    With several verifiers, `silence` is how long one may answer nothing, health checks included, and `stall` how long
-    one that is serving may take; tandem/rpc/liveness.py fits both to the request's deadline.
-    """
+    """Seconds. `admission`: retries of a full server. `silence`, `stall`: before another verifier takes over."""
 
     open: float = 120.0
     verify: float = 30.0
@@ -42,11 +38,7 @@ class Deadlines:
 
 
 class VerifierEndpoint:
-    """A channel to one TargetVerifier.
-
-    `suspect`: another server may answer at this address now, so its model is checked again before use. `signs`: the key
-    of its receipts, and its arithmetic. `max_unread`: of runs that begin before their session is open; 0: none may.
-    """
+    """`suspect`: recheck its model. `signs`: receipt key and arithmetic. `max_unread` 0: no run before its session."""
 
     def __init__(self, address: str, credentials: Credentials | None = None) -> None:
         self.address, self._credentials = address, credentials
@@ -57,10 +49,7 @@ class VerifierEndpoint:
         self._retiring: set[asyncio.Task[None]] = set()
 
     def reconnect(self) -> None:
-        """Replaces a channel that failed to connect: it would back off for seconds, a new one connects at once.
-
-        The old channel is closed later, because closing it now would cancel other requests' running calls.
-        """
+        # Leaves connection back-off. Closing the old channel now would cancel other requests' calls.
         if self.channel.get_state() is not grpc.ChannelConnectivity.TRANSIENT_FAILURE:
             return
         with contextlib.suppress(ValueError):  # the credential files may be in the middle of a replacement
@@ -80,22 +69,17 @@ class VerifierEndpoint:
         return await check_health(self.channel, TARGET, seconds)
 
     async def info(self, seconds: float) -> ModelInfo:
-        """Returns the server's model info. Raises TandemError."""
         reply = await calls.unary(self.stub.GetModelInfo, pb.TargetVerifierGetModelInfoRequest(), timeout=seconds)
         with contract(self.name):
             return self.found(wire.info_from_wire(reply.model))
 
     def found(self, info: ModelInfo) -> ModelInfo:
-        """Notes what receipts name of the server, and how far runs may go that begin early."""
         self.signs, self.max_unread = (info.receipt_key, info.arithmetic), info.max_unread_tokens
         return info
 
 
 class VerifierClient:
-    """Channels to the TargetVerifiers at "HOST:PORT[,HOST:PORT...]", shared by the requests of a process.
-
-    All verifiers must run the same model as the first one that answered (`expected`). Raises ValueError.
-    """
+    """Channels to HOST:PORT[,HOST:PORT...], all with the first answer's model (`expected`). Raises ValueError."""
 
     def __init__(
         self,
@@ -114,7 +98,6 @@ class VerifierClient:
 
     @property
     def address(self) -> str:
-        """Address of the verifier in use."""
         return self.pool.current
 
     @property
@@ -122,8 +105,6 @@ class VerifierClient:
         return self.endpoints[self.pool.current]
 
     async def model_info(self, wait_seconds: float = 30.0) -> ModelInfo:
-        """Returns the model info of the first verifier to answer; they may still be starting. Raises TandemError."""
-
         async def ask(endpoint: VerifierEndpoint) -> tuple[VerifierEndpoint, ModelInfo]:
             client = GenerationClient(endpoint.channel, TARGET)
             return endpoint, await model_at(client, endpoint.address, self._credentials, wait_seconds, TARGET)
@@ -143,11 +124,10 @@ class VerifierClient:
         raise together([error for error in ended if isinstance(error, TandemError)])
 
     def is_only(self, endpoint: VerifierEndpoint) -> bool:
-        """True if `endpoint` is the only usable verifier."""
         return self.pool.after(endpoint.address) == endpoint.address
 
     async def check(self, endpoint: VerifierEndpoint, seconds: float) -> None:
-        """Checks that sessions can continue there. Raises TandemError: FAILED_PRECONDITION if the model differs."""
+        """Raises TandemError unless sessions can continue there; FAILED_PRECONDITION for another model."""
         if not endpoint.suspect:
             return
         endpoint.reconnect()
@@ -159,6 +139,5 @@ class VerifierClient:
         endpoint.suspect = False
 
     async def close(self) -> None:
-        """Waits briefly for pending session closes, then closes the channels."""
         await self.closes.settle()
         await asyncio.gather(*(endpoint.close() for endpoint in self.endpoints.values()))

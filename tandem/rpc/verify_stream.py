@@ -1,8 +1,4 @@
-"""Implements speculation's Verifier over the RPC VerifyStream.
-
-If a stream breaks, or its verifier hangs and there is another, only what was not answered is lost: the session is
-reopened with the committed tokens. run_stream.py shares this. A call for each round (Verify) would cost 0.3 ms more.
-"""
+"""Implements Verifier over VerifyStream; a lost stream loses only its unanswered rounds."""
 
 from __future__ import annotations
 
@@ -24,8 +20,6 @@ from tandem.v1 import target_verifier_pb2 as pb
 
 
 class SessionStream(Duplex[pb.VerifyRequest, pb.VerifyResponse]):
-    """One VerifyStream call, for the session of one request."""
-
     def __init__(self, session: RemoteSession, stats: SpeculationStats, awaited: str) -> None:
         self._session, self.endpoint = session, session.endpoint
         super().__init__(
@@ -39,7 +33,7 @@ class SessionStream(Duplex[pb.VerifyRequest, pb.VerifyResponse]):
 
 
 def lost(error: Exception) -> Exception:
-    """Returns RoundsLost for an error of a stream after which its session can be reopened, or else the error."""
+    """Returns RoundsLost if the session can be reopened, else the error."""
     return RoundsLost(error) if isinstance(error, TandemError) and error.outcome in LOST else error
 
 
@@ -47,8 +41,6 @@ Stream = TypeVar("Stream", bound=SessionStream)
 
 
 class StreamedSession(Generic[Stream]):
-    """One session of a TargetVerifier, for one request, and the stream that it uses. Counts bytes into `stats`."""
-
     def __init__(self, session: RemoteSession, stats: SpeculationStats) -> None:
         self._session, self._stats = session, stats
         self._stream: Stream | None = None
@@ -57,7 +49,6 @@ class StreamedSession(Generic[Stream]):
         await self._session.open(prompt)
 
     async def resume(self, tokens: Sequence[int], cause: Exception) -> None:
-        """Reopens the session. Raises TandemError."""
         await self._leave()
         await self._session.resume(tokens, cause)
 
@@ -74,8 +65,6 @@ class StreamedSession(Generic[Stream]):
 
 
 class RemoteVerifier(StreamedSession["RoundStream"]):
-    """One session of a TargetVerifier, for one request, and the stream of its rounds. Counts bytes into `stats`."""
-
     def send(self, tokens: Sequence[int], draft: Draft) -> asyncio.Future[Answer]:
         request = self._session.request(len(tokens), tokens[-1], draft.token_ids, draft.distributions)
         if self._stream is None:
@@ -91,8 +80,6 @@ class _Unanswered:
 
 
 class RoundStream(SessionStream):
-    """One VerifyStream call. Requests are sent as they come; answers arrive in the same order."""
-
     what = "the stream of rounds"
 
     def __init__(self, session: RemoteSession, stats: SpeculationStats) -> None:
@@ -119,9 +106,9 @@ class RoundStream(SessionStream):
         return time.perf_counter() - max(self._unanswered[0].sent, self._heard) if self._unanswered else 0.0
 
     def _take(self, reply: pb.VerifyResponse) -> None:
-        """Answers the oldest round. Raises InvalidField, which loses it with the others."""
+        # InvalidField loses this round and the later ones.
         if not self._unanswered:
-            raise InvalidField("reply", "there is no round that it answers")
+            raise InvalidField("reply", "answers no open round")
         asked, self._heard = self._unanswered[0], time.perf_counter()
         answer = answer_from_wire(reply, asked.request, self._session.bounds, self._heard - asked.sent)
         self._session.take_features(reply)
@@ -139,6 +126,6 @@ class RoundStream(SessionStream):
 
 
 def _looked_at(answer: asyncio.Future[Answer]) -> None:
-    """Retrieves the exception of an abandoned round, so that asyncio does not log it."""
+    # Otherwise asyncio logs an abandoned round's exception.
     if not answer.cancelled():
         answer.exception()

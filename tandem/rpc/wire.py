@@ -1,4 +1,4 @@
-"""Converts domain data to protobuf messages and back."""
+"""Converts domain data to protobuf and back; `..._from_wire` raise InvalidField naming the field."""
 
 from __future__ import annotations
 
@@ -46,14 +46,13 @@ def rule_to_wire(rule: Rule) -> pb.VerificationRule:
 
 
 def rule_from_wire(value: int) -> Rule:
-    """Converts a rule; unspecified means agreement, the default. Raises InvalidField."""
     if value == pb.VERIFICATION_RULE_UNSPECIFIED:
         return Rule.AGREEMENT
     return check.member("rule", value, _RULES, "verification rule")
 
 
 def rule_name(value: int) -> str:
-    """Returns a rule's name for messages, even if it is unknown."""
+    # A message may name an unknown rule.
     names = {int(known): rule.value for rule, known in _RULES.items()}
     return names.get(value, str(value) if value else "nothing")
 
@@ -68,12 +67,10 @@ _DRAFTS = {
 
 
 def drafts_from_wire(value: int) -> Drafts:
-    """Converts what is to draft; unspecified means auto. Raises InvalidField."""
     return check.member("drafts", value, _DRAFTS, "value")
 
 
-MAX_SUPPORT = 1024
-"""Most tokens in one distribution. Ours have 32 (tandem/speculation/rejection.py)."""
+MAX_SUPPORT = 1024  # tokens in a distribution; ours have 32 (speculation/rejection.py)
 
 
 def distributions_to_wire(distributions: Sequence[SparseDistribution]) -> list[pb.SparseDistribution]:
@@ -83,7 +80,6 @@ def distributions_to_wire(distributions: Sequence[SparseDistribution]) -> list[p
 def distributions_from_wire(
     messages: Sequence[pb.SparseDistribution], draft: Sequence[int]
 ) -> tuple[SparseDistribution, ...]:
-    """Returns the distribution of each token of `draft`, or none at all. Raises InvalidField naming the field."""
     if messages and len(messages) != len(draft):
         raise InvalidField(
             "distributions", f"{len(messages)} for {len(draft)} draft tokens: give one for each, or none at all"
@@ -116,10 +112,10 @@ def draft_to_wire(draft: Draft) -> worker_pb.ProposeResponse:
 def draft_from_wire(
     reply: worker_pb.ProposeResponse, worker_vocab_size: int, vocab_size: int, k: int, rule: Rule, seconds: float
 ) -> Draft:
-    """Returns a draft of up to `k` tokens that was asked for `seconds` ago. Raises InvalidField naming the field.
+    """Returns a draft of up to `k` tokens, `seconds` after its request.
 
-    Ids are below `worker_vocab_size`; a worker's vocabulary may be larger than the target's, whose `vocab_size` ends
-    the draft. A distribution with tokens outside of that is invalid: truncating it would bias the output.
+    A worker's vocabulary may be larger: ids of `vocab_size` and above end the draft, but are invalid in distributions,
+    where truncation would bias the output.
     """
     if len(reply.draft_tokens) > k:
         raise InvalidField("draft_tokens", f"{len(reply.draft_tokens)} where at most {k} were asked for")
@@ -140,13 +136,11 @@ def draft_from_wire(
 
 
 def proposing_to_wire(request: Request, message: worker_pb.ProposeRequest) -> None:
-    """Sets what the first message of a session asks of its drafts."""
     message.sampling.CopyFrom(sampling_to_wire(request.sampling))
     message.rule, message.drafts = rule_to_wire(request.rule), _DRAFTS[request.drafts]
 
 
 def proposing_from_wire(message: worker_pb.ProposeRequest) -> Request:
-    """Returns what the first message of a session asks for. Raises InvalidField."""
     if not message.HasField("sampling"):
         raise InvalidField("sampling", "missing: a session's first message must have it")
     return Request(
@@ -157,7 +151,7 @@ def proposing_from_wire(message: worker_pb.ProposeRequest) -> Request:
 
 
 def proposers_from_wire(names: Sequence[str], count: int) -> tuple[Proposer, ...]:
-    """Returns the proposers of `count` draft tokens. Unknown drafters of newer workers count as models."""
+    # Unknown drafters of newer workers count as models.
     known = {Proposer.NGRAM.value: Proposer.NGRAM}
     found = tuple(known.get(name, Proposer.MODEL) for name in names[:count])
     return found if len(found) == count else (Proposer.MODEL,) * count
@@ -192,7 +186,6 @@ def generation_to_wire(request: GenerationRequest) -> pb.Generation:
 
 
 def generation_from_wire(message: pb.Generation) -> GenerationRequest:
-    """Raises InvalidField naming the field."""
     kind = message.WhichOneof("prompt")
     if kind is None:
         raise InvalidField("prompt", "missing: give text, token_ids or messages")
@@ -224,7 +217,6 @@ def chunk_to_wire(chunk: Chunk) -> pb.GenerateChunk:
 
 
 def chunk_from_wire(message: pb.GenerateChunk) -> Chunk:
-    """Raises InvalidField for what no server may send."""
     count = len(message.token_ids)
     for name in ("margins", "logprobs"):
         if given := len(getattr(message, name)):
@@ -245,7 +237,6 @@ def completion_to_wire(completion: GenerationEnd) -> pb.GenerateCompletion:
 
 
 def completion_from_wire(message: pb.GenerateCompletion) -> GenerationEnd:
-    """Raises InvalidField for what no server may send."""
     reasons = {reason: reason.value for reason in FinishReason}
     return GenerationEnd(
         finish_reason=check.member("finish_reason", message.finish_reason, reasons, "reason"),
@@ -257,7 +248,7 @@ def completion_from_wire(message: pb.GenerateCompletion) -> GenerationEnd:
 
 
 def _statistics(kind: str) -> tuple[str, ...]:
-    """Returns the names of the statistics of one type; all cross the wire but the placement."""
+    # All statistics but the placement cross the wire.
     return tuple(each.name for each in fields(SpeculationStats) if each.type == kind)
 
 
@@ -283,8 +274,7 @@ def _stats_from_wire(message: pb.SpeculationStats) -> SpeculationStats:
 
 _LISTED = ("end_of_sequence_ids", "adapters", "feature_layers", "rehearsals")
 _INFO = tuple(each.name for each in fields(ModelInfo) if each.name not in _LISTED)
-MOST_LISTED = 2**14
-"""Most entries of a list of a model's description or of a request's statistics."""
+MOST_LISTED = 2**14  # entries of a list of a model or of statistics
 _INFO_BOUNDS = (
     ("vocab_size", 1, check.MOST_TOKENS),
     ("max_sequence_length", 2, check.MOST_TOKENS),
@@ -310,7 +300,7 @@ def info_to_wire(info: ModelInfo) -> pb.ModelInfo:
 
 
 def info_from_wire(message: pb.ModelInfo) -> ModelInfo:
-    """Makes the strings printable, since they go to logs and terminals. Raises InvalidField naming the field."""
+    # Strings go to logs and terminals: made printable.
     for name, least, most in _INFO_BOUNDS:
         check.count(name, getattr(message, name), most, least)
     check.seconds("startup_seconds", message.startup_seconds)

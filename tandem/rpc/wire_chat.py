@@ -1,4 +1,4 @@
-"""Converts the messages of a chat to protobuf and back."""
+"""Converts chat messages to protobuf and back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ def _message_to_wire(message: ChatMessage) -> pb.ChatMessage:
 
 
 def texts_of(chat: pb.ChatMessages) -> str:
-    """Returns all texts of a chat, to measure them. Raises InvalidField for too many messages or calls."""
     _check_counts(chat)
     texts = [(each.role, each.content, each.name, each.tool_call_id) for each in chat.messages]
     calls = [(call.id, call.name, call.arguments) for each in chat.messages for call in each.tool_calls]
@@ -33,7 +32,6 @@ def texts_of(chat: pb.ChatMessages) -> str:
 
 
 def chat_from_wire(chat: pb.ChatMessages) -> tuple[ChatMessage, ...]:
-    """Raises InvalidField naming the message and its field. Counts are checked before anything is read."""
     _check_counts(chat)
     return tuple(_message_from_wire(i, message) for i, message in enumerate(chat.messages))
 

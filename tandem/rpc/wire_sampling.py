@@ -1,4 +1,4 @@
-"""Converts sampling parameters and log-probabilities to protobuf messages and back."""
+"""Converts sampling parameters and log-probabilities to protobuf and back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KINDS = {
 
 
 def sampling_to_wire(sampling: SamplingParams, unset_sampling: Set[str] = frozenset()) -> pb.Sampling:
-    """Leaves out the fields in `unset_sampling`, and those of logits processing that change nothing."""
+    """Omits `unset_sampling` and logits processing without effect."""
     message = pb.Sampling(**{name: getattr(sampling, name) for name in SAMPLING_FIELDS if name not in unset_sampling})
     processed = sampling.processed
     if not processed:
@@ -45,7 +45,6 @@ def sampling_to_wire(sampling: SamplingParams, unset_sampling: Set[str] = frozen
 
 
 def sampling_from_wire(message: pb.Sampling) -> SamplingParams:
-    """Absent fields take the defaults. Raises InvalidField."""
     values = {name: getattr(message, name) for name in (*SAMPLING_FIELDS, *_PENALTIES) if message.HasField(name)}
     if message.HasField("logit_bias"):
         values["logit_bias"] = _bias_from_wire(message.logit_bias)
@@ -77,7 +76,6 @@ def logprobs_to_wire(logprobs: Sequence[TokenLogprobs]) -> list[pb.TokenLogprobs
 
 
 def logprobs_from_wire(messages: Sequence[pb.TokenLogprobs], vocab_size: int, top: int) -> tuple[TokenLogprobs, ...]:
-    """Returns those of tokens, with at most `top` likeliest ones each. Raises InvalidField naming the field."""
     found = []
     for each in messages:
         count = check.count("logprobs.top_token_ids", len(each.top_token_ids), top)

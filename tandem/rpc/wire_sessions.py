@@ -1,4 +1,4 @@
-"""Converts what opens a session, its rounds and runs, and their verdicts, to protobuf messages and back."""
+"""Converts openings, rounds, runs and verdicts to protobuf and back."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from tandem.speculation.types import MAX_DRAFTED, InvalidField, ModelInfo, Reque
 from tandem.v1 import generation_pb2
 from tandem.v1 import target_verifier_pb2 as pb
 
-STEPS_TOGETHER = 32
-"""The most steps of a run in one reply."""
+STEPS_TOGETHER = 32  # of a run, in one reply
 _FORMATS = {
     FeatureFormat.BFLOAT16: generation_pb2.FEATURE_FORMAT_BFLOAT16,
     FeatureFormat.INT8: generation_pb2.FEATURE_FORMAT_INT8,
@@ -26,7 +25,6 @@ _FORMATS = {
 
 
 def verdict_to_wire(verdict: Verdict, committed_length: int) -> pb.VerifyResponse:
-    """Builds the reply to a round after which `committed_length` tokens are committed."""
     return pb.VerifyResponse(
         committed_length=committed_length,
         token_ids=verdict.token_ids,
@@ -43,7 +41,6 @@ def verdict_to_wire(verdict: Verdict, committed_length: int) -> pb.VerifyRespons
 
 
 def session_from_wire(message: pb.OpenSessionRequest, features: FeatureSpec | None, max_total_tokens: int) -> Request:
-    """Returns what a session asks for. `features`: those granted. Raises InvalidField naming the field."""
     return Request(
         sampling=sampling_from_wire(message.sampling),
         rule=rule_from_wire(message.rule),
@@ -58,7 +55,6 @@ def session_from_wire(message: pb.OpenSessionRequest, features: FeatureSpec | No
 def opening_to_wire(
     request: Request, prefix: Sequence[int], prompt_length: int, inbox: FeatureInbox | None, expected: ModelInfo | None
 ) -> pb.OpenSessionRequest:
-    """Asks for a session of `request` with the tokens of `prefix`, at a server that runs the `expected` model."""
     return pb.OpenSessionRequest(
         prefix=prefix,
         prompt_length=prompt_length,
@@ -76,7 +72,7 @@ def opening_to_wire(
 
 
 def check_applied(where: str, request: Request, reply: pb.OpenSessionResponse) -> None:
-    """Checks that the server at `where` applies all that `request` asks for. Raises TandemError."""
+    """Raises TandemError unless the server `where` applies every field."""
     if reply.rule != rule_to_wire(request.rule) and (reply.rule or request.rule is not Rule.AGREEMENT):
         raise TandemError(
             "FAILED_PRECONDITION",
@@ -92,7 +88,7 @@ def check_applied(where: str, request: Request, reply: pb.OpenSessionResponse) -
 def check_opened(
     asked: pb.OpenSessionRequest, reply: pb.OpenSessionResponse, most_drafts: int, features: FeatureSpec | None
 ) -> None:
-    """Checks what a server says of an opened session. `features`: those asked for. Raises InvalidField."""
+    """Checks the reply to an opening; `features`: those requested. Raises InvalidField."""
     known = len(asked.prefix)
     check.count("committed_length", reply.committed_length, known + most_drafts + 1, known)
     check.count("reused_length", reply.reused_length, reply.committed_length)
@@ -109,9 +105,6 @@ def check_opened(
 
 @dataclass(frozen=True, slots=True)
 class VerdictBounds:
-    """What a verdict of a session may hold: ids below `vocab_size`, at most `most_drafts` accepted drafts, and what
-    `request` asks for. `features`: those that the session's verdicts have."""
-
     vocab_size: int
     most_drafts: int
     request: Request
@@ -121,10 +114,7 @@ class VerdictBounds:
 def answer_from_wire(
     reply: pb.VerifyResponse, asked: pb.VerifyRequest, bounds: VerdictBounds, seconds: float
 ) -> Answer:
-    """Converts the reply to a round that took `seconds`. Raises InvalidField if it breaks the contract.
-
-    A round that is answered again may have had another draft before: of that, what agrees with this one is accepted.
-    """
+    """Converts a reply after `seconds`; a replay's draft may differ. Raises InvalidField if it breaks the contract."""
     network_seconds = seconds - check.seconds("server_seconds", reply.server_seconds, seconds)
     if reply.stale:
         return Answer(None, check.count("committed_length", reply.committed_length, check.MOST_TOKENS), network_seconds)
@@ -144,10 +134,7 @@ def answer_from_wire(
 def run_step_from_wire(
     reply: pb.VerifyResponse, base_length: int, bounds: VerdictBounds, seconds: float, rtt: float | None
 ) -> RunStep:
-    """Converts a reply that is not stale, of a run that has committed `base_length` tokens and takes `seconds` so far.
-
-    Raises InvalidField if it breaks the contract. A round that is answered again may have been no step of a run.
-    """
+    """Converts a run's reply after `base_length` tokens; a replay may have been no step. Raises InvalidField."""
     drafted = check.count("drafted", reply.drafted, bounds.most_drafts)
     if reply.replayed:
         drafted = max(drafted, reply.accepted)
@@ -185,14 +172,13 @@ def _verdict(
 
 
 def feature_format_from_wire(value: int) -> FeatureFormat:
-    """Converts a number format; unspecified means bfloat16. Raises InvalidField."""
     if value == generation_pb2.FEATURE_FORMAT_UNSPECIFIED:
         return FeatureFormat.BFLOAT16
     return check.member("features.format", value, _FORMATS, "number format")
 
 
 def feature_request(inbox: FeatureInbox | None, prefix_length: int) -> pb.FeatureRequest | None:
-    """What an opening asks for, so that `inbox` has the features of the prefix; None without an inbox."""
+    """Returns the request for the prefix's features; None without an inbox."""
     if inbox is None:
         return None
     spec = inbox.spec
@@ -200,7 +186,6 @@ def feature_request(inbox: FeatureInbox | None, prefix_length: int) -> pb.Featur
 
 
 def run_message_to_wire(message: RunMessage, request: pb.VerifyRequest) -> pb.VerifyRequest:
-    """Adds `message` to `request`, which names the session and its settings."""
     request.base_length, request.last_token = message.base_length, message.last_token
     request.draft_tokens.extend(message.token_ids)
     request.run_until, request.max_step_drafts = message.run_until, message.most_drafts
@@ -209,7 +194,7 @@ def run_message_to_wire(message: RunMessage, request: pb.VerifyRequest) -> pb.Ve
 
 
 def run_message_from_wire(request: pb.VerifyRequest, most: int) -> RunMessage:
-    """Raises InvalidField naming the field. Token ids are not checked. `most`: draft tokens that a step can verify."""
+    """Raises InvalidField; token ids are unchecked. `most`: draft tokens per step."""
     if len(request.draft_tokens) > MAX_DRAFTED:
         raise InvalidField("draft_tokens", f"{len(request.draft_tokens)} tokens are above {MAX_DRAFTED}")
     draft, width = tuple(request.draft_tokens), min(request.max_step_drafts, most)
@@ -218,7 +203,7 @@ def run_message_from_wire(request: pb.VerifyRequest, most: int) -> RunMessage:
 
 
 def steps_from_wire(reply: pb.VerifyResponse) -> list[pb.VerifyResponse]:
-    """Returns the steps that a reply to a run holds, oldest first. Raises InvalidField. Nothing else is checked."""
+    """Returns a reply's steps, oldest first. Raises InvalidField; fields are unchecked."""
     if len(reply.next_steps) >= STEPS_TOGETHER:
         raise InvalidField("next_steps", f"{len(reply.next_steps)} are above {STEPS_TOGETHER - 1}")
     if any(step.next_steps for step in reply.next_steps):
@@ -227,5 +212,5 @@ def steps_from_wire(reply: pb.VerifyResponse) -> list[pb.VerifyResponse]:
 
 
 def drafted_in(request: pb.VerifyRequest, reply: pb.VerifyResponse) -> int:
-    """Returns how many draft tokens a step verified. `request`: what it answers, or the newest message of a run."""
+    """Returns how many draft tokens a step verified. `request`: the newest message of a run."""
     return int(reply.drafted) if request.HasField("run_until") else len(request.draft_tokens)

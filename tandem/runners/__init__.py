@@ -1,1 +1,1 @@
-"""How a step runs: the Runner protocol and its implementations."""
+"""The Runner protocol and its implementations."""

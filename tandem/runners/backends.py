@@ -1,4 +1,4 @@
-"""Registers the backends that run models; each is imported when it is first used."""
+"""The backends that run models, imported on first use."""
 
 from __future__ import annotations
 
@@ -35,16 +35,12 @@ class BackendSettings(Protocol):
 
     @property
     def backend(self) -> str:
-        """The name of that backend."""
+        """Its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """How a model is to be loaded.
-
-    `verifies`: it is a target, else a draft. `sole_model`: no other model shares its device thread. `settings`: the
-    backend's own, if any were given. `head`: the EAGLE head that will read a target's hidden states, if one is to.
-    """
+    """`verifies`: target, not draft. `sole_model`: alone on its device thread. `head`: EAGLE head of this target."""
 
     execution: Execution
     shape: Shape
@@ -55,72 +51,64 @@ class LoadRequest:
 
 
 class Backend(ABC):
-    """Loads models and their runners; by default target and draft one by one, with software that is always there."""
+    """Loads models and their runners; by default target and draft separately."""
 
-    loads_pairs = False
-    """Whether a target and its draft model are loaded together, by `load_pair`."""
+    loads_pairs = False  # `load_pair` loads target and draft together
 
     def require(self) -> None:
-        """Raises ValueError, one line, unless the backend's software is installed."""
+        """Raises ValueError, one line, if the backend's software is missing."""
         return
 
     @abstractmethod
     def find(self, model: str | None) -> Checkpoint:
-        """The checkpoint that `model` names (None: the default one). Raises CheckpointError."""
+        """The checkpoint named `model` (None: the default). Raises CheckpointError."""
 
     @abstractmethod
     def adapter(self, choice: AdapterChoice) -> Adapter:
-        """The LoRA adapter that is named, for its runners. Raises CheckpointError or ValueError, one line."""
+        """A LoRA adapter for this backend's runners. Raises CheckpointError or ValueError, one line."""
 
     def tokenizer(self, checkpoint: Checkpoint) -> Tokenizer | None:
-        """The backend's own tokenizer, or None if the checkpoint has one."""
+        """The backend's own tokenizer; None: the checkpoint's is used."""
         return None
 
     def draft_has_tokenizer(self, request: LoadRequest) -> bool:
-        """Whether a draft that `load_pair` loads has a tokenizer, to be compared with the target's."""
+        """Whether a draft in `load_pair` has a tokenizer to compare with the target's."""
         return True
 
     @abstractmethod
     def load(self, checkpoint: Checkpoint, request: LoadRequest, startup: Startup) -> Runner:
-        """Loads a runner, not yet warmed up; on the device thread. Raises CheckpointError or ValueError, one line."""
+        """Loads a runner, not warmed up; on the device thread. Raises CheckpointError or ValueError, one line."""
 
     def load_pair(
         self, target: Checkpoint, draft: Checkpoint, request: LoadRequest, startup: Startup
     ) -> tuple[Runner, Runner]:
-        """Loads target and draft as one graph; like `load`. Call it only if `loads_pairs`."""
+        """Loads target and draft as one graph, if `loads_pairs`; see `load`."""
         raise NotImplementedError("this backend loads target and draft one by one")
 
     def compile(self, target: Checkpoint, draft: Checkpoint | None, request: LoadRequest, part: str) -> Iterator[str]:
-        """Compiles "target", "draft" or "fused", all that a server of it loads; yields a line about each result."""
+        """Compiles "target", "draft" or "fused"; yields a line per result."""
         raise NotImplementedError("it has no graphs, or makes them one by one (tandem/engine/compile_ahead.py)")
 
     @abstractmethod
     def is_head(self, checkpoint: Checkpoint) -> bool:
-        """Whether a draft is an EAGLE head, which `load_head` loads."""
+        """Whether `load_head` loads this draft."""
 
     @abstractmethod
     def load_head(
         self, checkpoint: Checkpoint, target: Runner | Checkpoint, request: LoadRequest, startup: Startup
     ) -> Runner:
-        """Loads a head that reads the hidden states of the runner `target`; like `load`.
-
-        If the target is elsewhere: its checkpoint, of which only the embedding may be read.
-        """
+        """Loads an EAGLE head for `target` (a remote target's checkpoint: only its embedding is read); see `load`."""
 
     def fuses(self, request: LoadRequest) -> bool:
-        """Whether `load_pair` is to be called; else a pair is loaded apart alone."""
+        """Whether `load_pair` loads this pair."""
         return False
 
     def unfused(self, request: LoadRequest) -> Sequence[LoadRequest]:
-        """How the models of a pair are loaded apart as well: the target, and a draft that can draft outside its graph.
-
-        Empty if the graph answers every request, or is to do so alone.
-        """
+        """How to load a fused pair's models separately too; empty if the graph answers every request."""
         return ()
 
 
 def backend_named(name: str) -> Backend:
-    """The backend called `name`. Raises ValueError if there is none."""
     if name not in MODULES:
         raise ValueError(f"backend: {name!r} is not one of {', '.join(BACKENDS)}")
     try:

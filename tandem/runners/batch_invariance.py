@@ -1,11 +1,8 @@
 """Checks batch invariance on this device, with these weights and threads, before a server is ready.
 
-Tandem promises that a token's logits are bit-identical whether it was decoded alone or verified in a window, in any
-row, next to any other rows, and after its prefix was rebuilt by prefill. Kernels choose their order of summation by
-shape, not by data, so a shape that gives the same bits on one sequence, for every column, row and layer, gives them on
-all sequences. If some shape differs (cuBLAS, float16), only one stays in use: the widest window at the full batch over
-the whole cache, and the result says whether at least that one agrees with prefill. If `exact` is false, all shapes stay
-in use, and the result says that their bits differ.
+A token's logits must be bit-identical in every width, row and batch, and after prefill. Kernels choose their order of
+summation by shape, not by data, so one sequence checks a shape. If shapes differ (cuBLAS, float16), only the widest
+window at the full batch over the whole cache stays in use; if `exact` is false, all do.
 """
 
 from __future__ import annotations
@@ -20,13 +17,12 @@ from tandem.runners.protocol import Limits, StepShapes
 if TYPE_CHECKING:
     from tandem.runners.torch.fused_graph import FusedGraph
 
-Array = Any
-"""Logits as a model has them: a tensor of torch, or an array of numpy."""
+Array = Any  # logits: a torch tensor or numpy array
 DEEPEST = 1024  # positions that the check fills at most
 
 
 class ShapedModel(Protocol):
-    """The model to check: feeds rows of one width to slots, like TorchModel."""
+    """The model under check, like TorchModel."""
 
     device: str
     vocab_size: int
@@ -34,10 +30,10 @@ class ShapedModel(Protocol):
     def forward(
         self, slots: Sequence[int], tokens: Array, starts: Array, length: int | None = None, head: bool = True
     ) -> Array:
-        """Logits [rows, width, vocabulary] of tokens [rows, width] fed at positions starts [rows]; see TorchModel."""
+        """Logits [rows, width, vocabulary] of tokens [rows, width] at positions starts [rows]."""
 
     def tensor(self, values: Sequence[Sequence[int]] | Sequence[int]) -> Array:
-        """The values as integers on the device: [n] or [n, m]."""
+        """Integers [n] or [n, m] on the device."""
 
 
 def check_batch_invariance(
@@ -49,7 +45,7 @@ def check_batch_invariance(
     chunks: tuple[int, ...] = (),
     exact: bool = True,
 ) -> StepShapes:
-    """Runs one sequence through all shapes; returns those that agree, or else the one that every step must use."""
+    """Returns the shapes whose bits agree, else the only one that steps may use."""
     probe = _Probe(model, limits, widths[-1])
     reference = probe.stepwise(widths[-1], batches[-1])
     agreeing = [(width, batch) for batch in batches for width in widths if probe.agrees(reference, width, batch)]
@@ -80,7 +76,7 @@ def check_batch_invariance(
 def check_graph_invariance(
     model: ShapedModel, limits: Limits, width: int, batches: tuple[int, ...], exact: bool
 ) -> StepShapes:
-    """Like `check_batch_invariance`, for graphs: one width, one chunk, the whole cache, and several batches."""
+    """Like `check_batch_invariance`, for graphs: one width and chunk, the whole cache, several batches."""
     probe = _Probe(model, limits, width)
     reference, chunks = probe.stepwise(width, batches[-1]), (limits.chunk,)
     rebuilt = probe.rebuilt(limits.chunk, reference, width, batches[-1]) and probe.refilled(
@@ -95,7 +91,7 @@ def check_graph_invariance(
 
 
 def check_fused_invariance(fused: FusedGraph, limits: Limits, shapes: StepShapes) -> bool:
-    """Whether every fused graph gives the same logits as verifying the tokens that it drafted."""
+    """Whether each fused graph's logits equal those of verifying its drafts."""
     width, batch = shapes.widths[-1], shapes.batches[-1]
     probe = _Probe(fused.target, limits, width)
     for rows, k in fused.shapes:
@@ -107,13 +103,11 @@ def check_fused_invariance(fused: FusedGraph, limits: Limits, shapes: StepShapes
 
 
 def same_bits(a: Array, b: Array) -> bool:
-    """Whether all numbers are equal; what is no number is equal to nothing."""
+    """Whether all numbers are equal; a NaN never is."""
     return bool((a == b).all())
 
 
 class _Probe:
-    """Feeds a fixed pseudo-random sequence in different shapes."""
-
     def __init__(self, model: ShapedModel, limits: Limits, widest: int) -> None:
         self.model, self.limits = model, limits
         self.count = min(widest + 1, limits.max_length // 2)
@@ -125,23 +119,22 @@ class _Probe:
             self._prefill(slot, 0, self.start, limits.chunk)
 
     def stepwise(self, width: int, batch: int) -> list[Array]:
-        """Logits [count, vocabulary] of plain decoding at one shape: each token in turn in column 0, of row 0."""
+        """Logits [count, vocabulary] of plain decoding: each token in column 0 of row 0."""
         return [self._window(self.start + i, 1, width, batch)[0, 0] for i in range(self.count)]
 
     def agrees(self, reference: Sequence[Array], width: int, batch: int) -> bool:
-        """Whether a window over the tokens has the bits of `reference` [count, vocabulary] in every column and row."""
+        """Whether a window has the bits of `reference` [count, vocabulary] in every column and row."""
         used = min(width, self.count)
         logits = self._window(self.start, used, width, batch)
         return all(same_bits(row[i], reference[i]) for row in logits for i in range(used))
 
     def rebuilt(self, chunk: int, reference: Sequence[Array], width: int, batch: int) -> bool:
-        """Whether the last token has the reference's bits after a prefill in chunks of this size."""
+        """Whether the last token has the reference's bits after a prefill in such chunks."""
         last = self.start + self.count - 1
         self._prefill(self.limits.slots - 1, 0, last, chunk)
         return same_bits(self._window(last, 1, width, batch)[0, 0], reference[-1])
 
     def same_at(self, end: int, length: int | None, shapes: list[tuple[int, int]]) -> bool:
-        """Like `agree_at`, after a prefill up to `end`."""
         self.fill(end)
         return self.agree_at(end, length, shapes)
 
@@ -149,10 +142,7 @@ class _Probe:
         self._prefill(self.limits.slots - 1, 0, end, self.limits.chunk)
 
     def agree_at(self, end: int, length: int | None, shapes: list[tuple[int, int]]) -> bool:
-        """Whether windows of all (width, batch) that end at position `end` and read `length` positions agree.
-
-        The reference is the widest window, reading the whole cache.
-        """
+        """Whether windows (width, batch) ending at `end` that read `length` positions agree with one that reads all."""
         widest = max(width for width, _ in shapes)
         whole = self._window(end - widest, widest, widest, 1)[0]
         return all(
@@ -161,7 +151,7 @@ class _Probe:
         )
 
     def refilled(self, end: int, width: int, batch: int) -> bool:
-        """Whether a window before `end` has the same bits after its preceding chunk is decoded again."""
+        """Whether a window before `end` keeps its bits when the chunk before it is decoded again."""
         slot, decoded = self.limits.slots - 1, max(0, end - width - self.limits.chunk)
         self._prefill(slot, 0, end - width, self.limits.chunk)
         prefilled = self._window(end - width, width, width, batch)[0]
@@ -170,7 +160,7 @@ class _Probe:
         return same_bits(self._window(end - width, width, width, batch)[0], prefilled)
 
     def drafted(self, position: int, drafts: list[int], width: int, batch: int) -> Array:
-        """Logits [width, vocabulary] of a window of the token at `position` and these drafts."""
+        """Logits [width, vocabulary] of the token at `position` and drafts."""
         window = [self.tokens[position], *drafts]
         return self._rows(position, (window + window[-1:] * width)[:width], batch)[0]
 

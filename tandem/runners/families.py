@@ -1,4 +1,4 @@
-"""The families of models that were tested, by the model_type of config.json, and how they run."""
+"""The tested families of models, by model_type of config.json."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from tandem.checkpoints.locate import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How a family runs. `native`: native steps have it, and module code too.
-
-    `refused`: why nothing here serves it; "" for a family that is served.
-    """
+    """`native`: native steps run it, besides module code. `refused`: why no backend serves it; "": served."""
 
     native: bool = False
     refused: str = ""
@@ -48,7 +45,7 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def check_family(folder: str, config: Mapping[str, Any], untested: bool = False) -> None:
-    """Raises CheckpointError for a family that cannot be served, or was not tested, unless `untested` is allowed."""
+    """Raises CheckpointError for a family that is refused, or untested unless `untested` allows it."""
     kind = str(config.get("model_type"))[:60]
     family = FAMILIES.get(kind)
     if family and family.refused:

@@ -1,4 +1,4 @@
-"""Defines how to read the features that a target's steps hand out."""
+"""How to read a target's features."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tandem.speculation.features import FeatureSpec
 
 @dataclass(frozen=True, slots=True)
 class FeatureRow:
-    """Asks for the features of `count` positions of `slot`, from `start` on. `spec`: which, and in which format."""
+    """Reads the features of `count` positions of `slot` from `start` on, in the layers and format of `spec`."""
 
     slot: int
     start: int
@@ -23,7 +23,7 @@ class FeatureRow:
 
 
 class HandedOut(Protocol):
-    """The features that a target's steps wrote, by slot and position."""
+    """Features by slot and position."""
 
     def read(self, rows: Sequence[FeatureRow]) -> list[NDArray[np.float32]]:
         """Copies each row's features of all layers [count, layers * hidden]; on the device thread."""

@@ -1,4 +1,4 @@
-"""Says whether a model fits a slot cache."""
+"""Whether a model fits a slot cache."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class UnsupportedModel(ValueError):
 
 
 def context_length(positions: int, ropes: Sequence[Mapping[str, Any]]) -> int:
-    """The positions that a model has, as its rotary embeddings extend those of its configuration."""
+    """A model's positions, as extended by its rotary embeddings."""
     seen = {"yarn": "original_max_position_embeddings", "dynamic": "max_position_embeddings"}
     factors = [
         float(rope.get("factor") or 1) * (rope.get(seen[kind]) or positions)
@@ -22,10 +22,7 @@ def context_length(positions: int, ropes: Sequence[Mapping[str, Any]]) -> int:
 
 
 def check_fits(config: Any, max_length: int, ranks: int = 1) -> None:
-    """Raises UnsupportedModel unless each layer attends to `max_length` positions, or a window of them.
-
-    `ranks` must divide the heads.
-    """
+    """Raises UnsupportedModel unless each layer attends to `max_length` positions or a window; `ranks` divide heads."""
     heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
     if heads % ranks:
         raise UnsupportedModel(f"tp_degree: {ranks} does not divide the model's {heads} key-value heads")

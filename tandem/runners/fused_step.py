@@ -1,4 +1,4 @@
-"""Runs a fused step of a pair: in one call of its runners if they have one, else as `propose` and then `verify`."""
+"""Fused steps: one call of a pair's runners if they have one, else `propose` and then `verify`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ from tandem.speculation.types import Verdict
 
 
 def fused(target: Runner, draft: Runner, fell_back: Callable[[Exception], object] = lambda error: None) -> FusedStep:
-    """The pair's fused step: the runners' single call if they have one, else `propose` and then `verify`.
-
-    `fell_back` is told on the device thread why a single call failed, before its rows are repeated as two steps.
-    """
+    """The pair's fused step. `fell_back` gets the error of a failed single call before the call is repeated as two."""
     apart, together = functools.partial(fused_step, target, draft), target.fused_with(draft)
     return apart if together is None else functools.partial(_together_or_apart, together, apart, fell_back)
 
@@ -32,7 +29,7 @@ def fused(target: Runner, draft: Runner, fell_back: Callable[[Exception], object
 def _together_or_apart(
     together: FusedStep, apart: FusedStep, fell_back: Callable[[Exception], object], rows: Sequence[FusedRow]
 ) -> list[FusedResult | RowFailed]:
-    """Repeats a failed call as propose and verify, which shows whether the draft was at fault. Beside chunks: two."""
+    """Repeats a failed call as propose and verify, which shows whether the draft failed. Chunks always take two."""
     if isinstance(rows[-1], PrefillRow):
         return apart(rows)
     try:
@@ -43,7 +40,7 @@ def _together_or_apart(
 
 
 def fused_step(target: Runner, draft: Runner, rows: Sequence[Any]) -> list[Any]:
-    """Runs the draft's `propose`, then the target's `verify`; a draft that fails leaves its rows without a draft."""
+    """Runs the draft's `propose`, then the target's `verify`; if a draft fails, its rows are plain."""
     rounds = [row for row in rows if isinstance(row, FusedRow)]
     proposals = _proposals(draft, rounds)
     known = target.limits.vocab_size
@@ -55,7 +52,6 @@ def fused_step(target: Runner, draft: Runner, rows: Sequence[Any]) -> list[Any]:
 
 
 def _proposals(draft: Runner, rows: Sequence[FusedRow]) -> list[Proposal | RowFailed]:
-    """Drafts for the rows that have none yet. Any failure becomes RowFailed and fails no row's verification."""
     found: list[Proposal | RowFailed] = [Proposal(row.copied) for row in rows]
     asking = [i for i, row in enumerate(rows) if not row.copied and row.propose.k]
     if asking:
@@ -83,7 +79,7 @@ def _sound(proposal: Proposal | RowFailed, vocab_size: int) -> Proposal:
 
 
 def to_verify(row: FusedRow, proposal: Proposal) -> VerifyRow:
-    """The row's verification, of a proposal that the target's vocabulary knows."""
+    """The row's verification of a proposal within the target's vocabulary."""
     p = row.propose
     ids, sent = proposal.token_ids, proposal.distributions
     return VerifyRow(p.slot, p.position, p.tail[-1], ids, p.request, sent, p.processor, row.adapter)

@@ -1,4 +1,4 @@
-"""Loads a checkpoint into a runner: chooses dtype, device and threads, loads weights, reports errors in one line."""
+"""Loads a checkpoint into a runner: chooses dtype, device and threads, reports errors in one line."""
 
 from __future__ import annotations
 
@@ -42,29 +42,19 @@ CHUNK = 64
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """How models run. `threads`: None for one per core. `tp_degree`: processes that share the target.
-
-    `dtype`: of activations, KV cache and dense weights. `weights`: "int8" and "q4" quantise matrices, once for each
-    model; "as-stored" runs the blocks of a GGUF file; "auto" keeps a file's own blocks or int8, else uses the dtype.
-    `compile`: "native" is our C++ (CPU), "inductor" and "neuron" are graphs, "off" is module code; "auto" is native
-    where available, graphs on CUDA and Trainium, else off. `exact`: use one step shape if kernels differ in their last
-    bits, else all, with bit_exact false. `compiled`: the folder of compiled code. `cores`: of the device, such as
-    "0-3", for all processes. `recertify`: native steps that passed their checks here before: true checks them again,
-    false relies on the note, None checks and keeps no note. `untested_model`: also try families that
-    tandem/runners/families.py does not have.
-    """
+    """How models run."""
 
     device: str = "auto"
-    dtype: str = "auto"
-    threads: int | None = None
-    compile: str = "auto"
-    exact: bool = True
-    compiled: str | None = None
-    cores: str | None = None
-    tp_degree: int = 1
-    weights: str = "auto"
-    recertify: bool | None = None
-    untested_model: bool = False
+    dtype: str = "auto"  # of activations, KV cache and dense weights
+    threads: int | None = None  # None: one per core
+    compile: str = "auto"  # native C++, inductor or neuron graphs, or off: module code
+    exact: bool = True  # use one step shape if kernels differ in their last bits, else all
+    compiled: str | None = None  # folder of compiled code
+    cores: str | None = None  # such as "0-3", for all processes
+    tp_degree: int = 1  # processes that share the target
+    weights: str = "auto"  # int8 and q4 quantise; as-stored runs a GGUF file's blocks; auto: a file's own format
+    recertify: bool | None = None  # None: check native steps; True: check and note it; False: trust a note
+    untested_model: bool = False  # also try families not in families.py
 
     def __post_init__(self) -> None:
         known = {"weights": WEIGHTS, "dtype": DTYPES, "device": DEVICES, "compile": COMPILE}
@@ -81,7 +71,6 @@ class Execution:
             raise ValueError(f"tp_degree: {self.tp_degree} is below 1")
 
     def _check_quantised(self) -> None:
-        """Quantised weights run in native steps alone."""
         if self.compile not in ("auto", "native"):
             raise ValueError(f"weights: {self.weights} runs in native steps, not with compile {self.compile}")
         if self.device not in ("auto", "cpu") or self.tp_degree > 1:
@@ -91,17 +80,13 @@ class Execution:
 
     @property
     def number_format(self) -> str:
-        """The dtype, which dense weights and all activations have."""
+        """The dtype of dense weights and all activations."""
         return self.weights if self.weights not in ("auto", *QUANTISED) else self.dtype
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A server's sizes: KV slots, tokens per sequence, draft tokens per round.
-
-    `chunk`: tokens of a prefill step. `batch_buckets`, `draft_buckets`: rows and draft tokens per step that graphs are
-    made for; empty: chosen for the platform.
-    """
+    """KV slots, tokens per sequence, draft and prefill step; buckets of graphs (empty: the platform's)."""
 
     slots: int = 4
     max_length: int = 512
@@ -119,11 +104,7 @@ def load_runner(
     sole_model: bool = False,
     startup: Startup | None = None,
 ) -> Runner:
-    """Loads native steps, graphs or module code; on the device thread. Raises CheckpointError or ValueError, one line.
-
-    `sole_model`: a small model on the CPU then uses one thread, also in module code. Its products are no faster on two,
-    and a second thread would spin after each, taking a core away from a target on the same machine.
-    """
+    """Loads native steps, graphs or module code; on the device thread. Raises CheckpointError or ValueError."""
     startup = startup or Startup()
     _refuse_heads(Path(checkpoint.folder))
     if checkpoint.gguf is None:
@@ -151,6 +132,7 @@ def load_runner(
         dtype = choose_dtype(execution.number_format, platform.name)
         module = load_model(checkpoint, dtype, platform, ranks)
     parameters = sum(each.numel() for each in module.parameters())
+    # a second thread would spin after each small product, taking a core from a target
     if sole_model and platform.packs and execution.threads is None and parameters < SMALL:
         torch.set_num_threads(1)
     chunk, vocab_size = min(shape.chunk, shape.max_length), int(module.config.vocab_size)
@@ -163,7 +145,6 @@ def load_runner(
 def _load_native(
     checkpoint: Checkpoint, execution: Execution, order: Sequence[str], shape: Shape, verifies: bool, startup: Startup
 ) -> Runner | None:
-    """Loads native steps; None if they are unavailable and `order` goes on with module code."""
     from tandem.runners.native.checkpoint import load_checkpoint
 
     own = in_own_format(execution, checkpoint, order)
@@ -187,7 +168,7 @@ def _load_native(
 
 
 def _refuse_heads(folder: Path) -> None:
-    """Raises CheckpointError for the folder of a head, which runs beside a target alone."""
+    # a head runs only with its target
     if is_head(folder):
         raise CheckpointError(
             f"{folder}: an EAGLE-3 head, which runs beside its target alone: fused_target --draft_model"
@@ -197,7 +178,7 @@ def _refuse_heads(folder: Path) -> None:
 
 
 def _order(execution: Execution, shape: Shape, platform: Platform, ranks: int) -> Sequence[str]:
-    """The values of --compile to try, best first. Raises ValueError for options that none of them has."""
+    """The values of --compile to try, best first. Raises ValueError for options that none supports."""
     order = compile_order(execution.compile, platform, ranks)
     if execution.weights in QUANTISED and "native" not in order:
         raise ValueError(f"weights: {execution.weights} runs on the CPU, and the device is {platform.name}")
@@ -213,10 +194,7 @@ def _order(execution: Execution, shape: Shape, platform: Platform, ranks: int) -
 
 
 def prepared_platform(execution: Execution) -> Platform:
-    """The platform of a process. Its cores are set first, because a query of the device may reserve them.
-
-    Raises ValueError if it is unavailable, or its cores do not suffice.
-    """
+    """A process's platform. Raises ValueError if it is unavailable or has too few cores."""
     if execution.device != "auto":
         platform = platform_of(execution.device)
     elif execution.cores is None:
@@ -224,13 +202,14 @@ def prepared_platform(execution: Execution) -> Platform:
     else:
         raise ValueError("cores: name the --device whose cores these are")
     ranks = Ranks.from_environment(execution.tp_degree)
+    # first: a device query may reserve cores
     platform.prepare(execution.compiled, execution.cores, ranks.rank, ranks.degree)
     platform.require()
     return platform
 
 
 def _number_format(execution: Execution, checkpoint: Checkpoint) -> str:
-    """The dtype to choose. Beside quantised weights auto is float32: activations are few, and lose enough in 8 bits."""
+    # with quantised weights auto is float32: activations are few, and 8 bits already lose enough
     stored = stored_weights(checkpoint, execution.weights)
     if execution.number_format != "auto" or not (execution.weights in WHEN_LOADED or (stored and stored.formats())):
         return execution.number_format
@@ -238,7 +217,7 @@ def _number_format(execution: Execution, checkpoint: Checkpoint) -> str:
 
 
 def transformers_logging() -> None:
-    """Silences transformers' progress bars and advice, which do not belong in a server's log."""
+    """Silences transformers' progress bars and advice."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
@@ -246,14 +225,14 @@ def transformers_logging() -> None:
 
 
 def dtype_name(name: str, device: str) -> str:
-    """The dtype that `name` stands for; auto is bfloat16 if the device multiplies it natively, else float32."""
+    """Resolves auto: bfloat16 if the device multiplies it natively, else float32."""
     if name != "auto":
         return name
     return "bfloat16" if platform_of(device).has_bfloat16() else "float32"
 
 
 def choose_dtype(name: str, device: str):  # type: ignore[no-untyped-def]
-    """Like `dtype_name`, torch's dtype."""
+    """Like `dtype_name`, as torch's dtype."""
     import torch
 
     return getattr(torch, dtype_name(name, device))

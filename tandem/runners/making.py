@@ -1,4 +1,4 @@
-"""Loads a checkpoint's module, and makes its runner: graphs or module code."""
+"""Loads a checkpoint's module and makes its runner: graphs or module code."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from tandem.runners.loading import Execution, Shape
     from tandem.runners.torch.model import TorchModel
 
-WHEN_LOADED = ("int8", "q4")
-"""Values of --weights that quantise dense matrices."""
+WHEN_LOADED = ("int8", "q4")  # values of --weights that quantise dense matrices
 SMALL = 50_000_000  # parameters; a smaller model's products are no faster on two threads than on one
 QUANTISED = (*WHEN_LOADED, "as-stored")
 
@@ -37,8 +36,6 @@ DraftVocab = Sequence[int] | None  # the token ids that a draft model's head is 
 
 @dataclass(frozen=True, slots=True)
 class RunnerInputs:
-    """Everything that a runner is made from."""
-
     module: Any
     checkpoint: Checkpoint
     platform: Platform
@@ -54,7 +51,6 @@ class RunnerInputs:
 
     @property
     def widest(self) -> int:
-        """Tokens per row of the widest step."""
         return max(self.limits.max_draft + 1, self.limits.chunk, TAIL)
 
     @property
@@ -77,7 +73,7 @@ class NativeRefused(ValueError):
 
 
 def made(inputs: RunnerInputs, order: Sequence[str]) -> Runner:
-    """Makes the runner of the first of these ways to compile. Raises CheckpointError."""
+    """Makes a runner by the first value of --compile in `order` that works. Raises CheckpointError."""
     try:
         return _off(inputs) if order[0] == "off" else _graphs(inputs)
     except CheckpointError:
@@ -87,7 +83,7 @@ def made(inputs: RunnerInputs, order: Sequence[str]) -> Runner:
 
 
 def check_dispensable(execution: Execution, error: NativeUnavailable) -> None:
-    """Raises NativeRefused if native steps, which are unavailable, were requested or are needed."""
+    """Raises NativeRefused if native steps were requested or are needed."""
     if execution.weights in QUANTISED:
         raise NativeRefused(f"weights: {execution.weights} needs native steps: {error}") from None
     if execution.compile != "auto":
@@ -95,7 +91,6 @@ def check_dispensable(execution: Execution, error: NativeUnavailable) -> None:
 
 
 def _checked(make: Callable[..., Model], inputs: RunnerInputs, **options: Any) -> Model:
-    """A model on a slot cache that computes what its module computes alone. Raises UnsupportedModel, or what is one."""
     from tandem.runners.torch.own_forward import check_own_forward
 
     limits, platform = inputs.limits, inputs.platform
@@ -135,15 +130,12 @@ def _graphs(inputs: RunnerInputs) -> Runner:
 
 
 def end_ids(module) -> tuple[int, ...]:  # type: ignore[no-untyped-def]
-    """Token ids that end a sequence, where no file says one: those of the module's classes."""
+    """End tokens by the module's classes, for checkpoints without such a file."""
     return ids_of(getattr(module.generation_config, "eos_token_id", None)) or ids_of(module.config.eos_token_id)
 
 
 def in_own_format(execution: Execution, checkpoint: Checkpoint, order: Sequence[str]) -> Execution:
-    """`execution`, where weights that are `auto` are those of the checkpoint if native steps can run it.
-
-    A GGUF file in blocks runs as stored unless a dtype is given, an int8 checkpoint in int8. Raises CheckpointError.
-    """
+    """Replaces `auto` weights by the checkpoint's own format, if native steps run it. Raises CheckpointError."""
     if execution.weights != "auto" or execution.dtype == "float16" or execution.tp_degree > 1 or "native" not in order:
         return execution
     if (file := checkpoint.gguf_file) and execution.dtype == "auto" and StoredWeights(file).runs_as_stored:
@@ -154,7 +146,7 @@ def in_own_format(execution: Execution, checkpoint: Checkpoint, order: Sequence[
 
 
 def load_model(checkpoint: Checkpoint, dtype: Any, platform: Platform, ranks: int) -> Any:
-    """A module. Raises CheckpointError."""
+    """Loads a module. Raises CheckpointError."""
     try:
         return _load(checkpoint, dtype, platform, ranks)
     except CheckpointError:
@@ -185,6 +177,6 @@ def _load(checkpoint: Checkpoint, dtype: Any, platform: Platform, ranks: int) ->
 
 
 def stored_weights(checkpoint: Checkpoint, weights: str) -> StoredWeights | None:
-    """The blocks of a checkpoint's GGUF file, if there is one and `weights` asks for them. Raises CheckpointError."""
+    """The blocks of a GGUF file, if `weights` uses them. Raises CheckpointError."""
     file = checkpoint.gguf_file if weights == "as-stored" else None
     return StoredWeights(file) if file else None

@@ -1,8 +1,4 @@
-"""Chooses the sequence length and the KV slots of a server whose operator names no length.
-
-Only where slots take memory as they are written: native steps and module code on the CPU, in one process. Elsewhere
-memory is taken whole, so that the operator decides.
-"""
+"""Chooses sequence length and KV slots if the operator names no length and slots take memory as they are written."""
 
 from __future__ import annotations
 
@@ -22,28 +18,22 @@ from tandem.runners.torch.platforms import compile_order
 
 log = logging.getLogger("tandem.engine")
 
-SHARE = 4
-"""All slots at full length take at most this part of the free memory (one of so many)."""
-MOST_SLOTS = 8
-"""Certifying the steps of 16 slots at start takes 0.8 s longer than that of 4."""
+SHARE = 4  # slots at full length take at most 1/SHARE of the free memory
+MOST_SLOTS = 8  # certifying 16 slots at start takes 0.8 s longer than 4
 ORIGINAL = "original_max_position_embeddings"
 _STEP = 64  # positions that native slots have in common
 _NUMBER_BYTES = 4  # of a key or value, at most
 
 
 def runs_native(execution: Execution) -> bool:
-    """Whether native steps run here if a model can have them, in one process. Call it on the device thread."""
+    """Whether native steps run in this process, for models that have them; on the device thread."""
     return execution.tp_degree == 1 and compile_order(execution.compile, prepared_platform(execution))[0] == "native"
 
 
 def own_sizes(
     execution: Execution, shape: Shape, checkpoints: Sequence[Checkpoint], more_slots: bool, head: bool = False
 ) -> Shape:
-    """Returns the shape with the sequence length of the first model, as far as memory suffices for the slots of all.
-
-    `more_slots`: there may be more of these if it suffices for more. `head`: an EAGLE head is beside them. Unchanged
-    where memory is taken whole, or a configuration does not say. Call it on the device thread.
-    """
+    """Sets length and, if `more_slots`, slots by free memory; keeps `shape` if slots are preallocated."""
     if execution.tp_degree > 1 or not given_on_demand():
         return shape
     platform = prepared_platform(execution)
@@ -70,7 +60,7 @@ def own_sizes(
 
 
 def draft_shape(shape: Shape, checkpoint: Checkpoint) -> Shape:
-    """Returns the shape of a draft model, which has no more positions than its own: beyond them it drafts nothing."""
+    """Limits the length to the draft's own positions, beyond which it drafts nothing."""
     most = own_length(_config(checkpoint), extended=True) or shape.max_length
     if most >= shape.max_length:
         return shape
@@ -81,11 +71,7 @@ def draft_shape(shape: Shape, checkpoint: Checkpoint) -> Shape:
 
 
 def own_length(config: dict[str, Any], extended: bool = False) -> int | None:
-    """Returns the positions that a model has; None if it does not say.
-
-    Those of longrope and dynamic scaling are the original ones, unless `extended`: longer lengths change the tokens of
-    short prompts too.
-    """
+    """A model's positions, or None; longrope and dynamic scaling only if `extended`: they change short prompts."""
     positions = _count(config, "max_position_embeddings")
     rope = config.get("rope_scaling") or config.get("rope_parameters") or next(iter(config.get("ropes", ())), None)
     if not positions or not isinstance(rope, Mapping):
@@ -97,7 +83,7 @@ def own_length(config: dict[str, Any], extended: bool = False) -> int | None:
 
 
 def _config(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Reads config.json; {} if it cannot be read, which is said where the model is loaded."""
+    # loading the model reports what is unreadable here
     try:
         if checkpoint.gguf_file:
             family = family_of_gguf(StoredWeights(checkpoint.gguf_file))
@@ -109,7 +95,7 @@ def _config(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _position_bytes(config: dict[str, Any]) -> int | None:
-    """Returns the bytes of a position's keys and values, at most; None if the configuration does not say."""
+    """Maximum bytes of a position's keys and values, or None."""
     layers, heads = _count(config, "num_hidden_layers"), _count(config, "num_attention_heads")
     if not (layers and heads):
         return None
@@ -118,7 +104,6 @@ def _position_bytes(config: dict[str, Any]) -> int | None:
 
 
 def _head_bytes(config: dict[str, Any]) -> int:
-    """Returns the bytes of a position's hidden states, of three layers, and of the head's key and value, at most."""
     return (3 + 2) * (_count(config, "hidden_size") or 0) * _NUMBER_BYTES
 
 

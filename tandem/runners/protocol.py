@@ -1,9 +1,7 @@
-"""Defines the Runner protocol: prefill, verify and propose, each over rows at different positions.
+"""The Runner protocol: prefill, verify and propose, each over rows at different positions.
 
-A runner owns one model and its slot cache, and is called from a single thread, the device thread. Each step takes one
-round trip between host and device. Positions are absolute and count from 0. A slot's cache is valid up to some
-position; a step may start at any position up to that one, and overwrites whatever lies beyond, so rolling back costs
-nothing.
+A runner owns one model and its slot cache; only the device thread calls it. Positions are absolute and count from 0. A
+step may start at any position up to the end of a slot's valid cache and overwrites all beyond, so rollback is free.
 """
 
 from __future__ import annotations
@@ -27,11 +25,7 @@ Result = TypeVar("Result", bound=Any)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The sizes that a runner was built for.
-
-    slots: sequences held at once. max_length: tokens of a sequence. max_draft: draft tokens of a verification. chunk:
-    tokens of a prefill step. vocab_size: token ids, and the length of a row of logits.
-    """
+    """slots: concurrent sequences. max_length, max_draft, chunk: tokens per sequence, draft, prefill step."""
 
     slots: int
     max_length: int
@@ -58,46 +52,37 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class PrefillRow:
-    """Feeds `tokens` (at most a chunk) to `slot` at positions `start`, start+1, ...
-
-    `adapter`: the number of the one that changes the model for this row (tandem/runners/capabilities.py); 0: none does.
-    `prompt`: what kept prefixes are to know of it (tandem/engine/shared_steps.py); no runner reads it.
-    """
+    """Feeds `tokens` (at most a chunk) to `slot` at positions `start`, start+1, ..."""
 
     slot: int
     start: int
     tokens: tuple[int, ...]
-    adapter: int = 0
-    prompt: Any = None
+    adapter: int = 0  # LoRA adapter number; 0: none
+    prompt: Any = None  # for the prefix cache, not for runners
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyRow:
-    """Feeds the last committed token at `position` and `draft` after it; the request's rule decides what is committed.
-
-    `distributions`: what each draft token was drawn from, for the rejection rule; empty if each had probability 1.
-    `processor` changes the logits that tokens are drawn from. `adapter`: as for PrefillRow. `copied`: the draft is a
-    copy from the text; no runner reads it.
-    """
+    """Feeds the last committed token at `position`, then `draft`; the request's rule decides what is committed."""
 
     slot: int
     position: int
     last_token: int
     draft: tuple[int, ...]
     request: Request
-    distributions: tuple[SparseDistribution, ...] = ()
-    processor: Processor | None = None
+    distributions: tuple[SparseDistribution, ...] = ()  # per draft token, for the rejection rule; empty: probability 1
+    processor: Processor | None = None  # changes the logits
     adapter: int = 0
-    copied: bool = False
+    copied: bool = False  # a lookup draft; not for runners
 
     @property
     def plain(self) -> bool:
-        """Whether the verdict follows from the ids of the largest logits."""
+        """Whether the verdict needs only argmax ids."""
         return self.drawn and self.request.sampling.greedy
 
     @property
     def drawn(self) -> bool:
-        """Whether the verdict follows from seeded draws from raw logits, or from the largest of them."""
+        """Whether the verdict needs only argmax ids or seeded draws from raw logits."""
         return self.processor is None and _only_tokens(self.request) and not (self.draft and self.request.drafts_sample)
 
 
@@ -106,83 +91,68 @@ TAIL = 8  # committed tokens that a draft model can catch up on in its first ste
 
 @dataclass(frozen=True, slots=True)
 class ProposeRow:
-    """Asks for `k` draft tokens after `tail`, the last committed tokens (1 to `TAIL` of them).
-
-    `position` is the position of the last token of `tail`. A tail of several tokens feeds those that the draft model's
-    cache lacks: two after a fully accepted draft, more after a draft copied by lookup. `target_vocab_size` is set if it
-    is smaller than the draft's; the rejection rule then draws only ids below it.
-    `processor` changes the logits that tokens are drawn from. `adapter`: as for PrefillRow, of the draft model's own.
-    """
+    """Requests `k` draft tokens after `tail`, which ends at `position`."""
 
     slot: int
     position: int
-    tail: tuple[int, ...]
+    tail: tuple[int, ...]  # the last 1 to `TAIL` committed tokens, all that the cache lacks
     k: int
     request: Request
-    target_vocab_size: int | None = None
-    processor: Processor | None = None
-    adapter: int = 0
+    target_vocab_size: int | None = None  # if below the draft's: limit for the rejection rule
+    processor: Processor | None = None  # changes the logits
+    adapter: int = 0  # the draft model's
 
     @property
     def plain(self) -> bool:
-        """Whether the draft consists of the ids of the largest logits."""
+        """Whether the draft needs only argmax ids."""
         return self.drawn and self.request.sampling.greedy
 
     @property
     def drawn(self) -> bool:
-        """Whether the draft consists of seeded draws from raw logits, or of the ids of the largest."""
+        """Whether the draft needs only argmax ids or seeded draws from raw logits."""
         return self.processor is None and not self.request.drafts_sample
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Draft tokens, the seconds they took, and the distributions they were drawn from if the verifier needs them."""
+    """Draft tokens, their seconds, and their distributions if the verifier needs them."""
 
     token_ids: tuple[int, ...]
     seconds: float = 0.0
     distributions: tuple[SparseDistribution, ...] = ()
 
     def within(self, vocab_size: int) -> Proposal:
-        """The proposal cut before the first token id that is not below `vocab_size`."""
+        """Cuts the proposal before the first id >= `vocab_size`."""
         ids = known_prefix(self.token_ids, vocab_size)
         return Proposal(ids, self.seconds, self.distributions[: len(ids)])
 
 
 @dataclass(frozen=True, slots=True)
 class FusedRow:
-    """Proposes and verifies in one step; draft and target use the same slot number.
-
-    `copied`: a draft copied by lookup; the draft model then proposes nothing for this row. Request and processor of
-    `propose` are those of the verification too. `adapter`: the target's; the draft's is that of `propose`.
-    """
+    """Proposes and verifies in one step, in the same slot number of draft and target."""
 
     propose: ProposeRow
-    copied: tuple[int, ...] = ()
-    adapter: int = 0
+    copied: tuple[int, ...] = ()  # a lookup draft, verified instead of a proposal
+    adapter: int = 0  # the target's
 
     @property
     def plain(self) -> bool:
-        """Whether the round follows from the ids of the largest logits of both models."""
+        """Whether the round needs only argmax ids of both models."""
         return self.drawn and self.propose.plain
 
     @property
     def drawn(self) -> bool:
-        """Whether the round follows from seeded draws from raw logits, or from the largest of them."""
+        """Whether the round needs only argmax ids or seeded draws from raw logits."""
         return self.propose.drawn and _only_tokens(self.propose.request)
 
 
 def _only_tokens(request: Request) -> bool:
-    """Whether a verdict holds tokens alone."""
     return not request.margins and request.logprobs is None
 
 
 @dataclass(frozen=True, slots=True)
 class FusedResult:
-    """A row's proposal and the target's verdict on it.
-
-    `draft_seconds`: time that the proposals of all rows took together. `draft_failed`: why the draft model proposed
-    nothing, or empty if it did not fail.
-    """
+    """`draft_seconds`: of all rows' proposals together. `draft_failed`: why the draft model failed, or empty."""
 
     proposal: Proposal
     verdict: Verdict
@@ -192,24 +162,19 @@ class FusedResult:
 
 @dataclass(frozen=True, slots=True)
 class StepShapes:
-    """The step shapes in use. `bit_exact`: all gave bit-identical logits for the same token on this device.
+    """The step shapes in use."""
 
-    widths: tokens per row. batches: rows per step. lengths: cache positions that attention reads (empty: always all).
-    chunks: tokens of a prefill step. prefill_lengths: cache positions that a prefill step reads. note: why bits could
-    not be compared, if so. ragged: the rows of a step may differ in width, and nothing is padded.
-    """
-
-    widths: tuple[int, ...]
-    batches: tuple[int, ...]
-    bit_exact: bool
-    lengths: tuple[int, ...] = ()
-    chunks: tuple[int, ...] = ()
-    prefill_lengths: tuple[int, ...] = ()
-    note: str = ""
-    ragged: bool = False
+    widths: tuple[int, ...]  # tokens per row
+    batches: tuple[int, ...]  # rows per step
+    bit_exact: bool  # all gave bit-identical logits for a token on this device
+    lengths: tuple[int, ...] = ()  # cache positions that attention reads; empty: all
+    chunks: tuple[int, ...] = ()  # tokens of a prefill step
+    prefill_lengths: tuple[int, ...] = ()  # lengths of prefill steps
+    note: str = ""  # why bits could not be compared
+    ragged: bool = False  # no padding
 
     def step_tokens(self, widths: Sequence[int]) -> int:
-        """Number of tokens in a step of rows of these widths, including padding."""
+        """Tokens of a step with rows of these widths, padding included."""
         if self.ragged:
             return sum(widths)
         rows, widest = len(widths), max(widths)
@@ -217,15 +182,15 @@ class StepShapes:
         return padded * min((w for w in self.widths if w >= widest), default=widest)
 
     def width(self, needed: int) -> int:
-        """The narrowest width that holds `needed` tokens. Raises StopIteration if none does."""
+        """The narrowest width of at least `needed`. Raises StopIteration."""
         return next(w for w in self.widths if w >= needed)
 
     def batch(self, rows: int) -> int:
-        """The smallest batch that holds `rows` rows. Raises StopIteration if none does."""
+        """The smallest batch of at least `rows`. Raises StopIteration."""
         return next(b for b in self.batches if b >= rows)
 
     def length(self, end: int) -> int | None:
-        """Cache positions to read for tokens before position `end`; None means the whole cache."""
+        """Cache positions to read for tokens before position `end`; None: all."""
         return next((n for n in self.lengths if n >= end), None)
 
     def prefill_length(self, end: int) -> int | None:
@@ -233,18 +198,17 @@ class StepShapes:
         return next((n for n in self.prefill_lengths if n >= end), None)
 
     def chunk(self, tokens: int) -> int:
-        """The smallest prefill chunk that holds `tokens` tokens. Raises StopIteration if none does."""
+        """The smallest prefill chunk of at least `tokens`. Raises StopIteration."""
         return next(c for c in self.chunks if c >= tokens)
 
     @property
     def count(self) -> int:
-        """Number of shapes that a verification can take."""
         return len(self.widths) * len(self.batches) * (len(self.lengths) + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerIdentity:
-    """Describes a runner's model for GetModelInfo."""
+    """A runner's model, for GetModelInfo."""
 
     model_name: str
     weights_revision: str
@@ -256,67 +220,60 @@ class RunnerIdentity:
 
 
 class RowFailed(RuntimeError):
-    """One row of a step failed while the others succeeded. Its slot must be prefilled again from position 0."""
+    """A row of a step failed while others succeeded; prefill its slot again from position 0."""
 
 
 class StructureEnded(InvalidField, RowFailed):
-    """The row's structure cannot be followed any further, which is the request's fault."""
+    """The row's structure allows no further token: the request's fault."""
 
 
 class Runner(Protocol):
     """The steps that every backend provides.
 
-    A step takes rows of different slots, at most `limits.slots` of them, and returns one result per row, in order. A
-    row that fails gets a RowFailed, returned rather than raised, and does not affect the others. A step raises only if
-    it failed as a whole (the device is gone, memory is exhausted); the caches of its rows are then undefined.
+    A step takes at most `limits.slots` rows of different slots and returns one result per row, in order; a failed row
+    returns a RowFailed. A step that fails as a whole raises; its rows' caches are then undefined.
     """
 
     @property
     def limits(self) -> Limits:
-        """The sizes that the runner was built for; they never change."""
+        """Constant."""
 
     @property
     def identity(self) -> RunnerIdentity:
-        """The model, its weights, and the device that runs it."""
+        """The model, its weights and its device."""
 
     @property
     def shapes(self) -> StepShapes:
-        """The step shapes in use; final once `warm_up` has returned."""
+        """The step shapes in use; final after `warm_up`."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can do beyond these steps, and its traits (see tandem/engine/compatibility.py)."""
+        """Abilities beyond these steps, and traits."""
 
     def warm_up(self, startup: Startup | None = None) -> None:
-        """Compiles and runs every step once, checks batch invariance and sets `shapes`.
+        """Compiles and runs every step once, checks batch invariance, sets `shapes`; call it once, before any step.
 
-        Call it once, before any step; it overwrites every slot. `startup` records how long each stage takes. Raises
-        RuntimeError or ValueError if the steps cannot be compiled or run.
+        Overwrites every slot. Raises RuntimeError or ValueError if the steps cannot be compiled or run.
         """
 
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
-        """Writes the rows' tokens to their slots' caches. Returns None for each row that succeeded.
-
-        Each row has 1 to `limits.chunk` tokens, and its `start` is not beyond what its slot holds.
-        """
+        """Writes rows of 1 to `limits.chunk` tokens from positions no later than their slots' valid ends."""
 
     def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
-        """Feeds last tokens and drafts to the model; returns what it commits in each row.
+        """Feeds last tokens and drafts (0 to `limits.max_draft` tokens); returns what each row commits.
 
-        Each draft has 0 to `limits.max_draft` tokens; one without tokens is plain decoding. A verdict commits the
-        accepted draft tokens and one more, drawn by the row's seeded sampling rule. A row whose logits are not finite
-        gets RowFailed. The cache then holds the last token and the accepted part of the draft.
+        A verdict commits the accepted draft tokens and one drawn token; the cache then holds all but the drawn one. A
+        row with logits that are not finite gets RowFailed.
         """
 
     def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
-        """Draws up to `row.k` draft tokens for each row, one after another, and caches all but the last drawn.
+        """Draws up to `row.k` draft tokens per row and caches all but the last.
 
-        The proposals of a call share its duration as their `seconds`. Under the rejection rule a sampled proposal has
-        one distribution per token.
+        `seconds` is the whole call's. Sampled proposals under the rejection rule have a distribution per token.
         """
 
     def fused_with(self, draft: Runner) -> FusedStep | None:
-        """A step that drafts with `draft` and verifies in one call, or None if there is none for this pair."""
+        """A step that drafts with `draft` and verifies in one call; None if this pair has none."""
 
 
 FusedStep = Callable[[Sequence[FusedRow]], list[FusedResult | RowFailed]]
@@ -328,23 +285,20 @@ def verify_row(
     logprobs_of: LogprobsOf = all_logprobs,
     best: Callable[[int], int] | None = None,
 ) -> Verdict:
-    """Applies the row's rule. `logits(i)`: the target's logits, float32 [vocabulary], after row.draft[:i].
-
-    `best`: as for verify_draft. Raises BadLogits.
-    """
+    """Applies the row's rule. `logits(i)`: float32 [vocabulary] after row.draft[:i]. Raises BadLogits."""
     return verify_draft(
         row.draft, row.distributions, logits, row.request, row.position + 1, row.processor, logprobs_of, best
     )
 
 
 def draft_next(row: ProposeRow, logits: Logits, drafted: Sequence[int]) -> tuple[int, SparseDistribution | None]:
-    """Draws the row's next draft token after `drafted` from the draft's logits, float32 [vocabulary]."""
+    """Draws the next draft token after `drafted` from the draft's logits, float32 [vocabulary]."""
     position = row.position + 1 + len(drafted)
     return draft_token(logits, row.request, position, row.target_vocab_size, row.processor, drafted)
 
 
 def verdict_or_failure(verdict: Callable[[], Verdict]) -> Verdict | RowFailed:
-    """The verdict, or RowFailed if the row's logits are not finite or its structure cannot be followed."""
+    """The verdict, or RowFailed for logits that are not finite or a structure that has ended."""
     try:
         return verdict()
     except StructureFailed as error:
@@ -354,7 +308,7 @@ def verdict_or_failure(verdict: Callable[[], Verdict]) -> Verdict | RowFailed:
 
 
 def sized(results: list[Result], shapes: StepShapes, widths: Sequence[int]) -> list[Result]:
-    """The results of one step, whose verdicts now report its size: that of rows of these widths."""
+    """The results with the step's size: that of rows of these widths."""
     rows, widest, tokens = len(widths), max(widths), shapes.step_tokens(widths)
     for result in results:
         verdict = result.verdict if isinstance(result, FusedResult) else result
@@ -364,6 +318,6 @@ def sized(results: list[Result], shapes: StepShapes, widths: Sequence[int]) -> l
 
 
 def verify_sized(target: Runner, rows: Sequence[Any]) -> list[Any]:
-    """Verifies the rows, and feeds the chunks after them; each verdict also reports the size of the step."""
+    """Verifies rows and the chunks after them; verdicts report the step's size."""
     widths = [len(row.tokens) if isinstance(row, PrefillRow) else 1 + len(row.draft) for row in rows]
     return sized(target.verify(rows), target.shapes, widths)

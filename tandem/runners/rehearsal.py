@@ -1,4 +1,4 @@
-"""Makes a runner's steps take the time that they take on a device that is not here: computed here, then waited out."""
+"""Makes steps take as long as on another device: computed here, then waited out."""
 
 from __future__ import annotations
 
@@ -30,14 +30,13 @@ from tandem.speculation.types import Verdict
 
 log = logging.getLogger("tandem.engine")
 
-LATE_SECONDS = 0.0005
-"""A step that ends so much after its time is late. Waking up takes less."""
+LATE_SECONDS = 0.0005  # lateness of a step's end; waking up takes less
 NOT_ONE_GRAPH = No("its steps are rehearsed, each model's by itself")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRehearsal:
-    """The times of one model's steps, and whose they are. `part`: "target" or "draft"."""
+    """One model's step times. `part`: "target" or "draft"."""
 
     part: str
     device: DeviceTimes
@@ -45,19 +44,18 @@ class ModelRehearsal:
 
 
 def rehearsed(runner: Runner, device: DeviceTimes | None, verifies: bool) -> Runner:
-    """The runner, taking the device's times if there are any for this part; call it after `warm_up`."""
+    """The runner with the device's times, if they cover this part; call it after `warm_up`."""
     part = "target" if verifies else "draft"
     model = device and (device.target if verifies else device.draft)
     return RehearsedRunner(runner, ModelRehearsal(part, device, model)) if device and model else runner
 
 
 def bare(runner: Runner) -> Runner:
-    """The runner that does the work."""
     return runner.inner if isinstance(runner, RehearsedRunner) else runner
 
 
 class RehearsedRunner:
-    """Runs the steps of `inner`, and returns when those of the device would have; see Runner."""
+    """Runs the steps of `inner` in the times of another device."""
 
     def __init__(self, inner: Runner, rehearsal: ModelRehearsal) -> None:
         self.inner, self._model = inner, rehearsal.model
@@ -71,7 +69,7 @@ class RehearsedRunner:
 
     @property
     def identity(self) -> RunnerIdentity:
-        """The model that runs here, on the device whose times it takes."""
+        """The model here, on the rehearsed device."""
         own = self.inner.identity
         return replace(own, device=f"{self.told.device}, rehearsed on {own.device}", rehearsal=self.told)
 
@@ -101,7 +99,7 @@ class RehearsedRunner:
         return [_taken(p, seconds) for p in self._taking(seconds, lambda: self.inner.propose(rows))]
 
     def fused_with(self, draft: Runner) -> FusedStep | None:
-        """One call of both, if both are rehearsed and have one; its time is that of a draft and of a verification."""
+        """One call of both, if both are rehearsed and have one, in the times of draft plus verification."""
         together = self.inner.fused_with(draft.inner) if isinstance(draft, RehearsedRunner) else None
         if together is None or not isinstance(draft, RehearsedRunner):
             return None
@@ -118,7 +116,7 @@ class RehearsedRunner:
         return fused
 
     def drafting(self, rows: Sequence[ProposeRow]) -> float:
-        """The seconds of a proposal: a step for each draft token, the first of which also feeds the rest of a tail."""
+        """Seconds of a proposal: a step per draft token; the first also feeds the rest of a tail."""
         end, times = max(row.position + row.k for row in rows), self._model.steps
         first = times.seconds(max(len(row.tail) for row in rows), len(rows), end)
         return first + max(0, max(row.k for row in rows) - 1) * times.seconds(1, len(rows), end)
@@ -127,7 +125,6 @@ class RehearsedRunner:
         return self._model.steps.seconds(max(widths), len(widths), max(ends))
 
     def _taking(self, seconds: float, step: Callable[[], list[Result]]) -> list[Result]:
-        """Runs a step, and waits until it has taken `seconds`; counts those that took longer."""
         due = time.monotonic() + seconds
         results = step()
         while (left := due - time.monotonic()) > 0:
@@ -153,7 +150,7 @@ def _taken(proposal: Proposal | RowFailed, seconds: float) -> Proposal | RowFail
 
 
 def _drafted(result: FusedResult | RowFailed, seconds: float) -> FusedResult | RowFailed:
-    """The result with the rehearsed seconds of drafting; a copied draft took none."""
+    # a copied draft took no time
     if isinstance(result, RowFailed):
         return result
     proposal = _taken(result.proposal, seconds if result.proposal.seconds else 0.0)

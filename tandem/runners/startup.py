@@ -8,10 +8,7 @@ from collections.abc import Iterator
 
 
 class Startup:
-    """Seconds per stage of one process's startup; a stage that runs twice (for two models) is summed.
-
-    `now`: the stage that runs.
-    """
+    """Seconds per stage; repeated stages (two models) add up. `now`: the running stage."""
 
     def __init__(self, started: float | None = None) -> None:
         self.started = time.monotonic() if started is None else started

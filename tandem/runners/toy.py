@@ -1,8 +1,4 @@
-"""A runner that computes deterministic pseudo-random logits instead of running a model, for tests.
-
-Logits at a position depend on every token that the slot's cache holds up to it, so a wrong, stale or missing cache
-entry shows as wrong tokens. Token ids are the 256 bytes, then begin and end of sequence.
-"""
+"""A test runner whose pseudo-random logits depend on every cached token."""
 
 from __future__ import annotations
 
@@ -50,26 +46,22 @@ CHUNK = 64  # tokens of a prefill step
 
 @dataclass(frozen=True, slots=True)
 class ToyConfig:
-    """Parameters of a toy model; models of different `salt` are unrelated.
-
-    `miss`: share of positions at which a draft with the target's salt disagrees. `step_seconds`: duration of a step.
-    `fails`: number of steps after which every step raises (0: never). `head`: an EAGLE head (toy_head.py).
-    """
+    """Parameters of a toy model; models of different `salt` are unrelated."""
 
     salt: int = 0
-    miss: float = 0.0
+    miss: float = 0.0  # share of positions where a draft with the target's salt disagrees
     step_seconds: float = 0.0
-    fails: int = 0
-    head: bool = False
+    fails: int = 0  # steps before every step raises; 0: never
+    head: bool = False  # an EAGLE head (toy_head.py)
 
 
 def toy_digest(tokens: Sequence[int], before: int = 0) -> int:
-    """What logits after `tokens` depend on; `before`: the digest of the tokens that stand before them."""
+    """Hash of `tokens` that follow tokens with digest `before`; determines the logits."""
     return zlib.crc32(np.asarray(tokens, dtype=np.uint32).tobytes(), before)
 
 
 def toy_logits(tokens: Sequence[int], config: ToyConfig) -> NDArray[np.float32]:
-    """Logits [258], float32, after `tokens`; a test's whole expected output follows from this function."""
+    """Logits [258], float32, after `tokens`: a test's oracle."""
     return digest_logits(toy_digest(tokens), config)
 
 
@@ -88,16 +80,13 @@ def _logits(digest: int, config: ToyConfig) -> NDArray[np.float32]:
 
 
 def adapted(tokens: Sequence[int], revision: str) -> list[int]:
-    """What a toy caches for tokens of a row with an adapter of this revision: `toy_logits` of these is what it says."""
+    """The tokens that a toy caches for rows with an adapter of this revision, for `toy_logits`."""
     salt = zlib.crc32(revision.encode()) % 2**15 + 1
     return [token + (salt << 16) for token in tokens]
 
 
 class ToyRunner:
-    """Implements the Runner protocol with `toy_logits`.
-
-    digests [slots, length]: the features that it hands out, those of the tokens up to each position.
-    """
+    """Implements Runner with `toy_logits`. digests [slots, length]: the features, one per position."""
 
     def __init__(self, limits: Limits, config: ToyConfig | None = None) -> None:
         self.config = config or ToyConfig()
@@ -136,19 +125,17 @@ class ToyRunner:
         )
 
     def hand_out(self, layers: Sequence[int]) -> ToyFeatures:
-        """Like FeaturesOut.hand_out."""
         self.hands_out = True
         return ToyFeatures(self.digests, tuple(layers))
 
     def kv_bytes(self, tokens: int) -> int:
-        """Like MemoryOnDemand.kv_bytes: a token takes 8 bytes, in pages of 16 positions."""
+        """8 bytes a token, in pages of 16 positions."""
         return self._positions(tokens) * self._cache.itemsize
 
     def give_back(self, slot: int, tokens: int = 0) -> None:
         self._cache[slot, self._positions(tokens) if tokens else 0 :] = -1
 
     def taken(self) -> int:
-        """Bytes of the pages that were written and not given back."""
         written = np.pad(self._cache >= 0, ((0, 0), (0, -self._cache.shape[1] % PAGE)))
         return int(written.reshape(len(written), -1, PAGE).any(2).sum()) * PAGE * self._cache.itemsize
 
@@ -176,7 +163,6 @@ class ToyRunner:
         return None
 
     def verify_one(self, row: VerifyRow) -> Verdict | RowFailed:
-        """`verify` of one row."""
         self._write(row.slot, row.position, self._adapted((row.last_token, *row.draft), row.adapter))
         if any(not 0 <= token < 2**32 for token in self._cache[row.slot, : row.position]):
             return RowFailed("a position before the row's was never written, or holds what is no token")
@@ -202,7 +188,7 @@ class ToyRunner:
         return adapted(tokens, self.revisions[adapter]) if adapter else tokens
 
     def logits(self, slot: int, position: int) -> NDArray[np.float32]:
-        """Returns the logits [vocabulary] of the token after `position`, from what the slot holds."""
+        """Logits [vocabulary] after `position` of a slot."""
         return toy_logits(self._cache[slot, : position + 1].tolist(), self.config)
 
     def _write(self, slot: int, start: int, tokens: Sequence[int]) -> None:
@@ -212,7 +198,7 @@ class ToyRunner:
             self.digests[slot, position] = digest = toy_digest((token,), digest)
 
     def work(self) -> None:
-        """Simulates a device's step: counts it, takes its time, and fails where the configuration says so."""
+        """Simulates a step: counts it, takes its time, fails if configured."""
         self.steps += 1
         if 0 < self.config.fails < self.steps:
             raise RuntimeError(f"toy device gone after {self.config.fails} steps")
@@ -221,7 +207,7 @@ class ToyRunner:
 
 
 class ToyPages:
-    """Implements PageStore: a page holds the tokens of its positions and their digests, which a head reads."""
+    """Implements PageStore: tokens and their digests, which a head reads."""
 
     def __init__(self, cache: NDArray[np.int64], digests: NDArray[np.uint32], pages: int) -> None:
         self._cache, self._memory = cache, np.zeros((pages, PAGE), dtype=np.int64)
@@ -260,7 +246,6 @@ class ToyTokenizer:
         return list(text.encode())
 
     def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-        """The messages' contents, and then the options that say something."""
         said = {name: value for name, value in options.items() if value and name != "add_generation_prompt"}
         messages, _ = with_tools(Shown(False, False, ""), messages, None, system=True)
         return "".join(each["content"] for each in messages) + (json.dumps(said) if said else "")
@@ -278,7 +263,7 @@ class ToyTokenizer:
         return ToyText()
 
     def files(self) -> dict[str, bytes]:
-        """A byte-level vocabulary without merges. It reads UTF-8 where `stream` shows each byte by itself."""
+        """A byte-level vocabulary without merges; reads UTF-8, while `stream` shows each byte."""
         special = [{"id": i, "content": text, "special": True, **_PLAIN} for i, text in ((256, "<s>"), (END, "</s>"))]
         byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
         vocabulary = {character: byte for byte, character in enumerate(byte_characters())}
@@ -315,13 +300,13 @@ class ToyText:
 
 
 class ToyBackend(Backend):
-    """Makes toy runners; a model is named by its parameters, as in "miss=0.3,step=0.01,salt=1,fails=100" or "head"."""
+    """Makes toy runners; parameters name a model: "miss=0.3,step=0.01,salt=1,fails=100" or "head"."""
 
     def find(self, model: str | None) -> Checkpoint:
         return Checkpoint(model or "", "toy")
 
     def adapter(self, choice: AdapterChoice) -> Adapter:
-        """A toy adapter has no weights; its source is its revision, and changes what rows say."""
+        """A toy adapter without weights; its source is its revision and changes the tokens of rows."""
         return Adapter(choice.name, f"toy:{choice.source}")
 
     def tokenizer(self, checkpoint: Checkpoint) -> ToyTokenizer:
@@ -353,7 +338,7 @@ def toy_runner(limits: Limits, config: ToyConfig) -> ToyRunner:
 
 
 def toy_config(model: str) -> ToyConfig:
-    """Reads the parameters that name a model. Raises ValueError."""
+    """Parses a toy model's name. Raises ValueError."""
     values = dict(part.partition("=")[::2] for part in model.split(",") if part)
     try:
         config = ToyConfig(

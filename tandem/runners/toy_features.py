@@ -1,4 +1,4 @@
-"""The features of a toy target: its digests as numbers that every format of the wire keeps."""
+"""A toy target's features: its digests as numbers that every wire format keeps."""
 
 from __future__ import annotations
 
@@ -14,17 +14,14 @@ LAYERS, HIDDEN = 3, 8
 
 
 def toy_features(digests: NDArray[np.uint32], layers: Sequence[int]) -> NDArray[np.float32]:
-    """Features [positions, layers * 8] of digests [positions]: half bytes from -8 to 7, in another order per layer.
-
-    They survive every number format of the wire, so that a wrong position, layer or order shows, and nothing else.
-    """
+    """Features [positions, layers * 8] of digests [positions]: half bytes from -8 to 7, ordered by layer."""
     shifts = np.arange(0, 4 * HIDDEN, 4, dtype=np.uint32)
     each = [(np.roll(shifts, layer)[None] + np.zeros((len(digests), 1), np.uint32)) for layer in layers]
     return ((digests[:, None] >> np.concatenate(each, axis=1)) & 15).astype(np.float32) - 8
 
 
 def toy_digests(features: NDArray[np.float32], layers: Sequence[int]) -> NDArray[np.uint32]:
-    """Digests [positions] of features; 0 where the layers contradict each other."""
+    """Digests [positions] of features; 0 where layers contradict each other."""
     halves = (np.rint(features) + 8).astype(np.uint32).reshape(len(features), len(layers), HIDDEN)
     shifts = np.arange(0, 4 * HIDDEN, 4, dtype=np.uint32)
     each = np.stack([(halves[:, i] << np.roll(shifts, n)).sum(axis=-1) for i, n in enumerate(layers)]).astype(np.uint32)
@@ -33,7 +30,7 @@ def toy_digests(features: NDArray[np.float32], layers: Sequence[int]) -> NDArray
 
 @dataclass(frozen=True, slots=True)
 class ToyFeatures:
-    """Implements HandedOut with the digests [slots, length] that a toy writes."""
+    """Implements HandedOut with the digests [slots, length] of a toy."""
 
     digests: NDArray[np.uint32]
     layers: tuple[int, ...]

@@ -1,10 +1,4 @@
-"""A toy EAGLE head: an oracle for how features are handed out, cross a wire, are taken, and are fed again.
-
-A feature is the target's digest of all tokens up to a position. With the right features, each used where it belongs,
-and a whole cache the head knows the target's logits, so that a wrong, stale or missing one shows as rejected drafts.
-Where features have not come it goes on from its own guesses, which are right for the tokens that it drafted itself, and
-wrong for others.
-"""
+"""A toy EAGLE head: an oracle for features; wrong, stale or missing ones show as rejected drafts."""
 
 from __future__ import annotations
 
@@ -31,11 +25,7 @@ from tandem.speculation.types import SparseDistribution, Verdict
 
 
 class ToyHead(ToyRunner):
-    """Reads three layers, in an order of its own, from the inboxes of its slots.
-
-    Beside a `target` the features of all committed tokens are known: those are its digests, in slots of the same
-    numbers.
-    """
+    """Reads three layers, in its own order, from inboxes, or next to a `target` from its digests."""
 
     layers = (3, 1, 2)
 
@@ -60,7 +50,6 @@ class ToyHead(ToyRunner):
         return replace(super().identity, model_name="toy-head")
 
     def follow(self, slot: int, inbox: FeatureInbox) -> None:
-        """Like FeaturesIn.follow."""
         assert self._inboxes is not None
         self._inboxes[slot] = inbox
 
@@ -75,7 +64,6 @@ class ToyHead(ToyRunner):
         raise NotImplementedError("an EAGLE head drafts and verifies nothing")
 
     def _take(self, slot: int, committed: int) -> None:
-        """Takes the features that have come for a slot; beside the target, those before position `committed`."""
         if self._inboxes is None:
             self._first[slot], self._end[slot] = -1, committed  # before the first token there is no feature to miss
             return
@@ -100,7 +88,7 @@ class ToyHead(ToyRunner):
         return Proposal(tuple(proposed), distributions=tuple(distributions))
 
     def _whole(self, slot: int, position: int) -> bool:
-        """Whether all tokens from the first feature up to `position` were fed with features, where those have come."""
+        """Whether all tokens from the first feature up to `position` were fed with their features."""
         first, end = self._first[slot], self._end[slot]
         fed, known = self._rows[slot], slice(first + 1, min(end, position))
         return bool((fed[known] == self.digests[slot, known]).all()) and (end > position or fed[end] >= 0)

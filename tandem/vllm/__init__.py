@@ -1,7 +1,4 @@
-"""A drafter for vLLM that asks DraftWorkers elsewhere: the `model` of its --speculative-config is the class's name.
-
-docs/vllm.md is its page. vLLM's environment needs what the light client needs, and nothing here imports vLLM.
-"""
+"""A drafter class for vLLM's --speculative-config, using remote DraftWorkers (docs/vllm.md); imports no vLLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the drafter counts, and how Prometheus reads it. vLLM's own /metrics is served by another process."""
+"""The drafter's Prometheus counters; vLLM's /metrics runs in another process."""
 
 from __future__ import annotations
 
@@ -27,14 +27,13 @@ _OF_WORKERS = {
 
 
 class Counts:
-    """Counters by name and label, added to by the engine's thread and read by any."""
+    """Counters by name and label; the engine's thread writes."""
 
     def __init__(self) -> None:
         self._values: Counter[tuple[str, str]] = Counter()
         self._lock = threading.Lock()
 
     def add(self, name: str, label: str = "", amount: float = 1) -> None:
-        """Adds to a counter of _COUNTERS. `label`: the value of its label, if it has one."""
         with self._lock:
             self._values[name, label] += amount  # type: ignore[assignment]  # Counter is typed for whole numbers
 
@@ -47,7 +46,7 @@ class Counts:
 
 
 class Exporter:
-    """A collector of Prometheus. `workers`: address, and value of each of _OF_WORKERS, of every worker."""
+    """A Prometheus collector. `workers`: address and _OF_WORKERS values."""
 
     def __init__(self, counts: Counts, workers: Callable[[], Iterable[tuple[str, dict[str, float]]]]) -> None:
         self._counts, self._workers = counts, workers
@@ -72,7 +71,7 @@ class Exporter:
 
 
 def serve_metrics(exporter: Exporter, port: int) -> Callable[[], None]:
-    """Serves the metrics on this port of all interfaces, as vLLM does; returns what ends it. Raises OSError."""
+    """Serves metrics on all interfaces, as vLLM does; returns what ends it. Raises OSError."""
     from prometheus_client import CollectorRegistry, start_http_server
 
     registry = CollectorRegistry()

@@ -1,4 +1,4 @@
-"""Delivers workers' drafts to steps. `begin` and `end` are called by the engine's thread; the rest runs on the loop."""
+"""Delivers drafts to steps: the engine's thread calls `begin` and `end`, the rest runs on the loop."""
 
 from __future__ import annotations
 
@@ -11,20 +11,17 @@ from tandem.vllm.rows import Row
 from tandem.vllm.sessions import RowSession
 from tandem.vllm.workers import Workers
 
-OnLoop = Callable[..., None]
-"""Calls a function on the event loop, from another thread."""
+OnLoop = Callable[..., None]  # runs a function on the event loop, from another thread
 
 
 class RowUpdate(NamedTuple):
-    """A row, and the tokens that its session does not have."""
+    """A row and the tokens its session lacks."""
 
     row: Row
     new: Sequence[int]
 
 
 class Arrivals:
-    """Counts the drafts that a step waits for."""
-
     def __init__(self, rows: set[int]) -> None:
         self._left, self._done = rows, threading.Event()
         if not rows:
@@ -36,12 +33,11 @@ class Arrivals:
             self._done.set()
 
     def wait(self, seconds: float) -> bool:
-        """Waits for them, and returns whether all came."""
         return self._done.wait(max(0.0, seconds))
 
 
 class DraftDelivery:
-    """Sessions of rows at workers, and their end. A step may wait `budget_seconds` for its drafts of `k` tokens."""
+    """Rows' sessions; a step may wait `budget_seconds` for its drafts of `k` tokens."""
 
     def __init__(self, workers: Workers, k: int, budget_seconds: float, soon: OnLoop) -> None:
         self._workers, self._k, self._budget, self._soon = workers, k, budget_seconds, soon
@@ -49,7 +45,6 @@ class DraftDelivery:
         self._step = 0
 
     def begin(self, rows: Sequence[Row]) -> Arrivals:
-        """Lets the workers draft for these rows, and returns what the step may wait for."""
         self._step += 1
         updates = [RowUpdate(row, row.take_new()) for row in rows]
         waiting = [row for row in rows if self._waits(row)]
@@ -60,18 +55,16 @@ class DraftDelivery:
         return arrivals
 
     def end(self, rows: Sequence[Row]) -> None:
-        """Ends the sessions of rows that have left. May be called by any thread."""
+        """Ends the sessions of rows that left, from any thread."""
         for row in rows:
             row.left = True
         if rows:
             self._soon(self._end, rows)
 
     async def close(self) -> None:
-        """Waits until the sessions are closed."""
         await asyncio.gather(*self._closing, return_exceptions=True)
 
     def _waits(self, row: Row) -> bool:
-        """Returns whether the step waits for a row: it has no draft that fits, and its worker may answer in time."""
         session: RowSession | None = row.session
         return not row.draft(1) and (session is None or (session.worker.patient and session.following))
 
@@ -97,7 +90,6 @@ class DraftDelivery:
             self._close(session)
 
     def _close(self, session: RowSession | None) -> None:
-        """Closes a session in the background."""
         if session is not None:
             task = asyncio.create_task(session.close(), name="end a session of drafts")
             self._closing.add(task)

@@ -1,4 +1,4 @@
-"""The class that vLLM makes, and asks once a step for drafts. It answers within its budget, whatever happens."""
+"""vLLM's drafter class: answers each step within its budget."""
 
 from __future__ import annotations
 
@@ -23,17 +23,12 @@ from tandem.vllm.workers import Worker, Workers
 
 log = logging.getLogger("tandem.vllm")
 
-IDLE_SECONDS = 3.0
-"""Seconds without a step after which all rows have left: vLLM does not say when a request ends."""
-_LOOK_SECONDS = 0.5
-"""How often idleness, and the health of workers that have failed, are looked at."""
+IDLE_SECONDS = 3.0  # without a step, all rows have left: vLLM does not report ends
+_LOOK_SECONDS = 0.5  # between checks of idleness and failed workers
 
 
 class RemoteDrafter:
-    """The custom_class of vLLM 0.32. `settings`: those of the environment if None.
-
-    Raises InvalidField for wrong settings, when the engine starts; `propose` raises nothing.
-    """
+    """The custom_class of vLLM 0.32. `settings` None: the environment's. Raises InvalidField at start only."""
 
     def __init__(self, vllm_config: Any, settings: Settings | None = None) -> None:
         self.settings = settings or settings_of(os.environ)
@@ -56,7 +51,7 @@ class RemoteDrafter:
         log.info("drafts come from %s, within %g ms", ", ".join(self.settings.workers), self.settings.budget_ms)
 
     def load_model(self, *given: Any, **named: Any) -> None:
-        """Does nothing: vLLM's CPU runner calls it on any drafter."""
+        """Does nothing; vLLM's CPU runner calls it."""
 
     def propose(
         self,
@@ -65,7 +60,7 @@ class RemoteDrafter:
         token_ids_cpu: NDArray[Any],
         **unused: Any,
     ) -> list[list[int]]:
-        """Returns the drafts of a step's rows, some of them empty. Takes at most the budget, and raises nothing."""
+        """Returns the rows' drafts, perhaps empty, within the budget. Raises nothing."""
         if self._idle_rank:
             return [[] for _ in sampled_token_ids]
         began = time.monotonic()
@@ -80,7 +75,6 @@ class RemoteDrafter:
             return [[] for _ in sampled_token_ids]
 
     def close(self) -> None:
-        """Ends all sessions and the connections."""
         if not self._idle_rank:
             self._stop_metrics()
             self._delivery.end(self._table.clear())
@@ -104,14 +98,13 @@ class RemoteDrafter:
         return drafts
 
     def _count_accepted(self, rows: Sequence[Row]) -> None:
-        """Counts what became of the drafts of the step before."""
         for row in rows:
             if row.offered:
                 accepted = min(row.offered, len(row.tokens) - row.drafted_at - 1)
                 self.counts.add("accepted_tokens", row.source, accepted)
 
     def _room(self, row: Row) -> int:
-        """Returns how many draft tokens the row's sequence has room for, the target's own token left out."""
+        # The target adds a token of its own.
         return min(self.target.k, self.target.max_length - len(row.tokens) - 1)
 
     def _draft(self, row: Row) -> list[int]:
@@ -146,7 +139,6 @@ class RemoteDrafter:
             await worker.close()
 
     async def _look(self, workers: Workers) -> None:
-        """Ends the sessions of an idle engine, and tries workers that have failed."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             if self._lock.acquire(blocking=False):  # otherwise a step is under way, and it is not idle

@@ -1,4 +1,4 @@
-"""Which row of a step continues which earlier one. vLLM names no requests, and moves rows when others end."""
+"""Matches a step's rows to earlier ones: vLLM names no requests and moves rows."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-ABSENT_STEPS = 2
-"""Steps without a row after which it has left. One that comes back, after preemption, begins anew."""
-_TAIL = 16
-"""Last tokens by which moved rows are found, before all are compared."""
+ABSENT_STEPS = 2  # after which a row has left; preempted rows begin anew
+_TAIL = 16  # last tokens compared first, to find moved rows
 
 Ids = NDArray[np.int32]
 
 
 class Held(NamedTuple):
-    """A draft that arrived: what may follow the first `base` tokens."""
+    """A draft of what follows the first `base` tokens."""
 
     base: int = 0
     token_ids: tuple[int, ...] = ()
@@ -26,11 +24,7 @@ class Held(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """One sequence. `held` and `session` are set by the event loop, all else by the engine's thread.
-
-    `sent_length`: how many tokens its session has. `offered`, `source`: what the last step was given to verify, at
-    `drafted_at` tokens.
-    """
+    """The event loop sets `held` and `session`, the engine's thread the rest. `sent_length`: the session's tokens."""
 
     tokens: list[int] = field(default_factory=list)
     held: Held = field(default_factory=Held)
@@ -48,11 +42,9 @@ class Row:
         return self._buffer[: len(self.tokens)]
 
     def precedes(self, ids: Ids) -> bool:
-        """Returns whether these tokens begin with the row's."""
         return len(self.tokens) <= len(ids) and np.array_equal(self.ids, ids[: len(self.tokens)])
 
     def extend(self, ids: Ids) -> None:
-        """Takes the tokens that follow the row's in `ids`."""
         known, length = len(self.tokens), len(ids)
         if length > len(self._buffer):
             self._buffer = np.concatenate([self.ids, np.empty(2 * length - known, np.int32)])
@@ -60,12 +52,11 @@ class Row:
         self.tokens += ids[known:].tolist()
 
     def take_new(self) -> list[int]:
-        """Returns the tokens that the session does not have, once."""
         new, self.sent_length = self.tokens[self.sent_length :], len(self.tokens)
         return new
 
     def draft(self, most: int) -> tuple[int, ...]:
-        """Returns at most `most` tokens of what is left of the newest draft, if the tokens since agree with it."""
+        """Returns at most `most` tokens of the newest draft, if it agrees."""
         base, drafted = self.held
         since = self.tokens[base:]
         if not base or tuple(since) != drafted[: len(since)]:
@@ -74,8 +65,6 @@ class Row:
 
 
 class RowTable:
-    """The rows of the step before, and those that are absent but may come back."""
-
     def __init__(self) -> None:
         self._placed: list[Row | None] = []
         self._away: list[Row] = []
@@ -86,10 +75,7 @@ class RowTable:
     def follow(
         self, sampled: Sequence[Sequence[int]], lengths: Sequence[int], token_ids: NDArray[Any]
     ) -> tuple[list[Row | None], list[Row]]:
-        """Returns the row of each place, with its new tokens, and the rows that have left.
-
-        A place without sampled tokens, in the middle of a prompt, has no row.
-        """
+        """Returns the rows by place, with new tokens, and the rows that left; partial prompts have None."""
         ids = [np.asarray(token_ids[i, : int(lengths[i])], np.int32) if new else None for i, new in enumerate(sampled)]
         known = {id(row): row for row in (*self._placed, *self._away) if row is not None}
         found: list[Row | None] = [None] * len(ids)
@@ -114,7 +100,6 @@ class RowTable:
         return found, [row for row in known.values() if row.absent >= ABSENT_STEPS]
 
     def clear(self) -> list[Row]:
-        """Forgets all rows, and returns them."""
         gone = [row for row in (*self._placed, *self._away) if row is not None]
         self._placed, self._away = [], []
         return gone

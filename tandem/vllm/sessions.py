@@ -1,4 +1,4 @@
-"""A row's session at a worker: a stream on which drafts come as the row grows. It runs on the event loop alone."""
+"""A row's stream of drafts from a worker, on the event loop."""
 
 from __future__ import annotations
 
@@ -17,15 +17,12 @@ from tandem.vllm.workers import Worker
 if TYPE_CHECKING:
     from tandem.vllm.delivery import Arrivals
 
-GREEDY = Request()
-"""Workers draft greedily, whatever the engine samples: its rejection sampler takes drafts as certain, so the likeliest
-token is the best one to propose."""
-AHEAD_LENGTHS = 3
-"""How many lengths of a step's draft are drafted: the first tokens of a draft that comes late will be known."""
+GREEDY = Request()  # vLLM takes drafts as certain: propose the likeliest tokens
+AHEAD_LENGTHS = 3  # of a step's draft: a late draft's first tokens are known
 
 
 class RowSession:
-    """Follows `row`, whose tokens are `known`. Its drafts go to `row.held`; steps verify at most `k` tokens of them."""
+    """Follows `row` from its `known` tokens; drafts go to `row.held`, of which steps verify `k` tokens."""
 
     def __init__(self, worker: Worker, row: Row, known: list[int], k: int, budget_seconds: float) -> None:
         self.worker, self.known, self.end = worker, known, worker.target.max_length
@@ -42,11 +39,9 @@ class RowSession:
 
     @property
     def following(self) -> bool:
-        """Whether the worker may send drafts now."""
         return self._drafts.following
 
     def stepped(self, new: Sequence[int], arrivals: Arrivals, step: int) -> None:
-        """Follows a step of the engine."""
         self.awaited = arrivals
         self.known += new
         if self._step and time.monotonic() - self._stepped_at > self._budget:
@@ -57,7 +52,7 @@ class RowSession:
             self.heard()
 
     def adopt(self, base: int, token_ids: Sequence[int], proposed_by: Sequence[Proposer] = ()) -> None:
-        """Holds a draft that extends the first `base` tokens: all that may follow them, as far as it is drafted."""
+        """Holds a draft that extends the first `base` tokens."""
         self._row.held = Held(base, tuple(token_ids))
         if self._step and base >= self._length:
             self._answered()
@@ -70,11 +65,9 @@ class RowSession:
         await asyncio.gather(self._task, return_exceptions=True)
 
     def _answered(self) -> None:
-        """Reports whether the oldest step got its draft within the budget."""
         self.worker.answered(time.monotonic() - self._stepped_at <= self._budget, self._step)
         self._step = 0
 
     def _came(self) -> None:
-        """The step need not wait for this row any longer: its draft is there, or none comes."""
         if self.awaited:
             self.awaited.came(self._row)

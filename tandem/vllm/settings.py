@@ -1,4 +1,4 @@
-"""Reads the drafter's settings from environment variables, since vLLM passes it none of ours."""
+"""Reads the drafter's settings from environment variables: vLLM passes none."""
 
 from __future__ import annotations
 
@@ -26,12 +26,10 @@ _TRUE, _FALSE = ("1", "true", "yes"), ("", "0", "false", "no")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that can be set. Raises InvalidField, which names the field.
+    """The drafter's settings. Raises InvalidField.
 
-    `workers`: host:port of each. `budget_ms`: the most that a step may wait for its drafts; 0: it takes what has
-    arrived. `answer_seconds`: a worker silent for so long has failed. `lookup`: the shortest repetition, in tokens,
-    that is copied where no draft has arrived; 0: none is. `metrics_port`: where Prometheus reads the counters; None:
-    nowhere. `tokenizer_sha256`: what workers must state of theirs; None: found from the model's files, or not compared.
+    `budget_ms`: for drafts of a step; 0: none. `answer_seconds`: a worker silent for longer has failed. `lookup`:
+    shortest repetition copied without a draft; 0: off. `tokenizer_sha256` None: from local files, or unchecked.
     """
 
     workers: tuple[str, ...]
@@ -58,7 +56,6 @@ class Settings:
 
 
 def settings_of(environment: Mapping[str, str]) -> Settings:
-    """Returns the settings in the variables that begin with PREFIX. Raises InvalidField."""
     given = {name.removeprefix(PREFIX).lower(): value for name, value in environment.items() if name.startswith(PREFIX)}
     known = {each.name for each in fields(Settings)} - {"credentials"} | set(_CREDENTIALS)
     if unknown := sorted(set(given) - known):

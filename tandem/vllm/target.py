@@ -1,4 +1,4 @@
-"""What is known of vLLM's model before any worker is asked: sizes, and if its files are here, its tokenizer."""
+"""vLLM's model: sizes and, from local files, its tokenizer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ log = logging.getLogger("tandem.vllm")
 
 
 def target_of(vllm_config: Any, tokenizer_sha256: str | None) -> Target:
-    """Reads vLLM's configuration. `tokenizer_sha256`: what it is set to; None: read from the tokenizer's files."""
+    """Reads vLLM's configuration. `tokenizer_sha256` None: from local files."""
     model = vllm_config.model_config
     if tokenizer_sha256 is None:
         tokenizer_sha256 = _fingerprint(str(getattr(model, "tokenizer", None) or model.model))
@@ -24,7 +24,6 @@ def target_of(vllm_config: Any, tokenizer_sha256: str | None) -> Target:
 
 
 def _fingerprint(name: str) -> str:
-    """Returns the fingerprint of a tokenizer whose files are on this machine, as servers state it, or nothing."""
     try:
         from tandem.checkpoints.locate import find
         from tandem.checkpoints.tokenizers import HuggingFaceTokenizer

@@ -1,4 +1,4 @@
-"""The DraftWorkers that are asked, and which of them drafts for a row."""
+"""The DraftWorkers, and which one drafts for a row."""
 
 from __future__ import annotations
 
@@ -15,15 +15,13 @@ from tandem.vllm.settings import Settings
 
 log = logging.getLogger("tandem.vllm")
 
-PADDING = 512
-"""Vocabularies whose sizes differ by less may be one that was padded: 151,936 beside 152,064."""
-PATIENCE = 3
-"""Steps whose budget a worker may miss in a row before steps no longer wait for it."""
+PADDING = 512  # smaller differences may be padding: 151,936 and 152,064
+PATIENCE = 3  # late steps in a row before steps stop waiting
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What vLLM runs. `k`: the most draft tokens of a step. `tokenizer_sha256`: empty if it is not known."""
+    """vLLM's model. `k`: draft tokens per step. `tokenizer_sha256`: "" if unknown."""
 
     vocab_size: int
     max_length: int
@@ -32,7 +30,7 @@ class Target:
 
 
 class Worker(DraftClient):
-    """One DraftWorker. All but `patient` belongs to the event loop."""
+    """One DraftWorker. Except `patient` only for the event loop."""
 
     def __init__(self, address: str, target: Target, settings: Settings) -> None:
         super().__init__(address, target.tokenizer_sha256, settings.answer_seconds, settings.credentials)
@@ -41,10 +39,7 @@ class Worker(DraftClient):
         self._late_steps, self._last_late = 0, -1
 
     async def info(self, timeout: float, wait: bool = True) -> ModelInfo:
-        """As DraftClient.info, but where the target's tokenizer is not known, the sizes of vocabularies decide.
-
-        That is no risk: drafts of another tokenizer are not accepted, and change no token.
-        """
+        # Unknown tokenizers: sizes decide. Drafts of another tokenizer are not accepted and change no token.
         if self.tokenizer_sha256:
             return await super().info(timeout, wait)
         if self._sized is None:
@@ -63,18 +58,16 @@ class Worker(DraftClient):
 
     @property
     def patient(self) -> bool:
-        """Whether a step waits for this worker."""
         return self.health.up and self._late_steps < PATIENCE
 
     def answered(self, in_time: bool, step: int) -> None:
-        """Records whether a draft came within the budget of its step; what is late in one step counts once."""
+        """Records whether a draft was in time; late drafts of one step count once."""
         if in_time:
             self._late_steps = 0
         elif step != self._last_late:
             self._late_steps, self._last_late = self._late_steps + 1, step
 
     async def try_again(self) -> None:
-        """Finds out whether a worker that has failed is back, if a trial is due."""
         if self.health.up or not (attempt := self.health.attempt()):
             return
         self.forget()
@@ -88,13 +81,13 @@ class Worker(DraftClient):
 
 
 class Workers:
-    """All workers. A row stays with its own while that is well."""
+    """Rows keep their worker while it is well."""
 
     def __init__(self, workers: Sequence[Worker]) -> None:
         self.all = tuple(workers)
 
     def for_row(self, own: Worker | None) -> Worker:
-        """Returns the worker that drafts for a row whose worker is `own`: that one, or if it is down another one."""
+        """Returns `own` if it is up, else another worker."""
         if own is not None and own.health.up:
             return own
         up = [worker for worker in self.all if worker.health.up]
@@ -103,7 +96,6 @@ class Workers:
         return own or self.all[0]
 
     def states(self) -> list[tuple[str, dict[str, float]]]:
-        """Returns what counts.py exports of each worker."""
         return [
             (each.address, {"failures": each.health.failures, "up": each.health.up, "sessions": each.sessions})
             for each in self.all

@@ -404,7 +404,7 @@ def test_an_answer_to_nothing_ends_the_stream_and_its_rounds_are_sent_again() ->
 
         stream = a_stream(replies)
         await asyncio.sleep(0.01)  # it is read
-        with pytest.raises(RoundsLost, match="there is no round that it answers"):
+        with pytest.raises(RoundsLost, match="answers no open round"):
             await asyncio.wait_for(stream.send(pb.VerifyRequest(base_length=3)), HANG / 2)
         await stream.close()
 

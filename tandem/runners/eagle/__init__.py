@@ -1,1 +1,1 @@
-"""Drafts with an EAGLE-3 head: one decoder layer that reads its target's hidden states."""
+"""EAGLE-3 heads: one decoder layer over the target's hidden states."""

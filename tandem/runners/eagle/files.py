@@ -1,4 +1,4 @@
-"""Reads and writes heads as folders that vLLM and SGLang load: config.json and model.safetensors."""
+"""Reads and writes head folders as vLLM and SGLang do: config.json and model.safetensors."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from tandem.runners.torch.from_tensors import stored_of, tensor_of
 
 
 def read_head(folder: Path) -> tuple[EagleHead, Tensor | None]:
-    """Like `read_head_weights`, as a module and a tensor."""
     weights, embedding = read_head_weights(folder)
     return head_module(folder, weights), None if embedding is None else tensor_of(embedding)
 
 
 def head_module(folder: Path, weights: HeadWeights) -> EagleHead:
-    """The module of a head that was read from `folder`. Raises CheckpointError."""
+    """Raises CheckpointError."""
     try:
         made = EagleHead(weights.config)
     except Exception as error:  # of transformers, about the configuration's rotary embedding
@@ -32,14 +31,14 @@ def head_module(folder: Path, weights: HeadWeights) -> EagleHead:
 
 
 def weights_of(head: EagleHead) -> HeadWeights:
-    """The weights of a module, in its memory."""
+    """A module's weights, sharing memory."""
     return HeadWeights(head.config, {name: stored_of(tensor) for name, tensor in head.state_dict().items()})
 
 
 def write_head(
     folder: Path, head: EagleHead, layout: str = "specforge", embedding: Tensor | None = None, verifier: str = ""
 ) -> None:
-    """Writes the head in its dtype. Without an `embedding`, loaders take the target's. Raises ValueError."""
+    """Writes the head in its dtype. Without `embedding` loaders use the target's. Raises ValueError."""
     folder.mkdir(parents=True, exist_ok=True)
     dtype = str(head.fc.weight.dtype).removeprefix("torch.")
     write_head_config(folder, head.config, layout, dtype, verifier)

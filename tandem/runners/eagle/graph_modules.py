@@ -1,8 +1,7 @@
-"""Defines the steps of an EAGLE-3 head as modules without state, to be compiled into graphs.
+"""An EAGLE-3 head's steps as modules to be compiled, like tandem/runners/torch/graph_modules.py.
 
-They follow the rules of tandem/runners/torch/graph_modules.py. `buffers` are the head's keys and values, the features
-that the target's graphs write [1, slots * length, 3 * target hidden], and the embedding [vocabulary, hidden]; only keys
-and values are written. Rows are packed as for a draft model.
+`buffers`: the head's keys and values, the only ones written; the target's features [1, slots * length, 3 * target
+hidden]; the embedding [vocabulary, hidden].
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from tandem.runners.torch.slot_cache import GatheredSlots
 
 @dataclass(frozen=True, slots=True)
 class SlotLengths:
-    """Positions of a slot in the head's cache, and in the target's features."""
+    """Positions of a slot in the head's cache and in the features."""
 
     own: int
     features: int
 
 
 class HeadStep(nn.Module):
-    """What the steps have in common. columns: 0, 1, ... int32, at least up to a slot's length."""
+    """Shared parts of the steps. columns: 0, 1, ... int32, up to a slot's length or more."""
 
     _columns: Tensor
     _ids: Tensor
@@ -52,10 +51,7 @@ class HeadStep(nn.Module):
         return starts[:, None] + self._columns[:width][None]
 
     def fused(self, features: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
-        """The target's features of the token before each of positions [n, width], fused: [n, width, hidden].
-
-        Zeros before the first token, and where a feature is not finite.
-        """
+        """Fused features [n, width, hidden] of the tokens before positions [n, width]; zeros if none or not finite."""
         before = (positions - 1).clamp(min=0)
         at = (slots[:, None] * self._lengths.features + before).reshape(-1)
         found = features[0].index_select(0, at).view(*positions.shape, -1)
@@ -65,20 +61,20 @@ class HeadStep(nn.Module):
     def keys(
         self, buffers: Buffers, slots: Tensor, tokens: Tensor, hidden: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Writes keys and values of tokens [n, width]; returns residual and queries, and keys and values of slots."""
+        """Writes keys and values of tokens [n, width]; returns residual, queries, and the slots' keys and values."""
         embeds = nn.functional.embedding(tokens, buffers[3]).to(hidden.dtype)
         residual, q, k, v = self.head.project(embeds, hidden, (positions - 1).clamp(min=0))
         cache = GatheredSlots(buffers, slots, positions, self._lengths.own, self._lengths.own)
         return residual, q, *cache.update(k, v, 0)
 
     def next(self, buffers: Buffers, slots: Tensor, tokens: Tensor, hidden: Tensor, starts: Tensor) -> Tensor:
-        """Feeds one token of each row, tokens and starts [n], with hidden [n, 1, hidden]; returns its state, alike."""
+        """Feeds a token per row with hidden [n, 1, hidden]; returns its state [n, 1, hidden]."""
         positions = starts[:, None]
         residual, q, keys, values = self.keys(buffers, slots, tokens[:, None], hidden, positions)
         return self._finished(residual, q, keys, values, starts)
 
     def after_tail(self, buffers: Buffers, rows: Tensor) -> Tensor:
-        """Feeds the tails of rows [n, 3 + TAIL] with the target's features; returns the last states [n, 1, hidden]."""
+        """Feeds the tails of rows [n, 3 + TAIL] with features; returns the last states [n, 1, hidden]."""
         slots, last, count, tail = rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3:]
         positions = self.positions(last + 1 - count, tail.shape[1])
         inputs = self.fused(buffers[2], slots, positions)
@@ -97,10 +93,7 @@ class HeadStep(nn.Module):
         return self.head.finish(residual, attended.transpose(1, 2))
 
     def _mask(self, at: Tensor) -> Tensor:
-        """Additive mask [n, 1, attention_rows, length] of queries at positions `at` [n].
-
-        The first token has no feature before it, so no other token sees it.
-        """
+        # the first token has no feature before it, so no other token sees it
         columns, own = self._columns[: self._lengths.own][None], at[:, None]
         seen = (columns <= own) & ((columns > 0) | (own == 0))
         mask = torch.where(seen, self._shown, self._hidden)[:, None, None]
@@ -118,7 +111,7 @@ class HeadPrefill(HeadStep):
 
 
 class HeadPropose(HeadStep):
-    """Drafts k tokens greedily. rows [n, 3 + TAIL] as ProposeModule's. Returns [n, k], int32."""
+    """Drafts k tokens greedily: int32 [n, k]. rows [n, 3 + TAIL] as ProposeModule's."""
 
     def __init__(self, head: EagleHead, lengths: SlotLengths, columns: Tensor, k: int) -> None:
         super().__init__(head, lengths, columns)
@@ -134,12 +127,11 @@ class HeadPropose(HeadStep):
         return torch.stack(drafts, dim=1)
 
     def _chosen(self, hidden: Tensor, i: int) -> Tensor:
-        """Draft token i, int32 [n], from states [n, 1, hidden]."""
         return self._ids.index_select(0, likeliest(self.logits(hidden)))
 
 
 class HeadSample(HeadPropose):
-    """Drafts k tokens with given noise [n, k, columns] and warping [n, WARPING], like SampledProposeModule."""
+    """Drafts k tokens with noise [n, k, columns] and warping [n, WARPING]."""
 
     def forward(self, buffers: Buffers, noise: Tensor, warping: Tensor, rows: Tensor) -> Tensor:  # type: ignore[override]
         self._noise, self._warping = noise, warping
@@ -151,10 +143,7 @@ class HeadSample(HeadPropose):
 
 
 class HeadFirst(HeadStep):
-    """The first step of a draft whose tokens the host draws. rows as HeadPropose's.
-
-    Returns logits [n, columns] and the head's states [n, hidden], which `HeadNext` takes.
-    """
+    """First step of a draft drawn on the host: logits [n, columns] and states [n, hidden] for `HeadNext`."""
 
     def forward(self, buffers: Buffers, rows: Tensor) -> tuple[Tensor, Tensor]:
         hidden = self.after_tail(buffers, rows)
@@ -162,10 +151,7 @@ class HeadFirst(HeadStep):
 
 
 class HeadNext(HeadStep):
-    """A further step. states [n, hidden] of the step before; rows [n, 4], int32: slot, position, 1, the token drawn.
-
-    Returns what HeadFirst returns.
-    """
+    """A further step, like HeadFirst. states [n, hidden]; rows [n, 4], int32: slot, position, 1, token."""
 
     def forward(self, buffers: Buffers, states: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         hidden = self.next(buffers, rows[:, 0], rows[:, 3], states[:, None], rows[:, 1])

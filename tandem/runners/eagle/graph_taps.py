@@ -1,9 +1,4 @@
-"""Takes a target's hidden states inside a graph.
-
-`Taps` of features.py keeps what it catches until a step has ended, which a graph cannot. Here the hidden states go to
-the cache that a step makes for itself (`GatheredSlots`), and the step writes them to the features in place, as it
-writes keys and values.
-"""
+"""Taps a target's hidden states inside a graph: via the step's `GatheredSlots`, written in place to the features."""
 
 from __future__ import annotations
 
@@ -16,10 +11,7 @@ from tandem.runners.eagle.hidden_states import decoder_layers
 
 
 def tap(module: Any, layers: Sequence[int]) -> None:
-    """Makes every run of a transformers module leave the hidden states after so many `layers` in its cache's `caught`.
-
-    Changes nothing that the module computes. Raises ValueError for a module whose layers are not known.
-    """
+    """Runs of the module leave hidden states after `layers` in its cache's `caught`. Raises ValueError."""
     decoders = decoder_layers(module)
     for layer in sorted(set(layers)):
         if layer < len(decoders):

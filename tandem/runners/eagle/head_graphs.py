@@ -1,9 +1,4 @@
-"""Compiles the steps of an EAGLE-3 head into graphs, beside a target whose graphs write the features that it reads.
-
-A greedy draft is one graph and one copy to the host. Sampled drafts are module code, except on platforms where only
-graphs may run: there a graph draws them from given noise, or the host draws them from one graph per token, as for a
-draft model (tandem/runners/torch/draft_graphs.py).
-"""
+"""Compiles an EAGLE-3 head's steps into graphs, next to a target with graphs."""
 
 from __future__ import annotations
 
@@ -35,7 +30,7 @@ from tandem.runners.torch.slot_cache import SlotCache
 
 
 class HeadGraphs(DraftGraphs):
-    """The graphs of a head for the buckets of `target`, by its compiler. `slots`: the head's keys and values."""
+    """Graphs for the buckets of `target`, by its compiler. `slots`: the head's keys and values."""
 
     prefix = "head-"
 
@@ -59,7 +54,6 @@ class HeadGraphs(DraftGraphs):
 
     @property
     def shapes(self) -> StepShapes:
-        """The shapes that there are graphs for."""
         return StepShapes(tail_buckets(), self.buckets.batches, False, chunks=(self.buckets.chunk,))
 
     def compile(self, startup: Startup) -> CompileStatistics:
@@ -91,7 +85,7 @@ class HeadGraphs(DraftGraphs):
                 to_host(self.proposed(self.idle_rows([], batch, 3 + TAIL), self.buckets.drafts[-1]))
 
     def logits(self, rows: Sequence[ProposeRow], drafts: Sequence[Sequence[DraftedToken]]) -> Tensor:
-        """Like DraftGraphs.logits, token by token; the head's states stay on the device."""
+        """Like DraftGraphs.logits; the head's states stay on the device."""
         batch = self.buckets.batch(len(rows))
         if not drafts[0]:
             packed = self.tensor(self.idle_rows([propose_row(row) for row in rows], batch, 3 + TAIL))

@@ -1,8 +1,4 @@
-"""Keeps the hidden states that a target's steps hand out, by slot and position, on the target's device.
-
-They are a cache like that of keys and values: a step writes them for every token that it feeds, those of a committed
-prefix stay valid, and the rest is overwritten. Rolling back costs nothing.
-"""
+"""A target's hidden states by slot and position, on its device: a cache like that of keys and values."""
 
 from __future__ import annotations
 
@@ -22,16 +18,13 @@ from tandem.runners.torch.from_tensors import tensor_of
 
 @dataclass(frozen=True, slots=True)
 class TargetFeatures:
-    """values: [slots, length, 3 * hidden], written by the target's steps. embedding: its own, [vocabulary, hidden]."""
+    """values [slots, length, 3 * hidden], written by steps; the target's embedding [vocabulary, hidden]."""
 
     values: Tensor
     embedding: Tensor
 
     def at(self, slots: Tensor, positions: Tensor) -> Tensor:
-        """Features [rows, width, 3 * hidden] at positions [rows, width] of slots [rows]; zeros before position 0.
-
-        What is not finite counts as 0, or it would spread to all later tokens through the head's cache.
-        """
+        # values that are not finite become 0, or they would spread through the head's cache
         length = self.values.shape[1]
         found = self.values[slots[:, None], positions.clamp(0, length - 1)]
         return torch.where((positions >= 0)[..., None], found, 0).nan_to_num(0.0, 0.0, 0.0)
@@ -46,12 +39,12 @@ class TargetFeatures:
 
 
 def of_native(features: NativeFeatures) -> TargetFeatures:
-    """The features of native steps, in the memory that the steps write to."""
+    """The features of native steps, sharing memory."""
     return TargetFeatures(tensor_of(features.stored), tensor_of(features.embedding))
 
 
 class Taps:
-    """Copies hidden states out of a transformers module as it runs, without changing what it computes."""
+    """Copies hidden states out of a transformers module as it runs."""
 
     def __init__(self, module: Any, layers: Sequence[int], values: Tensor) -> None:
         self.values, self._caught = values, dict[int, Tensor]()
@@ -75,18 +68,18 @@ class Taps:
         return catch
 
     def caught(self) -> Tensor:
-        """The features of the module's last run, [rows, width, 3 * hidden]."""
+        """The last run's features [rows, width, 3 * hidden]."""
         return torch.cat([self._caught[layer] for layer in self._layers], dim=-1)
 
     def store(self, slots: Sequence[int], positions: Tensor) -> None:
-        """Stores the features of the last run at positions [rows, width] of `slots`."""
+        """Stores the last run's features at positions [rows, width] of `slots`."""
         which = torch.tensor(list(slots), device=positions.device)
         self.values[which[:, None], positions] = self.caught()
         self._caught.clear()
 
 
 def decoder_layers(module: Any) -> nn.ModuleList:
-    """The decoder layers of a model of the Llama or Qwen kind. Raises ValueError."""
+    """The decoder layers of a Llama or Qwen kind of model. Raises ValueError."""
     layers = getattr(module.base_model, "layers", None)
     if not isinstance(layers, nn.ModuleList):
         raise ValueError(

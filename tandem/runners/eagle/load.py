@@ -1,4 +1,4 @@
-"""Loads a head, next to its target or alone. Raises one-line errors that name what does not fit."""
+"""Loads a head, next to its target or alone."""
 
 from __future__ import annotations
 
@@ -30,10 +30,7 @@ log = logging.getLogger("tandem.engine")
 
 
 def load_head(checkpoint: Checkpoint, target: Runner, startup: Startup, execution: Execution | None = None) -> Runner:
-    """Loads the head of `checkpoint` for a loaded target; on the device thread. Raises ValueError, one line.
-
-    Beside native steps it runs native too, in the format that `execution` asks for (None: the default one).
-    """
+    """Loads a head for a loaded target, native if that is; on the device thread. Raises ValueError, one line."""
     folder = Path(checkpoint.folder)
     with startup.stage("loading"):
         head, own_embedding = read_head_weights(folder)
@@ -96,11 +93,7 @@ def _load_module_code(
 def load_remote_head(
     checkpoint: Checkpoint, target: Checkpoint, execution: Execution, shape: Shape, startup: Startup
 ) -> Runner:
-    """Loads the head of `checkpoint` alone; of its target only the embedding is read, if the head has none of its own.
-
-    On the device thread. Where native steps are available, the head runs in them, in the format that `execution` asks
-    for; by default in int8 if the target runs in blocks. Raises ValueError, one line.
-    """
+    """Loads a head alone, native if available, on the device thread. Raises ValueError, one line."""
     folder, platform = Path(checkpoint.folder), prepared_platform(execution)
     with startup.stage("loading"):
         head, embedding = read_head_weights(folder)
@@ -138,7 +131,6 @@ def load_remote_head(
 
 
 def _target_embedding(folder: Path, target: Checkpoint) -> Stored:
-    """The target's embedding [vocabulary, hidden], read alone from its files. Raises CheckpointError."""
     needs = f"{folder} has no embed_tokens, so the draft side needs the target's: name its folder with --target_model"
     try:
         if target.gguf_file:
@@ -153,7 +145,6 @@ def _target_embedding(folder: Path, target: Checkpoint) -> Stored:
 
 
 def _layer_count(target: Checkpoint) -> int:
-    """Decoder layers of the target, by its config.json or GGUF file. Raises CheckpointError."""
     file = target.gguf_file or Path(target.folder) / "config.json"
     try:
         values = StoredWeights(file).header.values if target.gguf_file else read_object(file)
@@ -176,10 +167,7 @@ def _identity(checkpoint: Checkpoint, dtype: str, platform: Platform) -> RunnerI
 
 
 def expect_head(checkpoint: Checkpoint, target: Runner) -> None:
-    """Makes the graphs of a target that is not warm yet hand out what the head of `checkpoint` reads.
-
-    Other targets need not know ahead. Raises ValueError, one line.
-    """
+    """Makes a cold target's graphs hand out what the head reads. Raises ValueError, one line."""
     if target.identity.backend == "native":
         return
     from tandem.runners.torch.graph_runner import GraphRunner

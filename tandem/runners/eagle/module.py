@@ -1,8 +1,7 @@
-"""The EAGLE-3 head (Li et al. 2025) as a torch module, whose parameters are named as in SpecForge's files.
+"""The EAGLE-3 head (Li et al. 2025) as a torch module, with SpecForge's parameter names.
 
-A row of the head stands for a token t_j (j >= 1): its inputs are the embedding of t_j and the target's feature at
-position j - 1, its logits predict t_(j+1). Where the target's feature is not known yet, the head's own hidden state of
-the row before takes its place.
+A row's inputs are the embedding of token t_j (j >= 1) and the target's feature at position j - 1, or the head's own
+state of the row before; its logits predict t_(j+1).
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from tandem.checkpoints.head_config import TAPS, HeadConfig
 
 
 def llama_config(head: HeadConfig) -> LlamaConfig:
-    """The configuration of the head's decoder layer."""
     return LlamaConfig(
         vocab_size=head.vocab_size,
         hidden_size=head.hidden_size,
@@ -35,7 +33,7 @@ def llama_config(head: HeadConfig) -> LlamaConfig:
 
 
 class HeadAttention(nn.Module):
-    """The projections of attention; their input is twice as wide as the head."""
+    """Attention's projections, with inputs twice as wide as the head."""
 
     def __init__(self, head: HeadConfig) -> None:
         super().__init__()
@@ -69,14 +67,10 @@ class HeadLayer(nn.Module):
 
 
 class EagleHead(nn.Module):
-    """The head without attention itself, which `runner.py` computes over a slot cache and training over a sequence.
+    """The head without attention, which `runner.py` computes over slots and training over a sequence."""
 
-    d2t int64 [draft vocabulary]: column c of the logits stands for token c + d2t[c]. t2d bool [vocabulary]: the tokens
-    that have a column.
-    """
-
-    d2t: Tensor
-    t2d: Tensor
+    d2t: Tensor  # int64 [draft vocabulary]: logits column c is token c + d2t[c]
+    t2d: Tensor  # bool [vocabulary]: tokens with a column
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
@@ -91,17 +85,17 @@ class EagleHead(nn.Module):
 
     @property
     def token_ids(self) -> Tensor:
-        """The tokens that the logits' columns stand for, int64 [draft vocabulary]."""
+        """Tokens of the logits columns, int64 [draft vocabulary]."""
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
     def narrow_to(self, ids: Tensor) -> None:
-        """Makes the columns stand for `ids`, ascending [draft vocabulary]."""
+        """Makes the columns those of `ids`, ascending [draft vocabulary]."""
         self.d2t.copy_(ids - torch.arange(len(ids), device=ids.device))
         self.t2d.zero_()
         self.t2d[ids] = True
 
     def turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the rotary embedding, each [..., head_dim], at positions [..., ]."""
+        """Rotary cosines and sines [..., head_dim] at positions [..., ]."""
         cosines, sines = self._rotary[0].to(positions.device)(self.fc.weight, positions)
         return cosines, sines
 
@@ -111,10 +105,7 @@ class EagleHead(nn.Module):
         return fused
 
     def project(self, embeds: Tensor, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The residual [rows, width, hidden], and queries, keys and values [rows, heads, width, head_dim].
-
-        embeds and hidden are [rows, width, hidden], positions [rows, width].
-        """
+        """Residual [rows, width, hidden]; queries, keys, values [rows, heads, width, head_dim]."""
         layer, attention = self.midlayer, self.midlayer.self_attn
         normed = layer.hidden_norm(hidden)
         x = torch.cat((layer.input_layernorm(embeds), normed), dim=-1)
@@ -125,12 +116,12 @@ class EagleHead(nn.Module):
         return normed if self.config.norm_before_residual else hidden, q, k, v
 
     def _rotary_on(self, device: torch.device) -> Any:
-        """The rotary tables. They move where they must; in a graph a move would write them at every step."""
+        # not in a graph, where a move would write the tables at every step
         rotary = self._rotary[0]
         return rotary if rotary.inv_freq.device == device else rotary.to(device)
 
     def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
-        """The head's hidden state [rows, width, hidden] from attended values [rows, heads, width, head_dim]."""
+        """Hidden state [rows, width, hidden] from attended values [rows, heads, width, head_dim]."""
         residual = residual + self.midlayer.self_attn.o_proj(attended.transpose(1, 2).flatten(2))
         out: Tensor = residual + self.midlayer.mlp(self.midlayer.post_attention_layernorm(residual))
         return out

@@ -1,4 +1,4 @@
-"""What a head away from its target is made from."""
+"""The parts of a head apart from its target."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ from tandem.speculation.features import FeatureInbox
 
 @dataclass(frozen=True, slots=True)
 class RemoteHead:
-    """What a head away from its target is made from.
-
-    embedding [vocabulary, hidden]: the head's own, or that of the target's weights of revision `weights_revision_read`.
-    """
+    """embedding [vocabulary, hidden]: the head's own, or of the target of `weights_revision_read`."""
 
     head: HeadWeights
     layers: tuple[int, ...]
@@ -33,9 +30,8 @@ class RemoteHead:
 
     @property
     def features_shape(self) -> tuple[int, int, int]:
-        """Shape of the memory for incoming features: slots, positions, numbers."""
+        """Slots, positions, numbers."""
         return self.limits.slots, self.length, len(self.layers) * self.head.config.target_hidden_size
 
     def reads(self, follow: Callable[[int, FeatureInbox], None]) -> FeaturesIn:
-        """What it reads, where `follow` is told where that comes."""
         return FeaturesIn(self.layers, self.head.config.target_hidden_size, self.weights_revision_read, follow)

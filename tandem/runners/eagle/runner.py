@@ -1,7 +1,4 @@
-"""Runs an EAGLE-3 head as a draft: next to its target it reads the target's features on the same device thread.
-
-Away from the target, features come by inbox, and until they do, the head's own states take their place.
-"""
+"""Runs an EAGLE-3 head as a draft, with features from its target's steps, or from inboxes if the target is remote."""
 
 from __future__ import annotations
 
@@ -43,13 +40,11 @@ from tandem.speculation.types import Request, Verdict
 
 
 class EagleRunner:
-    """Implements Runner for a head. Its slots are the target's: row and feature are found by slot and position.
+    """Implements Runner for a head, in the target's slot numbers.
 
-    The keys of tokens that the head drafted itself come from its own hidden states. With
-    `Capabilities.reprocess_accepted` the engine feeds such tokens again once they are committed, with the target's
-    features.
-    `away`: what a head is made from whose target is elsewhere; its own states are kept by slot and position. `beside`:
-    the target whose graphs write the features; then the head's steps are graphs too, as far as there are any.
+    Keys of drafted tokens come from the head's own states until the engine feeds committed tokens again
+    (`Capabilities.reprocess_accepted`). `away`: a remote target's; own states replace missing features. `beside`: the
+    target whose graphs write the features; the head then has graphs too.
     """
 
     def __init__(
@@ -90,7 +85,6 @@ class EagleRunner:
 
     @classmethod
     def elsewhere(cls, folder: Path, made: RemoteHead, dtype: torch.dtype, platform: Platform) -> EagleRunner:
-        """Makes the runner of a head, read from `folder`, whose target is elsewhere."""
         head = head_module(folder, made.head).to(device=platform.device, dtype=dtype)
         embedding = tensor_of(made.embedding).to(head.fc.weight)
         features = TargetFeatures(head.fc.weight.new_zeros(made.features_shape), embedding)
@@ -103,7 +97,6 @@ class EagleRunner:
         )
 
     def follow(self, slot: int, inbox: FeatureInbox) -> None:
-        """Like FeaturesIn.follow."""
         self._inboxes[slot] = inbox
 
     def warm_up(self, startup: Startup | None = None) -> None:
@@ -114,7 +107,7 @@ class EagleRunner:
             self.propose([ProposeRow(0, 1, (0, 0), 2, Request())])
 
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
-        """Like Runner.prefill, one row at a time. Beside the target, its features of earlier tokens must be there."""
+        """Feeds one row at a time. Next to the target, features of earlier tokens must exist."""
         return self.graphs.prefill(rows) if self.graphs else self._prefill(rows)
 
     @torch.inference_mode()
@@ -133,7 +126,7 @@ class EagleRunner:
 
     @torch.inference_mode()
     def _propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
-        """Drafts by module code; all rows take as many steps as the longest, and shorter ones are cut."""
+        # rows take as many steps as the longest, and shorter ones are cut
         started, longest = time.perf_counter(), max(row.k for row in rows)
         if not longest:
             return [Proposal(())] * len(rows)
@@ -159,11 +152,11 @@ class EagleRunner:
         return None
 
     def tokens_of(self, columns: Tensor) -> Tensor:
-        """Token ids of columns of the logits; same shape."""
+        """Token ids of logits columns; same shape."""
         return self._ids_at(columns)[columns]
 
     def widened(self, logits: Tensor) -> Tensor:
-        """float32 logits [rows, vocabulary] from logits [rows, draft vocabulary]; -inf for tokens without a column."""
+        """float32 logits [rows, vocabulary] from [rows, draft vocabulary]; -inf for tokens without a column."""
         full = torch.full((*logits.shape[:-1], self.vocab_size), -torch.inf, device=logits.device)
         return full.index_copy_(-1, self._ids_at(logits), logits.float())
 
@@ -171,10 +164,7 @@ class EagleRunner:
         return self._host_ids if values.device.type == "cpu" else self.token_ids
 
     def _step(self, slots: list[int], tokens: Tensor, hidden: Tensor, positions: Tensor, last: Tensor) -> Tensor:
-        """Feeds tokens [rows, width] with their hidden inputs; returns the hidden state [rows, 1, hidden] of one each.
-
-        `last` [rows]: the column of that one.
-        """
+        """Feeds tokens [rows, width] with hidden inputs; returns states [rows, 1, hidden] of columns `last`."""
         residual, q, keys, values = self._keys(slots, tokens, hidden, positions)
         rows = torch.arange(len(slots), device=tokens.device)
         at = positions[rows, last]
@@ -190,7 +180,7 @@ class EagleRunner:
     def _keys(
         self, slots: list[int], tokens: Tensor, hidden: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Writes keys and values; returns residual and queries of the tokens, and keys and values of whole slots."""
+        """Writes keys and values; returns the tokens' residual and queries, and whole slots' keys and values."""
         embeds = self.embedding[tokens].to(hidden.dtype)
         residual, q, k, v = self.head.project(embeds, hidden, (positions - 1).clamp(min=0))
         self.slots.plan(slots, positions, int(positions.max()) + 1)
@@ -198,7 +188,6 @@ class EagleRunner:
         return residual, q, keys, values
 
     def _take(self, slots: Sequence[int]) -> None:
-        """Stores the features that have come for these slots."""
         for slot in slots:
             if inbox := self._inboxes.get(slot):
                 values = self.features.values
@@ -208,10 +197,7 @@ class EagleRunner:
                 self._firsts[slot], self._ends[slot] = inbox.seen
 
     def _mask(self, slots: list[int], at: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-        """Additive mask [rows, 1, 1, length] of queries at positions `at` [rows] of `slots`.
-
-        The token at the position of the first feature, or before it, has none before it, so no other token sees it.
-        """
+        # [rows, 1, 1, length]; no later token sees tokens up to the first feature's position
         columns = torch.arange(length, device=at.device)[None]
         firsts = self._firsts[self._tensor(slots)][:, None]
         seen = (columns <= at[:, None]) & ((columns > firsts) | (columns == at[:, None]))
@@ -219,10 +205,7 @@ class EagleRunner:
         return torch.where(seen, 0.0, hidden).to(dtype)[:, None, None]
 
     def _fused(self, slots: list[int], positions: Tensor) -> Tensor:
-        """The target's features of the token before each of positions [rows, width], fused: [rows, width, hidden].
-
-        Where they have not come, the head's own states.
-        """
+        """Fused features [rows, width, hidden] of the tokens before positions [rows, width], or the head's states."""
         which = self._tensor(slots)
         fused = self.head.fuse(self.features.at(which, positions - 1).to(self.head.fc.weight.dtype))
         if self._own is None:

@@ -1,4 +1,4 @@
-"""Runs decoders of the Llama family on the CPU, in C++; a token has the same bits in every step shape."""
+"""Runs Llama-family decoders on the CPU, in C++; a token has the same bits in every step shape."""
 
 
 class NativeUnavailable(ValueError):
@@ -6,4 +6,4 @@ class NativeUnavailable(ValueError):
 
 
 class LibraryMissing(NativeUnavailable):
-    """The model could run in native steps, if there were a library for this CPU; the message says how to get it."""
+    """Native steps could run this model, but this CPU has no library; the message says how to get one."""

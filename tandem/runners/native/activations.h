@@ -1,4 +1,4 @@
-// Rows of activations in int8: groups of 32 values, each with its scale. A group depends on its own values alone.
+// int8 activations: groups of 32 values with a scale each, independent of other groups.
 #pragma once
 #include "integers.h"
 #include "memory.h"
@@ -32,7 +32,7 @@ inline int32_t total(vi value) {
 
 typedef vf Values32[2][SIXTEEN];
 
-// The largest magnitude, as the bits of a float: NaN is above infinity, that above all others.
+// The largest magnitude, as a float's bits: NaN is above infinity, which is above all others.
 inline uint32_t magnitude(const Values32& values) {
     vu most{};
     for (const auto& half : values)
@@ -70,7 +70,7 @@ inline void quantise(const Values32& values, Group8& to) {
     to.less8 = -8 * both;
 }
 
-// `count` values as groups `apart` from each other; beyond them zeros.
+// `count` values as groups `apart` from each other, zero-padded.
 template <class D> void quantise(const typename D::stored* from, int count, Group8* to, size_t apart) {
     const auto group = [](const typename D::stored* from, Group8& to) {
         Values32 values;

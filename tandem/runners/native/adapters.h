@@ -1,5 +1,4 @@
-// LoRA adapters: what each adds to the outputs of packed matrices, for tokens of rows that name it. All sums are in
-// float32, in the order of inputs and then of ranks, whatever else is in the step.
+// LoRA adapters of packed matrices' outputs, by row. Sums are float32, over inputs, then ranks, in every batch.
 #pragma once
 #include "linear.h"
 #include <memory>
@@ -7,7 +6,7 @@
 
 namespace tandem {
 
-// up * (down * x) * scale is added to a matrix's outputs: down [rank, inputs], up [outputs, rank]. Rank 0: nothing is.
+// Adds up * (down * x) * scale to a matrix's outputs: down [rank, inputs], up [outputs, rank]; nothing for rank 0.
 struct LowRank {
     const float *down, *up;
     int32_t rank;
@@ -18,7 +17,7 @@ struct LayerAdapter {
     LowRank q, k, v, o, gate, up, down;
 };
 
-// What is added to the outputs of matrices that are packed together. `shrunk` [rank]: all their products down * x.
+// Additions to matrices packed together. `shrunk` [rank]: all products down * x.
 template <class D> class Addition {
 public:
     struct Part {
@@ -30,7 +29,7 @@ public:
     };
 
     Addition() = default;
-    // `from(i)` says which outputs lie at 16 * i and on, part -1 for none; `groups`: how many such groups there are.
+    // `from(i)`: the outputs at 16 * i and on, part -1 for none, of `groups` such groups.
     template <class From> Addition(const std::vector<Part>& parts, int inputs, int groups, From from)
         : stride_(up(inputs, LANES)), groups_(groups) {
         std::vector<int> firsts;
@@ -56,12 +55,12 @@ public:
     }
     int rank() const { return rank_; }
 
-    // The products first .. last of x, whose values are followed by zeros up to a multiple of 16.
+    // Products first .. last of x, which is zero-padded to a multiple of 16.
     void shrink(const typename D::stored* x, int first, int last, float* shrunk) const {
         for (; first + ABREAST <= last; first += ABREAST) multiplied<ABREAST>(x, first, shrunk);
         for (; first < last; first++) multiplied<1>(x, first, shrunk);
     }
-    // Adds to the 32 outputs of a panel what the adapter adds.
+    // Adds the adapter to a panel's 32 outputs.
     void extend(int panel, const float* shrunk, v16f& near, v16f& far) const {
         const Group &a = groups_[2 * panel], &b = groups_[2 * panel + 1];
         v16f first{}, last{};
@@ -99,14 +98,14 @@ private:
     Buffer<float> down_, up_;
 };
 
-// The sizes that an adapter has to fit.
+// Sizes that an adapter must fit.
 struct LayerSizes {
     int hidden, queries, keys, intermediate;  // queries, keys: outputs of q, and of k and of v
 };
 
 enum Stacked { QKV, O, GATE_UP, DOWN, STACKS };
 
-// One adapter, layer by layer. A layer that it does not change has additions of rank 0.
+// One adapter by layer, with rank 0 for unchanged layers.
 template <class D> class LoraAdapter {
 public:
     LoraAdapter(int layers, const LayerSizes& sizes) : sizes_(sizes), layers_(layers) {}

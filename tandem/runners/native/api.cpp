@@ -1,5 +1,5 @@
-// What Python calls, through ctypes: plain C. Errors are a null or non-zero result; nothing throws across. Calls that return
-// int check what they are asked for (bounds.h) and return 0, or what is wrong; -1 where memory is short.
+// The C interface for ctypes. Nothing throws across. Errors are null or non-zero: int results are 0, a fault
+// (bounds.h), or -1 without memory.
 #include "bounds.h"
 #include <chrono>
 
@@ -30,7 +30,7 @@ void* tandem_model(void* pool, int dtype, const Shape* shape, const void* embedd
 } catch (...) { return nullptr; }
 void tandem_model_free(void* model) { delete static_cast<Model*>(model); }
 
-// Returns 1 where memory is short, 2 where neighbouring rows have different formats.
+// Returns 1 without memory, 2 for different formats of neighbouring rows.
 int tandem_set_layer(void* model, int layer, const LayerWeights* weights) try {
     if (!within(layer, static_cast<Model*>(model)->shape().layers)) return CALL;
     static_cast<Model*>(model)->set_layer(layer, *weights);
@@ -41,13 +41,13 @@ int tandem_set_head(void* model, const void* norm, const Matrix* head) try {
     return 0;
 } catch (...) { return 1; }
 
-// Makes a model of one layer an EAGLE-3 head; comes before its layer. Returns 1 where memory is short.
+// Makes a model of one layer an EAGLE-3 head, before its layer is set. Returns 1 without memory.
 int tandem_read_features(void* model, const HeadInputs* inputs) try {
     static_cast<Model*>(model)->read_features(*inputs);
     return 0;
 } catch (...) { return 1; }
 
-// Steps write the hidden states after `layers` layers to features [slots, length, count, hidden], in the model's dtype.
+// Steps write hidden states after `layers` to features [slots, length, count, hidden], in the model's dtype.
 int tandem_hand_out(void* model, const int32_t* layers, int count, void* features) try {
     Model& from = *static_cast<Model*>(model);
     for (int i = 0; i < count; i++)
@@ -56,7 +56,7 @@ int tandem_hand_out(void* model, const int32_t* layers, int count, void* feature
     return SOUND;
 } catch (...) { return -1; }
 
-// An adapter is put under a number, then has its layers set. Returns 1 where memory is short.
+// Registers an adapter by number, then sets its layers. Returns 1 without memory.
 int tandem_put_adapter(void* model, int number) try {
     if (number < 1) return CALL;
     static_cast<Model*>(model)->put_adapter(number);
@@ -72,10 +72,10 @@ int tandem_set_adapter_layer(void* model, int number, int layer, const LayerAdap
 
 int64_t tandem_weight_bytes(void* model) { return int64_t(static_cast<Model*>(model)->weight_bytes()); }
 
-// Keys and values of 16 positions, as they lie in the caches of all layers, and the features handed out for them.
+// A page: keys and values of 16 positions of all layers, and their features if handed out.
 int64_t tandem_page_bytes(void* model) { return int64_t(static_cast<Model*>(model)->page_bytes()); }
 
-// Copies blocks first .. first + count of a slot to the pages `pages` of the `stored` pages at `store`, or from them.
+// Copies blocks first .. first + count of a slot to or from `pages` of the `stored` pages at `store`.
 int tandem_save_pages(void* model, int slot, int first, int count, const int32_t* pages, char* store, int stored) {
     const Model& from = *static_cast<Model*>(model);
     if (const int fault = fault_of_pages(from, slot, first, count, pages, stored)) return fault;
@@ -89,7 +89,7 @@ int tandem_load_pages(void* model, int slot, int first, int count, const int32_t
     return SOUND;
 }
 
-// Bytes of keys and values that the first `positions` of a slot take, and what is given back behind their pages.
+// Bytes of keys and values of a slot's first `positions`; frees the memory beyond their pages.
 int64_t tandem_slot_bytes(void* model, int positions) { return int64_t(static_cast<Model*>(model)->slots().taken(positions)); }
 int tandem_give_back(void* model, int slot, int positions) {
     Model& of = *static_cast<Model*>(model);
@@ -107,7 +107,7 @@ int tandem_product(void* model, int layer, int which, const void* x, int tokens,
     return SOUND;
 } catch (...) { return -1; }
 
-// Float32 weights [outputs, inputs] as rows of blocks, in Q8_0 or Q4_1.
+// Float32 weights [outputs, inputs] as rows of Q8_0 or Q4_1 blocks.
 int tandem_encode(int format, int outputs, int inputs, const float* weights, uint8_t* to) {
     if ((format != Q8_0 && format != Q4_1) || outputs < 0 || inputs < 1) return CALL;
     const size_t bytes = row_bytes(Format(format), inputs);
@@ -115,7 +115,7 @@ int tandem_encode(int format, int outputs, int inputs, const float* weights, uin
     return SOUND;
 }
 
-// `wants`: 0 nothing, 1 the logits of each row's last token, 2 of all tokens; [wanted, outputs] float32.
+// `wants`: 0 nothing, 1 each row's last logits, 2 all; float32 [wanted, outputs].
 int tandem_feed(void* model, const Rows* rows, int wants, float* logits) try {
     Model& to = *static_cast<Model*>(model);
     if (!within(wants, 3)) return CALL;
@@ -129,7 +129,7 @@ int tandem_logprobs(void* pool, const float* const* logits, int rows, int count,
     logprobs(*static_cast<Pool*>(pool), logits, rows, count, top, totals, ids);
     return SOUND;
 } catch (...) { return -1; }
-// Draws a token from logits of tokens only[0 .. outputs) (null: of all), or says -1 where they are unsound.
+// Draws a token from logits of tokens only[0 .. outputs) (null: all); -1 if unsound.
 int tandem_draw(void* pool, const float* logits, int outputs, const int32_t* only, const Sampling* by, int32_t* token) try {
     if (outputs < 1 || !by->draws() || fault_of_draws(by, 1, logits, only ? 0 : outputs)) return CALL;
     *token = draw(*static_cast<Pool*>(pool), logits, outputs, only, *by, 0);
@@ -150,9 +150,9 @@ int tandem_verify(void* target, const Rows* rows, const Sampling* sampled, int32
     return SOUND;
 } catch (...) { return -1; }
 
-// Draft and verification in one call. drafts[r * stride ...] holds counts[r] given tokens where given[r], else is filled.
-// Draft tokens from `known` on are not the target's: a draft ends before the first. `said` and `logits`: as for verify, for
-// each row's last token and its draft. `adapters`, `sampled`: for the verification; the draft's are those of `tails` and `drawing`.
+// Drafts and verifies. drafts[r * stride ...] has counts[r] tokens if given[r], else is filled; a draft ends before ids
+// >= `known`. `said`, `logits`: as for verify. `adapters`, `sampled`: the verification's; the draft's are in `tails`
+// and `drawing`.
 int tandem_fused(void* draft, void* target, const Rows* tails, int32_t* counts, const int32_t* given, const int32_t* adapters, const int32_t* only, int known,
                  int stride, int32_t* drafts, const Sampling* sampled, int32_t* said, int32_t* accepted, float* logits, const Drawing* drawing,
                  double* draft_seconds) try {

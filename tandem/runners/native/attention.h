@@ -1,5 +1,5 @@
-// Attention of a few queries over one KV head, each from where its window begins up to its own position. A query's sums run
-// over positions in order and end at its own: they depend on nothing that stands behind it, nor on the other queries.
+// Attention of a few queries over one KV head, each within its window and up to its own position. Sums run in order of
+// positions, so they depend on no later position and no other query.
 #pragma once
 #include "attention_sums.h"
 #include <cmath>

@@ -1,5 +1,4 @@
-// The two sums of attention: of queries with keys, and of values by weights. Each is in the order of its numbers or of the
-// positions, whatever is computed beside it.
+// Attention's two sums: queries with keys, and values by weights, each in a fixed order.
 #pragma once
 #include "cache.h"
 
@@ -16,7 +15,7 @@ template <class D> struct Query {
     int begin, position;             // attends to positions begin .. position
 };
 
-// A thread's own memory for the scores of QUERIES queries over `length` positions.
+// A thread's memory for scores of QUERIES queries over `length` positions.
 template <class D> struct Scores {
     explicit Scores(int length) : stride(up(length, LANES)), scores(QUERIES * stride), weights(QUERIES * stride) {}
     size_t stride;
@@ -24,7 +23,7 @@ template <class D> struct Scores {
     Buffer<typename D::stored> weights;
 };
 
-// Where keys and values of a step's queries lie, and how far they go.
+// Where the keys and values of a step's queries lie.
 template <class D> struct Seen {
     const LayerCache<D>& cache;
     int slot, head, head_dim, first, last;  // first, last: the lowest and the highest position of a query
@@ -32,7 +31,7 @@ template <class D> struct Seen {
     float cap;                              // of scores, 0 for none
 };
 
-// Scores of N queries for B registers of positions from `block` on, of one span; `top`: the largest ones so far, lane by lane.
+// Scores of N queries for B registers of positions of one span from `block` on; `top`: maxima so far, by lane.
 template <class D, int N, int B>
 inline void score(const Seen<D>& seen, int block, float scale, const Query<D>* queries, Scores<D>& scratch, vf* top) {
     typedef typename D::unit unit;
@@ -75,7 +74,7 @@ inline void score(const Seen<D>& seen, int block, float scale, const Query<D>* q
         }
 }
 
-// The weighted sums of W registers of values from `d` on, divided by each query's total.
+// Weighted sums of W registers of values from `d` on, divided by each query's total.
 template <class D, int N, int W>
 inline void gather(const Seen<D>& seen, int d, const Query<D>* queries, const Scores<D>& scratch, const float* total) {
     typedef typename D::unit unit;
@@ -85,8 +84,7 @@ inline void gather(const Seen<D>& seen, int d, const Query<D>* queries, const Sc
     for (int q = 0; q < N; q++)
 #pragma GCC unroll 4
         for (int w = 0; w < W; w++) out[q][w] = vf{};
-    // Positions that all queries see need no look at each; what stands behind a query's own is another sequence's,
-    // and not even times 0 may it count: it may be NaN.
+    // Positions visible to all queries need no checks. Others' values may be NaN, and must not even count times 0.
     auto each_looked_at = [&](int i) __attribute__((always_inline)) {  // else the sums lie in memory
         const unit* values = seen.cache.values(seen.slot, seen.head, i) + d;
 #pragma GCC unroll 4

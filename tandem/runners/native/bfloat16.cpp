@@ -1,4 +1,4 @@
-// Models whose activations are bfloat16. Each number format is compiled apart, beside the others.
+// Models with bfloat16 activations, compiled apart.
 #include "rounds.h"
 
 namespace tandem {

@@ -1,6 +1,6 @@
-// Formats of quantised weights, as GGUF files store them: blocks of neighbouring inputs of one output. Packed, the blocks
-// of 32 outputs lie together, number by number, so that a register has the same number of neighbouring outputs; no bit is added or lost
-// but for the scales of Q4_K, 6 bits there and a byte here. A weight is (number - ZERO) * scale + minimum.
+// Formats of quantised weights as in GGUF files: blocks of neighbouring inputs of one output. Packed, the blocks of 32
+// outputs are interleaved number by number, losslessly, with Q4_K's 6-bit scales as bytes. A weight is (number - ZERO)
+// * scale + minimum.
 #pragma once
 #include "activations.h"
 
@@ -28,14 +28,14 @@ struct Nibbles {
     vu get(int unit, int lane) const { return load<vu>(rows[unit % 4][lane]) >> (unit / 4 * 4) & 0x0f0f0f0fu; }
 };
 
-// What the sums of a group of 32 inputs are multiplied by, for a register of outputs: one scale, or one for each half of the group.
+// Factors of a group's sums for a register of outputs: one scale, or one per half of the group.
 template <int PARTS> struct Factors {
     vf scale[PARTS], minimum;
 };
 
-// Every format has BYTES, those of a stored block of INPUTS inputs; Packed, the blocks of a panel; PARTS scales a group,
-// ZERO, MOST, the largest number, and whether it has MINIMA. pack() puts the stored block of one output into its lane;
-// unit() and factors() give what the outputs from `lane` on have for a group.
+// Every format has BYTES of a stored block of INPUTS inputs; Packed, a panel's blocks; PARTS scales a group; ZERO;
+// MOST, the largest number; whether it has MINIMA. pack() puts an output's stored block into its lane; unit() and
+// factors() return a group's values for outputs from `lane` on.
 struct BlocksOf8 {  // Q8_0
     static constexpr int INPUTS = GROUP, BYTES = 34, PARTS = 1, ZERO = 128, MOST = 255;
     static constexpr bool MINIMA = false;
@@ -155,7 +155,7 @@ struct SuperBlocksOf6 {  // Q6_K: 16 halves of groups share a scale of scales
     }
 };
 
-// Calls what(Blocks{}) for the blocks of a quantised format.
+// Calls what(Blocks{}) for a quantised format's blocks.
 template <class What> auto with_blocks(Format format, What what) {
     switch (format) {
         case Q4_0: return what(BlocksOf4{});

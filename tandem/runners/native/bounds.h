@@ -1,17 +1,16 @@
-// Whether what a call asks for lies within its models. api.cpp checks every call once, before anything is read or written,
-// so that no token id, count or position can make a step leave its memory, wherever it came from.
+// Bounds of calls. api.cpp checks each call before it reads or writes, so no token id, count or position escapes.
 #pragma once
 #include "rounds.h"
 
 namespace tandem {
 
-// What a call answers: 0, or what is wrong, plus FAULTS times the row that is at fault (library.py names them).
+// A call's fault, or 0, plus FAULTS times the row at fault (named in library.py).
 enum Fault { SOUND, SLOT, POSITION, TOKEN, ADAPTER, COUNT, ROOM, CALL, FAULTS = 16 };
 
 inline bool within(int64_t value, int64_t end) { return value >= 0 && value < end; }
 
-// Rows that can be fed, if each of those with `counts` (null: none) has up to so many draft tokens fed after it, all but
-// the last. A row with count 0 is left out; no count is above `most`. Each row has a token, and all of them fit in a step.
+// Rows that fit a step, with up to counts[r] draft tokens (null: none) after row r, all but the last fed. Count 0 omits
+// a row; `most` bounds counts. Each row has a token.
 inline int fault_of(const Model& model, const Rows& rows, const int32_t* counts = nullptr, int most = 0) {
     const Shape& shape = model.shape();
     int64_t tokens = 0;
@@ -32,7 +31,7 @@ inline int fault_of(const Model& model, const Rows& rows, const int32_t* counts 
     return SOUND;
 }
 
-// The verification of a fused call: each row's last token, at its place, and up to counts[r] draft tokens below `known`.
+// Verification in a fused call: each row's last token, and up to counts[r] draft tokens below `known`.
 inline int fault_of_rounds(const Model& target, const Rows& tails, const int32_t* counts, const int32_t* given, const int32_t* adapters,
                            const int32_t* drafts, int known, int stride) {
     const Shape& shape = target.shape();
@@ -54,7 +53,7 @@ inline int fault_of_rounds(const Model& target, const Rows& tails, const int32_t
     return SOUND;
 }
 
-// How rows are drawn (null: none is). `outputs`: the logits of a token, or 0 where they are of some tokens only.
+// Sampling of rows (null: none). `outputs`: a token's logits, or 0 if they are of some tokens only.
 inline int fault_of_draws(const Sampling* sampled, int rows, const float* logits, int outputs) {
     for (int r = 0; sampled && r < rows; r++)
         if (sampled[r].draws() && (!logits || !sampled[r].sound() || (outputs && sampled[r].tokens != outputs))) return FAULTS * r + CALL;
@@ -64,7 +63,7 @@ inline int fault_of_drawing(const Model& draft, const Drawing* drawing, int rows
     return drawing ? fault_of_draws(drawing->sampled, rows, drawing->logits, only ? 0 : draft.shape().outputs) : SOUND;
 }
 
-// Blocks first .. first + count of a slot, and as many pages of a store of `stored`.
+// Blocks first .. first + count of a slot, and as many of `stored` pages.
 inline int fault_of_pages(const Model& model, int slot, int first, int count, const int32_t* pages, int stored) {
     const Shape& shape = model.shape();
     if (!within(slot, shape.slots)) return SLOT;

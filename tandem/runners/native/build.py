@@ -1,7 +1,4 @@
-"""Compiles this folder's C++ for this CPU once and caches the library, unless one is installed for it.
-
-Needs a C++20 compiler ($CXX, g++ or clang++) and the C++ standard library, nothing else.
-"""
+"""Compiles this folder's C++ for this CPU once, with any C++20 compiler, unless a library is installed."""
 
 from __future__ import annotations
 
@@ -26,11 +23,11 @@ FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-s
 
 
 class CannotBuild(ValueError):
-    """There is no compiler, or it failed."""
+    """No compiler, or it failed."""
 
 
 def library_path() -> Path:
-    """The library that is installed for this CPU, or is compiled, now if it is not cached. Raises CannotBuild."""
+    """The installed library, or one compiled now or before. Raises CannotBuild."""
     if built := prebuilt_library(sources_hash(), cpu_features()):
         return built
     compiler = find_compiler()
@@ -45,7 +42,6 @@ def library_path() -> Path:
 
 
 def find_compiler() -> str:
-    """The C++ compiler to use. Raises CannotBuild."""
     for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
         if name and (found := shutil.which(name)):
             return found
@@ -57,14 +53,14 @@ def find_compiler() -> str:
 
 
 def _key(compiler: str) -> str:
-    """Hash of everything that the machine code depends on: sources, flags, compiler, CPU."""
+    # everything that machine code depends on
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
     parts = [*FLAGS, version, platform.machine(), cpu_features()]
     return hashlib.sha256("\0".join([*parts, *_sources()]).encode()).hexdigest()[:32]
 
 
 def sources_hash() -> str:
-    """Hash of the sources and of the flags that every compilation has, which is the same on every machine."""
+    """Hash of the sources and of flags common to all machines."""
     return hashlib.sha256("\0".join([*FLAGS, *_sources()]).encode()).hexdigest()
 
 
@@ -73,12 +69,10 @@ def _sources() -> list[str]:
 
 
 def cpu_features() -> str:
-    """The features of this CPU, as the kernel names them."""
     return _cpu_line("flags", "features")
 
 
 def cpu_model() -> str:
-    """The name of this CPU."""
     return _cpu_line("model name", "cpu part")
 
 
@@ -91,7 +85,7 @@ def _cpu_line(*names: str) -> str:
 
 
 def build(compiler: str, flags: Sequence[str], library: Path) -> None:
-    """Compiles the sources, each beside the others, and links them. Raises CannotBuild."""
+    """Compiles and links the sources. Raises CannotBuild."""
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         objects = {source: Path(folder, f"{source.stem}.o") for source in SOURCES.glob("*.cpp")}
         with ThreadPoolExecutor(min(len(objects), usable_cores())) as pool:

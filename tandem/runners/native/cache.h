@@ -1,5 +1,5 @@
-// The KV cache. Keys lie as a packed matrix whose outputs are positions, values as one whose inputs are positions, so that
-// attention is made of the same sums as the linear layers. Writing is a plain store: rollback is free.
+// The KV cache. Keys are a packed matrix with positions as outputs, values one with positions as inputs, so attention
+// uses the sums of linear layers. Rollback is free.
 #pragma once
 #include "memory.h"
 #include "vectors.h"
@@ -8,9 +8,8 @@ namespace tandem {
 
 constexpr int SPAN = 64;  // neighbouring positions of a head that lie together
 
-// Memory for the slots of all layers. A slot is whole in addresses, and takes memory as its positions are written: keys and
-// values of all layers and heads for SPAN positions, then those of the next ones. So what some first positions take is one
-// range, of few large pages: at position 4,096, pages of 4 KiB cost 7 % of a step.
+// All layers' slots, on demand: keys and values of all layers and heads for SPAN positions, then for the next ones. So
+// a prefix is one range of few large pages: at position 4,096, pages of 4 KiB cost 7 % of a step.
 class SlotMemory {
 public:
     SlotMemory(int slots, int length, size_t position_bytes)
@@ -20,9 +19,9 @@ public:
     char* slot(int slot) const { return memory_.data() + slot * slot_bytes_; }
     size_t group_bytes() const { return group_bytes_; }
     size_t slot_bytes() const { return slot_bytes_; }
-    // Bytes of the pages that the first `positions` of a slot take.
+    // Bytes of pages for a slot's first `positions`.
     size_t taken(int positions) const { return up(groups(positions) * group_bytes_, page_); }
-    // Gives back the memory of a slot behind the pages of its first `positions`.
+    // Frees a slot's memory beyond its first `positions`.
     void give_back(int slot, int positions) { memory_.give_back(slot * slot_bytes_ + taken(positions), (slot + 1) * slot_bytes_); }
 
 private:
@@ -47,7 +46,7 @@ public:
     const unit* keys(int slot, int head, int block) const {
         return reinterpret_cast<const unit*>(keys_at(slot, head, block * LANES));
     }
-    // Values of PER_UNIT neighbouring positions: value d at [d]. Those behind them in a group follow.
+    // Values of PER_UNIT neighbouring positions: value d at [d]; the group's other positions follow.
     const unit* values(int slot, int head, int unit_of_positions) const {
         return reinterpret_cast<const unit*>(values_at(slot, head, unit_of_positions * D::PER_UNIT));
     }
@@ -59,7 +58,7 @@ public:
         for (int d = 0; d < dim_; d++) v[d * D::PER_UNIT + position % D::PER_UNIT] = value[d];
     }
 
-    // Moves keys and values of 16 positions of all heads between the slots and a page; returns the address behind the page.
+    // Copies keys and values of 16 positions of all heads between slots and a page; returns the page's end.
     char* save(int slot, int block, char* page) const {
         each(slot, block, [&](const stored* part) { std::memcpy(page, part, block_bytes()); page += block_bytes(); });
         return page;

@@ -1,4 +1,4 @@
-"""Remembers that a model's steps passed their check, so that later starts on this CPU need not repeat it."""
+"""Notes that a model's steps passed their check, so that later starts on this CPU skip it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ _HERE = Path(__file__).parent
 
 
 class Certificate:
-    """A note in the cache that the steps of one model passed their check. `holds`: there is one from an earlier start.
-
-    `facts`: all that the check depends on. `again`: an earlier note does not count.
-    """
+    """A note in the cache. `holds`: an earlier start wrote it for these `facts`; `again` ignores it."""
 
     def __init__(self, name: str, facts: Mapping[str, object], again: bool = False) -> None:
         self._name, self._text = name, json.dumps(facts, indent=1, sort_keys=True) + "\n"
@@ -32,7 +29,6 @@ class Certificate:
         self.holds = not again and self._is_kept()
 
     def keep(self) -> None:
-        """Writes the note, after the check has passed."""
         if self.holds:
             return
         try:
@@ -66,7 +62,7 @@ def certificate(
     draft_vocab: Sequence[int] | None,
     again: bool,
 ) -> Certificate:
-    """The certificate of a model's steps: of its weights and format, the CPU, the library, threads and sizes."""
+    """The certificate for weights, format, CPU, library, threads and sizes."""
     facts = {
         "weights": identity.weights_revision,
         "format": identity.dtype,
@@ -83,7 +79,6 @@ def certificate(
 
 
 def _sources() -> str:
-    """A hash of the code that reads, packs and checks."""
     folders = (_HERE, _HERE.parents[1] / "checkpoints")
     files = [*(file for each in folders for file in sorted(each.glob("*.py"))), _HERE.parent / "batch_invariance.py"]
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()

@@ -1,4 +1,4 @@
-"""Loads a checkpoint into native steps: from safetensors or a GGUF file, without torch."""
+"""Loads safetensors or a GGUF file into native steps, without torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 def load_checkpoint(
     checkpoint: Checkpoint, execution: Execution, dtype: str, shape: Shape, verifies: bool, startup: Startup
 ) -> NativeRunner:
-    """Loads native steps in `dtype`. Raises CheckpointError, or NativeUnavailable."""
     with startup.stage("loading"):
         weights = family_weights(checkpoint)
     with startup.stage("quantising"):
@@ -57,7 +56,7 @@ def load_checkpoint(
 
 
 def family_weights(checkpoint: Checkpoint) -> FamilyWeights:
-    """Reads a folder or GGUF file. Raises CheckpointError, or NativeUnavailable if it is not of the Llama family."""
+    """Reads a folder or GGUF file. Raises CheckpointError, or NativeUnavailable for other families than Llama."""
     try:
         if checkpoint.gguf_file:
             return GgufWeights(checkpoint.gguf_file)
@@ -75,7 +74,6 @@ def family_weights(checkpoint: Checkpoint) -> FamilyWeights:
 
 
 def _blocks(checkpoint: Checkpoint, weights: FamilyWeights, form: str) -> BlockSource | None:
-    """The matrices in blocks that `--weights` asks for, quantised now if they are not in the cache."""
     if form in WHEN_LOADED:
         return quantised(checkpoint, weights, form)
     return weights if form == "as-stored" and isinstance(weights, GgufWeights) else None

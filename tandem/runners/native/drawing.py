@@ -1,4 +1,4 @@
-"""Says how the library draws tokens, and draws draft tokens for it, between its steps, where it cannot."""
+"""How the library draws tokens; draws draft tokens for it, by callback, if it cannot."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ from tandem.speculation.types import SparseDistribution
 
 
 def sampled_rows(rows: Sequence[VerifyRow | ProposeRow | FusedRow], tokens: int) -> Any:
-    """How the rows that the library draws are drawn, from so many ids: an array, or None if it draws none.
-
-    The first draw of each is at the position after its last committed token.
-    """
+    """Sampling structures over `tokens` ids, from the position after each row's last; None: all greedy."""
     made = None
     for r, row in enumerate(rows):
         asked = row.propose if isinstance(row, FusedRow) else row
@@ -31,7 +28,7 @@ def sampled_rows(rows: Sequence[VerifyRow | ProposeRow | FusedRow], tokens: int)
 
 
 class DraftDraws:
-    """The draft tokens of one call. The library calls back on the thread that called it."""
+    """The draft tokens of one call; the library calls back on the calling thread."""
 
     def __init__(self, model: NativeSteps, rows: Sequence[ProposeRow]) -> None:
         self._model, self._rows = model, rows
@@ -42,23 +39,23 @@ class DraftDraws:
 
     @classmethod
     def of(cls, model: NativeSteps, rows: Sequence[ProposeRow]) -> DraftDraws | None:
-        """Returns the draws of these rows; None if the library chooses all draft tokens by itself."""
+        """None if the library chooses all draft tokens itself."""
         return None if all(row.plain or not row.k for row in rows) else cls(model, rows)
 
     def passed(self) -> Drawing:
-        """Returns the structure for the library. Not kept here, because it keeps this object alive."""
+        # not kept, because it keeps this object alive
         others, model = ints([not row.drawn for row in self._rows]), self._model
         sampled = sampled_rows(self._rows, model.outputs if model.draft_vocab is None else model.vocab_size)
         return Drawing(others, sampled, pointer(self._logits, c_float), DRAW(self._draw))
 
     def finished(self) -> list[tuple[SparseDistribution, ...]]:
-        """Returns what each row's draft tokens were drawn from. Raises what a draw raised."""
+        """Each draft token's distribution, by row. Raises a draw's exception."""
         if self._error:
             raise self._error
         return [tuple(sent) for sent in self._sent]
 
     def _draw(self, row: int, at: int, best: int) -> int:
-        """Draws a row's next token, -1 if there is none or that fails: an exception would be lost in the library."""
+        # -1 ends the draft; the library would lose an exception
         if self._error:
             return -1
         try:

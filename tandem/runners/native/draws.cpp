@@ -10,7 +10,7 @@ constexpr double MARGIN = 0x1p-40;
 typedef uint64_t vw __attribute__((vector_size(8 * DOUBLES)));
 constexpr int BLOCKS = STRIP / 4, EIGHT = 8;
 
-// The products of two words, as their high and low halves.
+// Products of two words: high and low halves.
 inline void multiply(uint64_t x, uint64_t y, uint64_t& high, uint64_t& low) {
     const unsigned __int128 product = (unsigned __int128)x * y;
     high = uint64_t(product >> 64), low = uint64_t(product);
@@ -36,7 +36,7 @@ inline void multiply(vw x, uint64_t y, vw& high, vw& low) {
     low = (third << 32) | (first & 0xffffffffu);
 }
 
-// Philox4x64-10 (Salmon et al. 2011) as numpy counts: the first block of four words has counter 1. Word v belongs to token v.
+// Philox4x64-10 (Salmon et al. 2011) as in numpy: the first block of four words has counter 1; word v is token v's.
 class Noise {
 public:
     Noise(uint64_t seed, uint64_t position) {
@@ -53,7 +53,7 @@ public:
         turn<EIGHT / DOUBLES>(blocks, made[0], EIGHT);
         for (int i = 0; i < EIGHT; i++) to[i] = made[tokens[i] % 4][i];
     }
-    // The words of a strip's tokens: those of a block lie BLOCKS apart.
+    // The words of a strip's tokens; a block's lie BLOCKS apart.
     void words(int s, uint64_t (&to)[STRIP]) const {
         uint64_t blocks[BLOCKS];
         for (int i = 0; i < BLOCKS; i++) blocks[i] = uint64_t(s) * BLOCKS + 1 + i;
@@ -64,8 +64,8 @@ private:
     static constexpr int ROUNDS = 10, TOGETHER = 2;  // two at a time keep the CPU's multipliers busy
     static constexpr uint64_t FIRST = 0xD2E7470EE14C6C93u, SECOND = 0xCA5A826395121157u;
 
-    // N registers of counters, below 2^32, to their words: word k of a block lies k * `apart` further. What is multiplied in
-    // the first two rounds is short, or the same for all.
+    // N registers of counters, below 2^32, to words; word k of a block lies k * `apart` further. The first two rounds'
+    // factors are short, or equal in all lanes.
     template <int N> void turn(const uint64_t* blocks, uint64_t* to, int apart) const {
         vw x[N][4];
         for (int j = 0; j < N; j++) {
@@ -92,8 +92,8 @@ private:
 
 double gumbel(uint64_t word) { return -log_of(-log_of((double(int64_t(word >> 12)) + 0.5) * 0x1p-52)); }
 
-// The noise of a position's words from LEAST on, which one token in 1024 has; that of others is less than MOST. It decides nearly
-// all that is not likely, and a target draws where its draft has drawn: that of the latest positions is kept.
+// The noise of words >= LEAST, one token in 1024; others' is below MOST. It decides between unlikely tokens; the latest
+// positions are cached, since a target draws as its draft did.
 struct Rare {
     static constexpr uint64_t LEAST = 0x3FFull << 54;
     static constexpr double MOST = 6.94;
@@ -107,7 +107,7 @@ struct Rare {
     }
 };
 
-// The best so far; among equals the one with the higher score if that counts, then the lower id.
+// The best so far; equals by higher score if `by_score`, then by lower id.
 struct Winner {
     double noisy = -INFINITY;
     Candidate own{0, -1};
@@ -115,15 +115,14 @@ struct Winner {
     void offer(double its, const Candidate& one, bool by_score) {
         if (its > noisy || (its == noisy && own.token >= 0 && (by_score ? one < own : one.token < own.token))) noisy = its, own = one;
     }
-    // A token with this chance at most cannot win with words below, which is rounded down: the noise of a word w is at most
-    // -log(1 - w / 2^64). No token that could win is passed over.
+    // A token of this chance cannot win with words below (rounded down): noise is at most -log(1 - w / 2^64).
     static uint64_t needed(double chance) {
         const double least = 1.0 - chance * (1.0 + MARGIN) - MARGIN;
         return least > 0 ? uint64_t(least * 0x1p64) : 0;
     }
 };
 
-// One draw. What takes long is shared among threads.
+// One draw; threads share its long parts.
 class Draw : Ranking {
 public:
     Draw(Pool& pool, const float* logits, int count, const int32_t* ids, const Sampling& by, int ahead)
@@ -141,8 +140,8 @@ public:
     }
 
 private:
-    // Leaves the fewest tokens, most likely first, whose total probability reaches top-p. What is about right decides nearly
-    // always; few tokens are enough more often. All others have less than what is left, at most.
+    // Leaves the fewest tokens, most likely first, that reach top-p. An approximation nearly always decides, usually by
+    // few tokens; all others have at most the remaining probability.
     void cut_nucleus() {
         double error, mass = about_mass(error);
         for (const bool exact : {false, true}) {
@@ -168,9 +167,9 @@ private:
         if (size) candidates_.resize(size);
     }
 
-    // The same of candidates that are all those with scores from `lowest` on, in any order, where the total is between `least`
-    // and `most`, and sums differ by the order of their additions: by ranges of scores, and in the range where it is reached, one
-    // by one. Returns false where that does not decide, or they are not enough.
+    // The same of unsorted candidates, all with scores >= `lowest`, for a total between `least` and `most`: by ranges
+    // of scores, then within the decisive range by single scores. Returns false if that is ambiguous or they do not
+    // suffice.
     bool cut(double lowest, double least, double most) {
         constexpr int RANGES = 256;
         if (!(lowest < 0)) return false;
@@ -199,13 +198,13 @@ private:
         weigh(0, int(candidates_.size()), [&](int i) { return candidates_[i].score; }, each);
     }
 
-    // Leaves the candidates, or of all tokens those, whose scores are at least `least`.
+    // Leaves tokens with scores >= `least`, of the candidates or of all.
     void cut_below(double least, bool chosen) {
         if (!chosen) gather(top_ + temperature_ * least);
         candidates_.erase(std::remove_if(candidates_.begin(), candidates_.end(), [&](const Candidate& one) { return !(one.score >= least); }), candidates_.end());
     }
 
-    // The best of the candidates and what was found before. Threads take 64 at a time.
+    // The best of the candidates and the previous best. Threads take 64 at a time.
     int32_t best_of_candidates(bool by_score, Winner best = {}) const {
         const int count = int(candidates_.size()), threads = count < 1024 ? 1 : this->threads();
         std::vector<Winner> winners(threads, best);
@@ -230,7 +229,7 @@ private:
             if (words[j] >= needed) best.offer(own[j].score + gumbel(words[j]), own[j], by_score);
     }
 
-    // After the likeliest token and those with rare words, only tokens count that can win without.
+    // After the likeliest token and those with rare words, only tokens that can still win are left.
     int32_t best_of_all() {
         Winner best;
         gather(top_);

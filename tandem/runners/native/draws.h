@@ -1,4 +1,4 @@
-// Draws tokens as tandem/speculation/draws.py does, with the same bits; that file says what they follow.
+// Draws tokens with the bits of tandem/speculation/draws.py.
 #pragma once
 #include "pool.h"
 #include <cmath>
@@ -6,7 +6,7 @@
 
 namespace tandem {
 
-// How the tokens of a row are drawn, the first at `position`: from `tokens` ids. At temperature 0 they are not drawn.
+// A row's draws, the first at `position`, from `tokens` ids. Temperature 0: none.
 struct Sampling {
     double temperature, top_p, min_p;
     uint64_t seed;
@@ -20,12 +20,11 @@ struct Sampling {
     }
 };
 
-// The token that is drawn `ahead` positions further, or -1 if the logits are unsound. `logits`: those of tokens
-// only[0 .. outputs), all others being -inf (null: of all tokens).
+// The token `ahead` positions further, or -1 for unsound logits, which are of tokens only[0 .. outputs) (null: all).
 int32_t draw(Pool& pool, const float* logits, int outputs, const int32_t* only, const Sampling& by, int ahead);
 
-// Of `rows` rows of `count` logits: totals[r] is log(sum(exp(logits[r]))), ids[r * top ...] those of the `top` largest, the
-// largest first and the lower id first among equals. Where logits are unsound, the total is NaN.
+// Per row of `count` logits: totals[r] = log(sum(exp(logits[r]))) (NaN: unsound), and ids[r * top ...], the `top`
+// largest in order, lower ids first among equals.
 void logprobs(Pool& pool, const float* const* logits, int rows, int count, int top, double* totals, int32_t* ids);
 
 }  // namespace tandem

@@ -1,5 +1,5 @@
-// exp, log and a sum of float64 with the bits of tandem/speculation/elementary.py: the same IEEE operations in the same
-// order, in lanes of vectors or alone. What is compiled must fuse no product with a sum (-ffp-contract=off, build.py).
+// exp, log and a float64 sum with the bits of tandem/speculation/elementary.py: the same IEEE operations, in vectors or
+// alone. Needs -ffp-contract=off (build.py).
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -18,7 +18,7 @@ constexpr int DOUBLES = 2;
 typedef double vd __attribute__((vector_size(8 * DOUBLES)));
 typedef int64_t vl __attribute__((vector_size(8 * DOUBLES)));
 
-// e^x: 0 below -708, and above 709 what it is there.
+// e^x: 0 below -708, and constant above 709.
 inline vd exp_of(vd x) {
     const vd magic = vd{} + 0x1.8p52, least = vd{} - 709.0, most = vd{} + 709.0;
     vd held = x > least ? x : least;
@@ -41,7 +41,7 @@ template <int N> inline void exps_of(double (&values)[N]) {
     }
 }
 
-// The natural logarithm of finite x >= 0; below 2^-1022 what it is there.
+// Natural logarithm of finite x >= 0, constant below 2^-1022.
 inline double log_of(double x) {
     constexpr int64_t ONE = int64_t(0x3FF) << 52, ROOT_HALF = int64_t(0x3FE6A09E) << 32, FRACTION = (int64_t(1) << 52) - 1;
     x = x > 0x1p-1022 ? x : 0x1p-1022;

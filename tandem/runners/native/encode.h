@@ -1,5 +1,4 @@
-// Dense weights as blocks of Q8_0 or Q4_1, for checkpoints that are quantised when they are loaded. Scales are rounded to
-// what is stored before the weights are, so that these are the nearest ones.
+// Quantises dense weights to Q8_0 or Q4_1. Scales are rounded as stored before the nearest numbers are chosen.
 #pragma once
 #include "blocks.h"
 #include <algorithm>
@@ -15,7 +14,7 @@ struct Weights32 {
     v16f parts[2];
 };
 
-// value / scale as the nearest integer from `least` to `most`; 0 where the scale is 0.
+// value / scale as the nearest integer in `least` .. `most`; 0 for scale 0.
 inline v16f nearest(v16f value, float scale, float least, float most) {
     if (!(scale > 0)) return v16f{};
     const v16f magic = all(0x1.8p23f), number = (value / scale + magic) - magic;
@@ -35,7 +34,7 @@ inline void encode_8(const Weights32& weights, uint8_t* to) {
     }
 }
 
-// A block of Q4_1 whose numbers 0 and 15 stand for `least` and `most`. Returns the squared error.
+// A Q4_1 block whose numbers 0 and 15 are `least` and `most`. Returns the squared error.
 inline float encode_4(const Weights32& weights, float least, float most, uint8_t* to) {
     store_half(to, (most - least) / 15);
     store_half(to + 2, least);
@@ -50,7 +49,7 @@ inline float encode_4(const Weights32& weights, float least, float most, uint8_t
     return sum(error);
 }
 
-// A range without the outermost weights is tried too: what they lose, the others may win.
+// Also tries a range without the outermost weights.
 inline void encode_4(const Weights32& weights, uint8_t* to) {
     float least = INFINITY, most = -INFINITY;
     for (const v16f& part : weights.parts)
@@ -66,7 +65,7 @@ inline void encode_4(const Weights32& weights, uint8_t* to) {
         }
 }
 
-// `inputs` weights as blocks of `format`, the last one filled up with zeros.
+// `inputs` weights as blocks of `format`, zero-padded.
 template <class D> void encode(Format format, int inputs, const typename D::stored* weights, uint8_t* to) {
     const int bytes = format == Q4_1 ? BlocksOf4AndMinima::BYTES : BlocksOf8::BYTES;
     for (int begin = 0; begin < inputs; begin += GROUP, to += bytes) {

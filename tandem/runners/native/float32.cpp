@@ -1,4 +1,4 @@
-// Models whose activations are float32. Each number format is compiled apart, beside the others.
+// Models with float32 activations, compiled apart.
 #include "rounds.h"
 
 namespace tandem {

@@ -1,16 +1,16 @@
-// What the layer of an EAGLE-3 head reads: the embedding of a token beside a hidden state, its target's or its own.
+// Inputs of an EAGLE-3 head's layer: a token's embedding, and the target's or its own hidden state.
 #pragma once
 #include "linear.h"
 
 namespace tandem {
 
-// Rows of `width` numbers: float32 where `wide`, else bfloat16, whatever the head computes in.
+// Rows of `width` numbers: float32 if `wide`, else bfloat16, in any head dtype.
 struct Table {
     const void* rows;
     int32_t width, wide;
 };
 
-// A row in the numbers of D. What is not finite becomes 0: it would spread to all later tokens through the cache.
+// A row in the numbers of D. Values that are not finite become 0, or they would spread through the cache.
 template <class D> void read(const Table& from, size_t row, typename D::stored* to) {
     const size_t first = row * from.width;
     for (int i = 0; i < from.width; i += LANES) {
@@ -30,7 +30,7 @@ template <class D> struct Front {
     Linear<D> fuse;        // features to a hidden state
     Buffer<stored> hidden_norm;
     Buffer<stored> gathered, both;  // of a step's tokens: features; embeddings beside hidden states, both normed
-    // [slots, kept, hidden]: hidden states of tokens whose logits a slot asked for, that of position p in place p % kept.
+    // [slots, kept, hidden]: own hidden states; position p is in place p % kept.
     Buffer<stored> states;
     size_t kept, hidden;
 

@@ -1,4 +1,4 @@
-"""Packs an EAGLE-3 head for the C++ step, which reads the features that its target's steps write."""
+"""Packs an EAGLE-3 head for the C++ step, which reads features that its target's steps write."""
 
 from __future__ import annotations
 
@@ -22,12 +22,7 @@ from tandem.speculation.features import FeatureInbox
 
 
 class NativeHead(NativeSteps):
-    """The steps of a head in `dtype`, whose slots are its target's.
-
-    The head's weights are copied; features and their `embedding`, [vocabulary, hidden], are shared. They are in float32
-    or bfloat16, whatever the head computes in. `most_tokens`: tokens that one step may feed in total. `kept_states`: of
-    so many last positions of a slot its own hidden states are kept; with 1 each step goes on after the one before.
-    """
+    """A head's steps in `dtype`, in its target's slots. `kept_states`: positions with own states; 1: the last."""
 
     def __init__(
         self,
@@ -50,7 +45,7 @@ class NativeHead(NativeSteps):
 
     @property
     def spare_bytes(self) -> int:
-        """Bytes that are taken beside those of slots: its own states are."""
+        """Bytes outside slots: its own states."""
         states = self._kept_states * int(self.sizes.slots * self.sizes.hidden) * (2 if self.dtype == "bfloat16" else 4)
         return super().spare_bytes + states
 
@@ -74,12 +69,7 @@ class NativeHead(NativeSteps):
 
 
 class NativeHeadRunner(NativeRunner):
-    """Runs a head as a draft. Its keys lie one position before their tokens, so that its pages would not be whole.
-
-    A target's pages hold its features, from which a head's keys are soon made again. `away`: what a head is made from
-    whose target is elsewhere: features come by inbox, and its own states, which the model keeps of whole slots, take
-    the place of others.
-    """
+    """Runs a head as a draft. Its keys lie one position before their tokens, so it has no pages of its own."""
 
     def __init__(
         self, model: NativeHead, limits: Limits, identity: RunnerIdentity, away: RemoteHead | None = None
@@ -103,17 +93,13 @@ class NativeHeadRunner(NativeRunner):
         raise NotImplementedError("an EAGLE head drafts and verifies nothing")
 
     def follow(self, slot: int, inbox: FeatureInbox) -> None:
-        """Like FeaturesIn.follow."""
         self._inboxes[slot] = inbox
         self._seen.pop(slot, None)
 
     def _batch(
         self, rows: Sequence[PrefillRow] | Sequence[ProposeRow], starts: Sequence[int], tokens: Sequence[Sequence[int]]
     ) -> RowBatch:
-        """Like NativeRunner._batch; away from the target, positions count from that of a slot's first feature.
-
-        The head sees nothing before it, and its rotary embedding is of distances alone.
-        """
+        # away from the target, positions count from the slot's first feature: rotary embeddings are relative
         if isinstance(self._reads, No):
             return super()._batch(rows, starts, tokens)
         slots = [row.slot for row in rows]
@@ -127,7 +113,6 @@ class NativeHeadRunner(NativeRunner):
         return RowBatch(slots, own, fed, feature_counts=[end - first for first, end in seen])
 
     def _take(self, slot: int) -> tuple[int, int]:
-        """Stores the features that have come for a slot; returns from where to where the next step reads them."""
         inbox = self._inboxes.get(slot)
         if inbox is None:
             return 0, 0
@@ -144,12 +129,11 @@ class NativeHeadRunner(NativeRunner):
 
 
 def linear(head: HeadWeights, module: str, dtype: str) -> Linear:
-    """A linear layer of a head, by its name."""
     return Linear(head.shape(module), lambda: head.weight(module, dtype), head.bias(module, dtype))
 
 
 def check_head(config: HeadConfig, dtype: str) -> None:
-    """Raises NotNative unless the C++ step computes what this head computes."""
+    """Raises NotNative unless the C++ step computes this head."""
     if dtype not in DTYPES:
         raise NotNative(f"weights in {dtype} (there are float32 and bfloat16)")
     check_sizes(config.hidden_size, config.head_dim, config.intermediate_size)

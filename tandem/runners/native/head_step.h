@@ -1,4 +1,4 @@
-// The part of a step that an EAGLE-3 head has before its layer.
+// An EAGLE-3 head's part of a step before its layer.
 #pragma once
 #include "transformer.h"
 
@@ -23,7 +23,7 @@ template <class D> void Transformer<D>::read_features(const HeadInputs& from) {
     make_phases();
 }
 
-// Hidden states are fused from the target's features, or are the head's own of a step before.
+// Fuses hidden states from the target's features, or takes the head's own.
 template <class D> void Transformer<D>::take_in(int thread, Place& place) {
     Front<D>& front = *front_;
     const Linear<D>& qkv = layers_[0].qkv;

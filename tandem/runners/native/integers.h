@@ -1,5 +1,4 @@
-// Products of small integers, and the halves of floats that scale them. An integer sum is exact in any order, so every
-// CPU has its own way here and all have the same result.
+// Products of small integers, and float16 scales. Integer sums are exact, so CPUs may differ in method, not in result.
 #pragma once
 #include "vectors.h"
 #if defined(__ARM_FEATURE_MATMUL_INT8)
@@ -10,9 +9,9 @@ namespace tandem {
 
 constexpr int FOUR = 4;  // neighbouring inputs in a lane of 32 bits
 
-// Sums of products, in each lane of a register: of unsigned numbers up to MOST, four to a lane, and four signed bytes; of
-// STEP neighbouring units at a time. `ready` prepares numbers that are multiplied with several tokens' bytes, for together()
-// registers of outputs at once. A sum begins at `start`, which begin() and total() are both told.
+// Sums of products by lane: four unsigned numbers up to MOST times four signed bytes, for STEP neighbouring units.
+// `ready` prepares numbers for several tokens and together() registers of outputs. begin() and total() get the same
+// `start`.
 #if defined(__AVX512VNNI__)
 template <int MOST> struct Products {
     static constexpr int STEP = 1;
@@ -28,8 +27,8 @@ template <int MOST> struct Products {
     vi total(int32_t) const { return sum; }
 };
 #elif defined(__AVX2__)
-// `vpmaddubsw` adds two neighbouring products in 16 bits. Numbers up to 15 leave room there for a whole group,
-// 8 * 2 * 15 * 127, and those up to 255 are two of them; numbers up to 63 leave room for two units.
+// `vpmaddubsw` adds two products in 16 bits. Numbers up to 15 leave room for a whole group, 8 * 2 * 15 * 127, those up
+// to 63 for two units; those up to 255 are split in two.
 template <int MOST> struct Products {
     static constexpr int STEP = MOST == 63 ? 2 : 1, HALVES = MOST > 63 ? 2 : 1;
     static constexpr int together(int tokens) {  // so that sums and numbers of 6 and 8 bits leave a register for bytes
@@ -118,7 +117,7 @@ inline vf from_half(vh value) {
 }
 inline float from_half(uint16_t value) { return from_half(vh{} + value)[0]; }
 
-// The nearest float16, the even one of two; NaN for what is too large.
+// The nearest float16, ties to even; NaN for overflow.
 inline uint16_t to_half(float value) {
     const uint32_t sign = load<uint32_t>(&value) >> 16 & 0x8000u;
     const float size = std::fabs(value), shifted = size + 0.5f, half = 0.5f;  // 0.5's last bit is worth the least float16
@@ -129,7 +128,7 @@ inline uint16_t to_half(float value) {
 
 inline vf floats(vi value) { return __builtin_convertvector(value, vf); }
 
-// Stores 32 integers of -128 to 127 as bytes; GCC would convert them one by one.
+// Stores 32 integers of -128 to 127 as bytes; GCC would convert one by one.
 inline void store_bytes(int8_t* to, const vi (&from)[2][SIXTEEN]) {
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
     const auto words = [&](int half) { return _mm256_packs_epi32((__m256i)from[half][0], (__m256i)from[half][1]); };
@@ -140,7 +139,7 @@ inline void store_bytes(int8_t* to, const vi (&from)[2][SIXTEEN]) {
 #endif
 }
 
-// Bytes as floats; GCC would convert them one by one.
+// Bytes as floats; GCC would convert one by one.
 #if defined(__AVX512VNNI__)
 inline vf wide(const int8_t* from) { return floats((vi)_mm512_cvtepi8_epi32((__m128i)load<vb>(from))); }
 inline vf wide(const uint8_t* from) { return floats((vi)_mm512_cvtepu8_epi32((__m128i)load<vc>(from))); }

@@ -1,4 +1,4 @@
-"""Declares the C interface of api.cpp: structures, signatures, arrays. Calls release the GIL."""
+"""The C interface of api.cpp: structures, signatures, arrays. Calls release the GIL."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from tandem.runners.protocol import RowFailed
 
 Row = TypeVar("Row")
 Result = TypeVar("Result")
-Ints = ctypes.Array[c_int32]
-"""A ctypes array of int32: created and passed in a tenth of numpy's time, which every step pays."""
+Ints = ctypes.Array[c_int32]  # created and passed in a tenth of numpy's time, which every step pays
 
 
 FAULTS = {
@@ -28,12 +27,11 @@ FAULTS = {
     6: "it has no tokens, or does not fit",
     7: "an argument is out of range",
 }
-_ROWS = 16
-"""FAULTS of bounds.h: what is wrong stands in a status beside the number of the row."""
+_ROWS = 16  # FAULTS of bounds.h: a status is this times the row, plus the fault
 
 
 class OutOfBounds(ValueError):
-    """A call of the library asks for what is outside its models; nothing was computed. `row`: the first at fault."""
+    """A library call exceeds its models; nothing was computed. `row`: the first at fault."""
 
     def __init__(self, call: str, status: int) -> None:
         self.row, fault = divmod(status, _ROWS)
@@ -42,7 +40,7 @@ class OutOfBounds(ValueError):
 
 
 def each_within(rows: Sequence[Row], step: Callable[[Sequence[Row]], Sequence[Result]]) -> list[Result | RowFailed]:
-    """Runs a step; a row that is out of bounds fails alone, and no other row notices."""
+    """Runs a step; rows that are out of bounds fail alone."""
     if not rows:
         return []
     try:
@@ -53,10 +51,7 @@ def each_within(rows: Sequence[Row], step: Callable[[Sequence[Row]], Sequence[Re
 
 
 class ModelShape(ctypes.Structure):
-    """Shape of transformer.h. `outputs`, `vocabulary`: rows of head and embedding. `length`: positions of a slot.
-
-    What follows `scale` is the form of its layers: zeros are that of a Llama.
-    """
+    """Shape of transformer.h. `outputs`, `vocabulary`: rows of head and embedding. Zeros after `scale`: a Llama."""
 
     _fields_ = (
         *((name, c_int32) for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate")),
@@ -68,7 +63,7 @@ class ModelShape(ctypes.Structure):
 
 
 class Matrix(ctypes.Structure):
-    """Matrix of transformer.h: addresses of weights and bias, and GGML's numbers of two formats, 0 for dense."""
+    """Matrix of transformer.h: addresses of weights and bias, and two GGML formats (0: dense)."""
 
     _fields_ = (("weights", c_void_p), ("bias", c_void_p), ("stored", c_int32), ("packed", c_int32))
 
@@ -78,7 +73,7 @@ MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 
 
 class LayerWeights(ctypes.Structure):
-    """LayerWeights of transformer.h: addresses of norms, None for those that the model lacks, and matrices."""
+    """LayerWeights of transformer.h: addresses of norms (None: absent) and matrices."""
 
     _fields_ = (
         *((name, c_void_p) for name in NORMS),
@@ -89,7 +84,7 @@ class LayerWeights(ctypes.Structure):
 
 
 class LowRank(ctypes.Structure):
-    """LowRank of adapters.h: addresses of two float32 matrices, both None for rank 0."""
+    """LowRank of adapters.h: addresses of float32 matrices, None for rank 0."""
 
     _fields_ = (("down", c_void_p), ("up", c_void_p), ("rank", c_int32), ("scale", c_float))
 
@@ -101,11 +96,7 @@ class LayerAdapter(ctypes.Structure):
 
 
 class Rows(ctypes.Structure):
-    """A ragged batch: row r feeds tokens[begins[r] : begins[r + 1]] to slot slots[r] from position starts[r].
-
-    `adapters`: the number of each row's adapter, or None if no row has one. `feature_counts`: of how many positions
-    of a head's row features have come, or None for all. `silent`: so many rows, the last ones, want nothing.
-    """
+    """A ragged batch: row r feeds tokens[begins[r] : begins[r + 1]] to slot slots[r] from position starts[r]."""
 
     _fields_ = (
         ("count", c_int32),
@@ -115,13 +106,13 @@ class Rows(ctypes.Structure):
 
 
 class RowTable(ctypes.Structure):
-    """Table of head.h: the address of rows of `width` numbers, float32 if `wide`, else bfloat16."""
+    """Table of head.h: address of rows of `width` numbers, float32 if `wide`, else bfloat16."""
 
     _fields_ = (("rows", c_void_p), ("width", c_int32), ("wide", c_int32))
 
 
 class HeadInputs(ctypes.Structure):
-    """HeadInputs of transformer.h. `length`: positions of a slot in the features. `kept_states`: of the head's own."""
+    """HeadInputs of transformer.h. `length`: positions of a slot's features. `kept_states`: of own states."""
 
     _fields_ = (
         *((name, RowTable) for name in ("embedding", "features")),
@@ -131,12 +122,12 @@ class HeadInputs(ctypes.Structure):
     )
 
 
+# callback: (row, place of its logits, argmax token or -1) to the next draft token; -1 ends the draft
 DRAW = ctypes.CFUNCTYPE(c_int32, c_int32, c_int32, c_int32)
-"""Draws a draft token: (row, place of its logits, token of the largest or -1) to the token, or -1 to end the draft."""
 
 
 class Sampling(ctypes.Structure):
-    """Sampling of draws.h: how the tokens of a row are drawn. All zeros: they are not."""
+    """Sampling of draws.h: how a row's tokens are drawn; all zeros: not."""
 
     _fields_ = (
         *((name, c_double) for name in ("temperature", "top_p", "min_p")),
@@ -145,7 +136,7 @@ class Sampling(ctypes.Structure):
 
 
 class Drawing(ctypes.Structure):
-    """Drawing of rounds.h: who draws the draft tokens of the rows marked in `rows`, and room for logits."""
+    """Drawing of rounds.h: the callback for rows marked in `rows`, and a buffer for logits."""
 
     _fields_ = (
         *(("rows", POINTER(c_int32)), ("sampled", POINTER(Sampling)), ("logits", POINTER(c_float)), ("draw", DRAW)),
@@ -153,22 +144,20 @@ class Drawing(ctypes.Structure):
 
 
 def ints(values: Sequence[int]) -> Ints:
-    """The values as an int32 array [n]."""
     return (c_int32 * len(values))(*values)
 
 
 def zeros(count: int) -> Ints:
-    """An int32 array [count] of zeros."""
     return (c_int32 * count)()
 
 
 def pointer(array: NDArray[Any] | None, of: type) -> Any:
-    """A pointer to a numpy array's data; None for None."""
+    """A pointer to an array's data; None for None."""
     return None if array is None else array.ctypes.data_as(POINTER(of))
 
 
 class RowBatch:
-    """Keeps rows together with the arrays that they point to."""
+    """Rows and the arrays that they point to."""
 
     def __init__(
         self,
@@ -178,7 +167,7 @@ class RowBatch:
         adapters: Sequence[int] = (),
         feature_counts: Sequence[int] | None = None,
     ) -> None:
-        """Raises ValueError if a list is not as long as the others: the library would read behind it."""
+        """Raises ValueError if lists differ in length: the library would read beyond them."""
         if not len(slots) == len(starts) == len(tokens) == len(feature_counts or tokens) == len(adapters or tokens):
             raise ValueError("rows: each has a slot, a start, tokens, and an adapter and features where any has")
         self.begins = ints([0, *itertools.accumulate(len(row) for row in tokens)])
@@ -198,7 +187,7 @@ _INTS, _FLOATS = POINTER(c_int32), POINTER(c_float)
 
 
 class _Status:
-    """Marks calls that answer what is wrong with what they are asked for, as a c_int."""
+    pass
 
 
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -242,10 +231,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def load_library(path: Path) -> Any:
-    """Loads the library. Any thread may call it, but a model and its pool only one thread at a time.
-
-    Its calls raise OutOfBounds for rows, pages and counts that its models do not have.
-    """
+    """Loads the library; a model and its pool allow one thread at a time. Calls raise OutOfBounds."""
     library = ctypes.CDLL(str(path))
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
@@ -258,7 +244,6 @@ def load_library(path: Path) -> Any:
 
 
 def _checked(status: int, function: Any, arguments: Any) -> int:
-    """Raises OutOfBounds, or MemoryError, for what a call answers."""
     if status:
         raise OutOfBounds(function.__name__, status) if status > 0 else MemoryError(function.__name__)
     return status

@@ -1,6 +1,5 @@
-// Linear layers over weights packed in panels of 32 outputs, dense or in blocks. Each output is one sum in the order of the
-// inputs, whatever the number of tokens: the same token has the same bits alone, among drafts, in a prefill and beside any
-// neighbours.
+// Linear layers over weights packed in panels of 32 outputs, dense or in blocks. Each output is one sum in the order of
+// inputs, so a token has the same bits in every batch.
 #pragma once
 #include "encode.h"
 #include "quantised.h"
@@ -8,13 +7,13 @@
 
 namespace tandem {
 
-// The weights of one output, or zeros where `at` is null: stored in one format, packed in the same, or dense ones in blocks.
+// An output's weights, or zeros for null `at`: stored in a format, packed in it, or dense ones to be quantised.
 struct Row {
     const void* at = nullptr;
     Format stored = DENSE, packed = DENSE;
 };
 
-// Rows of activations: `values` are `stride` apart. Layers with blocks read `groups`: group g of row t at g * `tokens` + t.
+// Activations: `values` are `stride` apart; with blocks, group g of row t is groups[g * `tokens` + t].
 template <class D> struct Input {
     const typename D::stored* values;
     size_t stride;
@@ -29,8 +28,8 @@ public:
 
     Linear() = default;
 
-    // Its weights live in `arena`. `row(i)` gives the weights of output i, `bias(i)` its bias; both for i below panels * 32.
-    // Throws where rows of one panel are packed in different formats.
+    // Weights live in `arena`. `row(i)` and `bias(i)`: of output i < panels * 32. Throws for different formats in a
+    // panel.
     template <class Rows, class Biases> Linear(Arena& arena, int inputs, int panels, Rows row, Biases bias)
         : inputs_(inputs), panels_(panels), bias_(size_t(panels) * PANEL) {
         for (int which = 0; which < panels; which++) {
@@ -51,14 +50,14 @@ public:
         for (const Panel& panel : panels_) total += panel.bytes;
         return total;
     }
-    // With AVX-512, few tokens leave no time for it: the processor itself fetches ahead what is read as fast as memory gives
-    // it, and asked for more it is slower. With more tokens there is arithmetic behind which it does not see what comes next.
+    // With AVX-512 and few tokens the processor prefetches at memory speed, and hints slow it; with more tokens
+    // arithmetic hides the next reads from it.
     bool fetches_ahead(int tokens) const { return WIDTH < 16 || tokens > (blocks_ ? 4 : 2); }
     bool blocks() const { return blocks_; }
     static int groups(int inputs) { return (inputs + GROUP - 1) / GROUP; }
 
-    // Calls done(token, first 16 outputs, last 16 outputs) for each of `tokens` rows of x, in tiles as equal as can be, the
-    // smaller ones first. Meanwhile `then`, the panel after this one, is fetched, as much of it in one tile as in another.
+    // Calls done(token, first 16 outputs, last 16 outputs) per row of x, in tiles of nearly equal size, smaller ones
+    // first. Meanwhile prefetches `then`, the next panel, in equal parts.
     template <class Done> void panel(int which, const Input<D>& x, int tokens, Soon then, Done done) const {
         const v16f near = load<v16f>(&bias_[size_t(which) * PANEL]), far = load<v16f>(&bias_[size_t(which) * PANEL + LANES]);
         const int most = panels_[which].format == DENSE ? DENSE_TILE : TILE, tiles = (tokens + most - 1) / most;
@@ -79,7 +78,7 @@ private:
         size_t bytes = 0;
     };
     static constexpr int BURST = 8;  // units between two fetches
-    // Of dense weights: the halves of bfloat16 take registers that AVX2 lacks for more.
+    // Dense weights: bfloat16 halves take registers that AVX2 lacks for more.
     static constexpr int DENSE_TILE = WIDTH == 8 && D::PER_UNIT == 2 ? 4 : TILE;
     static int lines_of(size_t bytes, int tiles) { return int((bytes / 64 + tiles - 1) / tiles); }
 
@@ -131,7 +130,7 @@ private:
         if constexpr (N > 1) sized<N - 1>(count, panel, x, stride, then, tiles, sums);
     }
 
-    // As many outputs at a time as registers hold the sums of.
+    // As many outputs at a time as registers hold.
     template <int N> [[gnu::noinline]] void dense(const Panel& panel, const stored* x, size_t stride, Soon& then, int tiles, float (*to)[PANEL]) const {
         constexpr int TOGETHER = N * REGISTERS <= 16 - 8 * (WIDTH == 8) ? REGISTERS : REGISTERS / 2;
         const int units = inputs_ / D::PER_UNIT, lines = lines_of(BURST * WIDTH * TOGETHER * sizeof(unit), tiles);

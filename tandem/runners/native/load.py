@@ -1,4 +1,4 @@
-"""Builds a NativeRunner after checking its logits against those that numpy computes."""
+"""Builds a NativeRunner and checks its logits against numpy's."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _PROBE, _PROBES = 12, 3  # tokens, and sequences
 
 @dataclass(frozen=True, slots=True)
 class Distances:
-    """How far a model is from its reference: its logits, and the worst of its packed matrices (0 if none is)."""
+    """Distances from the reference: of logits, and of the worst packed matrix (0: none)."""
 
     logits: float
     products: float
@@ -56,10 +56,7 @@ def load_native(
     packing: Packing = UNQUANTISED,
     recertify: bool | None = None,
 ) -> NativeRunner:
-    """Compiles the library if necessary, packs the weights, checks the logits. Raises NativeUnavailable.
-
-    `recertify`: see Execution.
-    """
+    """Compiles the library if necessary, packs weights, checks logits. Raises NativeUnavailable."""
     try:
         check(weights.config, dtype)
         check_fits(weights.config, limits.max_length)
@@ -84,17 +81,12 @@ def load_native(
 
 
 def _say_ropes(config: FamilyConfig, longest: int) -> None:
-    """Logs which frequencies a model has whose rotary embedding depends on the length."""
     for kind in sorted({rope["rope_type"] for rope in config.ropes} & set(BY_LENGTH)):
         log.info("rotary embedding %s: its frequencies are those of sequences of %d positions, always", kind, longest)
 
 
 def check_steps(model: NativeModel, weights: FamilyWeights) -> Distances:
-    """Compares the model with its reference, layer by layer: packed matrices alone, and the logits of a few tokens.
-
-    Raises NotNative if they are further apart than rounding explains. Where rounding decides between two equal scores
-    of attention, all that comes behind differs: of a few sequences one suffices. A wrong formula misleads them all.
-    """
+    """Compares matrices and logits with the reference. Raises NotNative beyond the rounding error."""
     least = QUANTISED if model.packing.quantises else TOLERANCE[model.dtype]
     for seed in range(_PROBES):
         found = _compared(model, weights, np.random.default_rng(seed))
@@ -122,7 +114,7 @@ def _compared(model: NativeModel, weights: FamilyWeights, chance: np.random.Gene
 
 
 def spread_distance(native: Floats, own: Floats) -> float:
-    """How far logits [n, outputs] are apart, relative to their spread."""
+    """The distance of logits [n, outputs] relative to their spread."""
     return float(np.linalg.norm(native - own) / np.linalg.norm(own - own.mean(-1, keepdims=True)))
 
 
@@ -134,7 +126,6 @@ def _product_distance(
     names: Sequence[str],
     chance: np.random.Generator,
 ) -> float:
-    """The distance of packed matrices' products from those of their weights, relative to their size; 0 if dense."""
     if not model.packing.quantises:
         return 0.0
     x = chance_inputs(chance, made[0].inputs, model.dtype)

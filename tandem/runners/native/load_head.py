@@ -1,4 +1,4 @@
-"""Builds the native runner of an EAGLE-3 head, beside a native target or away from it, after checking its logits."""
+"""Builds an EAGLE-3 head's native runner, with a local or remote target, and checks its logits."""
 
 from __future__ import annotations
 
@@ -47,10 +47,7 @@ def load_native_head(
     execution: Execution,
     identity: RunnerIdentity,
 ) -> NativeHeadRunner:
-    """Packs the head and checks its logits. Its steps share the target's threads, so that no threads wait for others.
-
-    Overwrites features, so call it before the target's first request. Raises NativeUnavailable.
-    """
+    """Packs the head and checks its logits, before the target's first request. Raises NativeUnavailable."""
     dtype, packed = head_format(execution, _in_blocks(target))
     limits, threads = target.limits, target.model.threads
     try:
@@ -64,10 +61,7 @@ def load_native_head(
 
 
 def load_remote_native_head(made: RemoteHead, execution: Execution, in_blocks: bool) -> NativeHeadRunner:
-    """Packs a head that is away from its target, with room for the features that come, and checks its logits.
-
-    `in_blocks`: the target's matrices are in blocks. Raises NativeUnavailable.
-    """
+    """Packs a remote target's head and checks its logits. `in_blocks`: the target's. Raises NativeUnavailable."""
     dtype, packed = head_format(execution, in_blocks)
     small, limits = made.head.parameters < SMALL, made.limits
     most_tokens = limits.slots * max(TAIL, limits.chunk) + limits.chunk  # a tail may have as many tokens as a chunk
@@ -84,11 +78,7 @@ def load_remote_native_head(made: RemoteHead, execution: Execution, in_blocks: b
 
 
 def head_format(execution: Execution, in_blocks: bool) -> tuple[str, Packing]:
-    """The number format of a head's activations, and how its matrices are packed.
-
-    Both are what the flags say. By default, the head of a target in blocks is int8, since a step takes as long as it
-    reads matrices; other heads have the dtype that is fastest on this CPU.
-    """
+    """A head's dtype and packing: by flags, else int8 if the target is in blocks, else the fastest dtype here."""
     from tandem.runners.loading import dtype_name
 
     weights, dtype = execution.weights, execution.number_format
@@ -104,10 +94,7 @@ def _in_blocks(target: NativeRunner) -> bool:
 
 
 def check_logits(model: NativeHead, head: HeadWeights) -> float:
-    """The distance of native logits from the reference's, relative to their spread, after tokens with random features.
-
-    Raises NotNative if it is above what the dtype allows.
-    """
+    """The distance of logits from the reference's, relative to their spread. Raises NotNative above a limit."""
     chance, stored = np.random.default_rng(0), model.features.stored
     tokens = chance.integers(0, model.vocab_size, _PROBE)
     values = stored.values[0, : _PROBE - 1]
@@ -127,7 +114,6 @@ def check_logits(model: NativeHead, head: HeadWeights) -> float:
 
 
 def _rounded(model: NativeHead, table: Stored, which: NDArray[Any]) -> Floats:
-    """Rows of a table as the head reads them, in the numbers of its dtype."""
     return rounding(model.dtype)(Stored(table.dtype, table.values[which]).floats())
 
 
@@ -136,8 +122,6 @@ def _rounded_all(model: NativeHead, values: NDArray[Any]) -> Floats:
 
 
 class _Reference:
-    """A head in numpy, as reference.py has models: the formulas of tandem/runners/eagle/module.py."""
-
     def __init__(self, head: HeadWeights, model: NativeHead) -> None:
         self.config, self._round = head.config, rounding(model.dtype)
         self._dtype = model.dtype
@@ -149,7 +133,7 @@ class _Reference:
         }
 
     def logits(self, embeds: Floats, features: Floats) -> Floats:
-        """float32 logits [1, draft vocabulary] after tokens with embeds [n, hidden] and features [n, 3 * hidden]."""
+        """float32 logits [1, draft vocabulary] after embeds [n, hidden] and features [n, 3 * hidden]."""
         of, round, dim = self._products, self._round, self.config.head_dim
         hidden, own, inner, last = self._norms
         fused = of["fc"](features)

@@ -1,4 +1,4 @@
-// Memory that is read as a stream: aligned, and on large pages where the system gives them.
+// Aligned memory for sequential reads, on large pages if available.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -14,8 +14,7 @@ namespace tandem {
 
 inline size_t up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// New memory from the system, on large pages where it gives them. What malloc gives may have been used before, on small
-// pages, and is then read at half the speed. A sanitizer sees only malloc's.
+// New memory from the system: malloc's may be on small pages, at half the speed. A sanitizer sees only malloc's.
 inline char* mapped(size_t bytes, size_t page) {
     char* at = static_cast<char*>(mmap(nullptr, bytes + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     if (at == MAP_FAILED) throw std::bad_alloc();
@@ -69,8 +68,7 @@ private:
     size_t count_ = 0;
 };
 
-// Memory for what lives as long as a model: taken piece by piece from large blocks, so that small matrices lie on large
-// pages too, one behind the other as a step reads them. Zeroed.
+// Zeroed memory for a model's lifetime, from large blocks, so that small matrices lie on large pages in step order.
 class Arena {
 public:
     template <class T> T* take(size_t count) {
@@ -90,8 +88,7 @@ private:
     size_t used_ = 0;
 };
 
-// Memory of which the system gives a page when it is first written. Until then, and once it was given back, it reads as
-// zeros and takes nothing. `page`: LARGE, or the system's own.
+// Zeroed memory that the system allocates on first write. `page`: LARGE, or the system's.
 class OnDemand {
 public:
     static constexpr size_t LARGE = size_t(2) << 20;
@@ -118,7 +115,7 @@ private:
     size_t bytes_;
 };
 
-// Memory that will be read soon, fetched bit by bit while there is nothing else to do.
+// Prefetches memory bit by bit while idle.
 struct Soon {
     const char *at = nullptr, *end = nullptr;
     void fetch(int lines) {

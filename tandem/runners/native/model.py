@@ -1,4 +1,4 @@
-"""Packs the weights of a model of the Llama family for the C++ step."""
+"""Packs the weights of a Llama-family model for the C++ step."""
 
 from __future__ import annotations
 
@@ -19,15 +19,11 @@ from tandem.runners.native.rotary import rotary_tables
 from tandem.runners.native.steps import DTYPES, NativeSteps, NotNative, Threads, check_rope, check_sizes
 from tandem.runners.native.weights import UNQUANTISED, Linear, Packing
 
-ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu")
-"""As they are numbered in vectors.h."""
+ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu")  # numbered as in vectors.h
 
 
 class NativeModel(NativeSteps):
-    """The steps of one model in `dtype`, whose weights are copied, except the embedding, which is shared.
-
-    `most_tokens`: tokens that one step may feed in total. `configured`: the length that a sequence may have.
-    """
+    """A model's steps in `dtype`; weights are copied, the embedding is shared. `configured`: maximum length."""
 
     def __init__(
         self,
@@ -54,7 +50,6 @@ class NativeModel(NativeSteps):
         self._pack(weights, packing)
 
     def _pack(self, weights: FamilyWeights, packing: Packing) -> None:
-        """Copies the weights; of the head, only the rows of `draft_vocab`."""
         for index in range(weights.config.num_hidden_layers):
             layer, _kept = self._layer(weights, index, packing)
             self.done(self.library.tandem_set_layer(self.handle, index, ctypes.byref(layer)))
@@ -64,7 +59,6 @@ class NativeModel(NativeSteps):
         self.done(self.library.tandem_set_head(self.handle, norm.ctypes.data, ctypes.byref(head)))
 
     def _layer(self, weights: FamilyWeights, index: int, packing: Packing) -> tuple[LayerWeights, object]:
-        """What the library packs for a layer, and what keeps its memory."""
         config, of = weights.config, f"model.layers.{index}."
         norms = {
             place: norm_weight(weights, f"{of}{name}.weight", self.dtype) for place, name in norms_of(config).items()
@@ -84,7 +78,7 @@ class NativeModel(NativeSteps):
         return linear(weights, HEAD, self.dtype)
 
     def hand_out(self, layers: Sequence[int]) -> NativeFeatures:
-        """From now on, steps also write the hidden states after so many `layers` (tandem/runners/eagle)."""
+        """Steps also write the hidden states after `layers` from now on."""
         slots, length = self._cache
         shape = slots, length, len(layers) * int(self.sizes.hidden)
         self.own_features = made = features_of(shape, NAMES[self.dtype], self.embedding)
@@ -93,7 +87,6 @@ class NativeModel(NativeSteps):
 
 
 def linear(weights: FamilyWeights, name: str, dtype: str, matrix: str = "") -> Linear:
-    """The linear layer whose weight is called `name`; `matrix`: which of a layer's it is."""
     config, bias = weights.config, name.removesuffix("weight") + "bias"
     shape = config.shape(matrix) if matrix else (config.vocab_size, config.hidden_size)
     own = weights.stored(bias).to(dtype) if matrix in config.biases else None
@@ -101,18 +94,18 @@ def linear(weights: FamilyWeights, name: str, dtype: str, matrix: str = "") -> L
 
 
 def norms_of(config: FamilyConfig) -> dict[str, str]:
-    """Names of a layer's norms, those of heads among them, by their places in LayerWeights."""
+    """Names of a layer's norms by their fields in LayerWeights."""
     return config.norm_names | {f"{name}_norm": f"self_attn.{name}_norm" for name in "qk" if config.norms.heads}
 
 
 def norm_weight(weights: FamilyWeights, name: str, dtype: str) -> NDArray[Any]:
-    """The weights of a norm, and its biases behind them if it has some."""
+    """A norm's weights, then its biases if any."""
     names = [name, name.removesuffix("weight") + "bias"] if weights.config.norms.kind == "layer" else [name]
     return np.concatenate([weights.stored(each).to(dtype).values for each in names])
 
 
 def check(config: FamilyConfig, dtype: str) -> None:
-    """Raises NotNative unless the C++ step computes what this model computes."""
+    """Raises NotNative unless the C++ step computes this model."""
     if dtype not in DTYPES:
         raise NotNative(f"weights in {dtype} (there are float32 and bfloat16)")
     if config.hidden_act not in ACTIVATIONS:
@@ -155,10 +148,10 @@ def _shape(config: FamilyConfig, outputs: int, slots: int, length: int, most_tok
 
 
 def embedding_scale(config: FamilyConfig, dtype: str) -> float:
-    """The scale of the embedding as Gemma has it, in the numbers of `dtype`; those of others are whole numbers."""
+    # Gemma's scale is rounded to `dtype`; others are whole numbers
     return float(of_floats(np.array([config.embedding_scale], np.float32)).to(dtype).floats()[0])
 
 
 def _but_one(scale: float) -> float:
-    """A scale as the library takes it: 0 where none is needed."""
+    # the library takes 0 for 1
     return 0.0 if scale == 1 else scale

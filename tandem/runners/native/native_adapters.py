@@ -1,4 +1,4 @@
-"""Gives LoRA adapters to a NativeSteps, which copies their matrices."""
+"""Copies LoRA adapters into a NativeSteps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ class NativeAdapters:
         self._model = model
 
     def put(self, number: int, adapter: Adapter) -> None:
-        """Like TakesAdapters.put_adapter."""
         layers = _by_layer(adapter, self._model.sizes)
         steps, handle = self._model.library, self._model.handle
         short = steps.tandem_put_adapter(handle, number)
@@ -33,7 +32,6 @@ class NativeAdapters:
 
 
 def _by_layer(adapter: Adapter, sizes: ModelShape) -> dict[int, dict[str, LowRank]]:
-    """The adapter's parts by layer and matrix. Raises ValueError for one that does not fit."""
     layers: dict[int, dict[str, LowRank]] = {}
     for path, part in adapter.parts.items():
         match = _PATH.fullmatch(path)
@@ -49,7 +47,6 @@ def _by_layer(adapter: Adapter, sizes: ModelShape) -> dict[int, dict[str, LowRan
 
 
 def _size(sizes: ModelShape, name: str) -> tuple[int, int]:
-    """Outputs and inputs of a layer's matrix."""
     queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     outputs = {"q": queries, "k": keys, "v": keys, "gate": sizes.intermediate, "up": sizes.intermediate}
     inputs = {"o": queries, "down": sizes.intermediate}

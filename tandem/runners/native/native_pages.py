@@ -1,4 +1,4 @@
-"""Copies pages of keys and values between the slots of a NativeSteps and memory of their own."""
+"""Copies pages between the slots of a NativeSteps and page memory."""
 
 from __future__ import annotations
 
@@ -45,11 +45,7 @@ def page_bytes(model: NativeSteps) -> int:
 
 
 def page_format(model: NativeSteps) -> str:
-    """Names the C++ sources, the shape, and what numpy computed: the rotary embedding.
-
-    In float32 these sources have the same bits on every CPU that rounds a product and its sum once; other number
-    formats multiply with what the CPU has.
-    """
+    """Names sources, shape, rotary tables, and instructions unless in float32, which all fusing CPUs compute alike."""
     sizes, rotary = model.sizes, b"".join(table[:_COMPARED].tobytes() for table in model.rotary)
     said = f"native {sources_hash()[:16]}, {sizes.layers} layers of {sizes.kv_heads} heads of {sizes.head_dim}"
     said += f", rotary embedding {zlib.crc32(rotary):08x}"

@@ -1,5 +1,5 @@
-// Threads that run one function together, phase by phase. Work inside a phase is claimed piece by piece, so that a
-// thread that the system takes away for a while holds up one piece, not half of the phase.
+// Threads that run one function together, phase by phase, in small items: a preempted thread delays one item, not half
+// of a phase.
 #pragma once
 #include <atomic>
 #include <pthread.h>
@@ -34,7 +34,7 @@ public:
     }
     int count() const { return count_; }
 
-    // Runs job(argument, thread) on the first `threads` threads, the caller being the first; returns when all are done.
+    // Runs job(argument, thread) on the first `threads` threads, the caller first; returns when all are done.
     void run(Job job, void* argument, int threads) {
         if (threads > 1) {
             leave_this_core();
@@ -49,7 +49,7 @@ public:
             until([this] { return running_.load(std::memory_order_acquire) == 0; });
     }
 
-    // Waits until `condition` holds; after some tens of microseconds, other threads of this core go first.
+    // Waits for `condition`; yields the core after some tens of microseconds.
     template <class Condition> static void until(Condition condition) {
         for (int spins = 0; !condition(); spins++) {
             if (spins < SPINS) relax();
@@ -58,8 +58,8 @@ public:
     }
 
 private:
-    // Sends the workers to other cores than the caller's. Left to itself, the system likes to wake a thread beside the
-    // one that woke it, and there it would wait for the very thread that waits for it.
+    // Keeps workers off the caller's core: the system tends to wake a thread there, where each would wait for the
+    // other.
     void leave_this_core() {
 #ifdef __linux__
         const int core = sched_getcpu();

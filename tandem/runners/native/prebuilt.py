@@ -1,7 +1,4 @@
-"""Finds the native library that was compiled ahead for CPUs like this one: the package tandem-speculative-native.
-
-It has the bits of one that is compiled here, and its speed (measured on an AVX-512 BF16 CPU), without the wait.
-"""
+"""Finds a library compiled ahead for CPUs like this one: the package tandem-speculative-native."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ _AVX512 = _AVX2 | {f"avx512{part}" for part in ("f", "bw", "cd", "dq", "vl", "_v
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Instructions that a library is compiled for. `needs`: the CPU's features, as /proc/cpuinfo names them."""
+    """Instructions of a library. `needs`: CPU features, as in /proc/cpuinfo."""
 
     name: str
     flags: tuple[str, ...]
@@ -27,17 +24,15 @@ LEVELS = (
     Level("avx512_bf16", ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"), _AVX512 | {"avx512_bf16"}),
     Level("avx512_vnni", ("-march=x86-64-v4", "-mavx512vnni"), _AVX512),
     Level("avx2", ("-march=x86-64-v3",), _AVX2),
-)
-"""The levels that the sources distinguish on x86-64, the best first."""
+)  # distinguished by the sources on x86-64, best first
 
 
 def file_name(level: Level, sources: str) -> str:
-    """The name of the library of a level, compiled from sources of this hash."""
     return f"{level.name}-{sources[:16]}.so"
 
 
 def prebuilt_library(sources: str, features: str, package: str = PACKAGE) -> Path | None:
-    """The library of the best level for a CPU with these features; None if none was compiled from the sources."""
+    """The best level's library for these CPU features and sources, or None."""
     spec = importlib.util.find_spec(package)
     here = frozenset(features.split())
     level = next((level for level in LEVELS if level.needs <= here), None)

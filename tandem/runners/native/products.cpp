@@ -1,5 +1,4 @@
-// Products with quantised weights, for every format and number of tokens. Models of every number format have them, so they
-// are compiled once, beside the others.
+// Products with quantised weights of every format and number of tokens, compiled once for all models.
 #include "quantised.h"
 
 namespace tandem {

@@ -1,5 +1,5 @@
-// Products of int8 activations and a panel of blocks: integer sums in a group, then one rounded addition a group, from the
-// first group to the last. So an output has the same bits whatever the number of tokens, and on every CPU.
+// Products of int8 activations and a panel of blocks: integer sums in a group, then one rounded addition per group in
+// order, so bits depend neither on the number of tokens nor on the CPU.
 #pragma once
 #include "blocks.h"
 
@@ -7,7 +7,7 @@ namespace tandem {
 
 constexpr int REGISTERS = PANEL / WIDTH;  // that hold a number of every output of a panel
 
-// Tokens whose sums are held in registers at once: what registers of integers and floats there are allow.
+// Tokens whose sums fit in registers.
 #if defined(__AVX512VNNI__)
 constexpr int TILE = 8;
 #elif defined(__AVX2__)
@@ -16,13 +16,13 @@ constexpr int TILE = 6;
 constexpr int TILE = 4;
 #endif
 
-// Adds what a group's integer sum, or half a group's, stands for to a token's outputs.
+// Adds the integer sum of a group, or half of one, to a token's outputs.
 template <class B> inline void add_part(vi dot, const Factors<B::PARTS>& by, int part, const Group8& x, vf& sum) {
     sum = fused(floats(dot), by.scale[part] * spread<vf>(x.scale), sum);
     if constexpr (B::MINIMA) sum = fused(spread<vf>(x.scaled), by.minimum, sum);
 }
 
-// Adds a group's part of R registers of outputs from `first` on for N tokens; x: that group of all.
+// Adds a group to R registers of outputs from `first` on for N tokens.
 template <class B, int R, int N>
 inline void add_group(const typename B::Packed& block, int group, int first, const Group8* x, vf (&sums)[REGISTERS][N]) {
     typedef Products<B::MOST> Sum;
@@ -62,7 +62,7 @@ inline void add_group(const typename B::Packed& block, int group, int first, con
     }
 }
 
-// The sums of N tokens. Group g of token m is x[g * stride + m]; `lines` of `then` are fetched with each group.
+// The sums of N tokens. Group g of token m is x[g * stride + m]; prefetches `lines` of `then` per group.
 template <class B, int N>
 [[gnu::noinline]] void multiply_blocks(const void* packed, int count, const Group8* x, size_t stride, Soon& then, int lines, float (*to)[PANEL]) {
     constexpr int TOGETHER = Products<B::MOST>::together(N);

@@ -1,4 +1,4 @@
-"""Quantises the matrices of a checkpoint once, into blocks in the cache: later starts read a quarter of the bytes."""
+"""Quantises a checkpoint's matrices once, into blocks in the cache."""
 
 from __future__ import annotations
 
@@ -29,10 +29,7 @@ _SHARD_BYTES = 5 * 10**9
 
 @dataclass(frozen=True, slots=True)
 class QuantisedWeights:
-    """Matrices in blocks, in the safetensors files of a folder.
-
-    `names`: what the matrix of a weight is called there, which is the weight's name and the format: NAME.FORMAT.
-    """
+    """Matrices in blocks, in a folder's safetensors files. `names`: NAME.FORMAT of each weight."""
 
     tensors: Tensors
     names: Mapping[str, str]
@@ -52,11 +49,7 @@ class QuantisedWeights:
 
 
 def quantised(checkpoint: Checkpoint, source: FamilyWeights, weights: str) -> QuantisedWeights | None:
-    """The matrices of a checkpoint in the blocks of `weights`, int8 or q4.
-
-    None where they cannot be made or kept: some are missing; there is no compiler; the cache cannot be written to.
-    Raises CheckpointError.
-    """
+    """The matrices in blocks of int8 or q4; None without compiler or writable cache. Raises CheckpointError."""
     wanted = _wanted(source, weights)
     if any(place not in source for place, _ in wanted.values()):
         return None
@@ -81,7 +74,6 @@ def quantised(checkpoint: Checkpoint, source: FamilyWeights, weights: str) -> Qu
 
 
 def _wanted(source: FamilyWeights, weights: str) -> dict[str, tuple[str, str]]:
-    """What each matrix is made from, and its format."""
     packed, config = packing(weights), source.config
     names = {form.kind: name for name, form in FORMATS.items()}
     layers = [matrix_name(layer, name) for layer in range(config.num_hidden_layers) for name in MATRICES]

@@ -1,5 +1,5 @@
-// The tokens of one position in order of their logits, and the sum of the exponentials of their scores, with the bits of
-// numpy's (tandem/speculation/draws.py, elementary.py): sums have one order, whoever of the threads adds.
+// A position's tokens ordered by logits, and the sum of exponentials of scores, with numpy's bits (draws.py,
+// elementary.py): sums have one order for any threads.
 #pragma once
 #include "elementary.h"
 #include "pool.h"
@@ -23,7 +23,7 @@ struct Candidate {
     bool operator<(const Candidate& other) const { return score > other.score || (score == other.score && token < other.token); }
 };
 
-// Memory that is kept from draw to draw, because it is slow to come by. The calling thread's: it draws one token at a time.
+// Memory reused between draws of the calling thread, because allocation is slow.
 struct Kept {
     std::vector<float> maxima, ordered, wide;
     std::vector<Candidate> candidates;
@@ -42,8 +42,8 @@ inline vf power_of_two(vf y) {
     return (vf)((vi)power + ((vi)shifted << 23));
 }
 
-// Scores are logits / temperature, shifted so that the largest is 0. The logits are of tokens `ids`, which ascend (null: of
-// all); others have none, as if it were -inf.
+// Scores: logits / temperature, shifted to a maximum of 0. Logits are of ascending tokens `ids` (null: all), others
+// -inf.
 class Ranking {
 public:
     Ranking(Pool& pool, const float* logits, int count, double temperature, const int32_t* ids = nullptr)
@@ -52,7 +52,7 @@ public:
     double top() const { return top_; }
     const std::vector<Candidate>& candidates() const { return candidates_; }
 
-    // The largest logit of each strip and of all; whether that is a number and nothing is NaN.
+    // The maximum of each strip and of all; whether it is finite and nothing is NaN.
     bool find_largest() {
         maxima_.resize((count_ + STRIP - 1) / STRIP);
         std::atomic<bool> sound{true};
@@ -77,7 +77,7 @@ public:
         return sound && std::isfinite(top_);
     }
 
-    // The `k` largest scores, in order if that counts. At least k logits reach the k-th largest of the strips' maxima.
+    // The `k` largest scores, sorted if `in_order`: at least k logits reach the k-th largest strip maximum.
     void rank(int k, bool in_order = true) {
         double bound = -INFINITY;
         if (k < strips()) {
@@ -93,7 +93,7 @@ public:
         if (in_order) std::sort(candidates_.begin(), candidates_.end());
     }
 
-    // Threads take lanes, eight at a time: each lane is a sum of its own, of tokens that many apart.
+    // Threads take lanes, eight at a time: each lane sums its own tokens.
     double mass_of_all() {
         double sums[SUMS] = {};
         if (ids_) {
@@ -119,8 +119,7 @@ public:
         return in_order(sums);
     }
 
-    // The same in a tenth of the time, within `error`: scores, their powers and the sums of a strip are float32. Of a power 2^y,
-    // 2^-22 y is wrong by what y is, and less than 3 * 2^-22 by all else.
+    // The same ten times faster, within `error`, in float32. A power 2^y errs by 2^-22 y, plus less than 3 * 2^-22.
     double about_mass(double& error) const {
         if (!(temperature_ > 1e-30 && temperature_ < 1e30)) return error = INFINITY, 1;
         const float by = float(0x1.71547652b82fep+0 / temperature_), top = float(top_);
@@ -153,14 +152,14 @@ protected:
     int strips() const { return int(maxima_.size()); }
     int threads() const { return count_ < WORTH_SHARING ? 1 : pool_.count(); }
 
-    // The logits of a strip; the last is filled up with -inf in `rest`.
+    // A strip's logits; the last is padded with -inf in `rest`.
     const float* strip(int s, float* rest) const {
         if ((s + 1) * STRIP <= count_) return logits_ + s * STRIP;
         std::fill(std::copy(logits_ + s * STRIP, logits_ + count_, rest), rest + STRIP, -INFINITY);
         return rest;
     }
 
-    // Threads call work(begin, end) for strips, if there are `times` as many tokens as are WORTH_SHARING.
+    // Shares work(begin, end) over strips among threads, if `times` the tokens reach WORTH_SHARING.
     template <class Work> void each_strips(int times, Work work) const {
         constexpr int PART = 32;
         const int count = (count_ + STRIP - 1) / STRIP;
@@ -173,7 +172,7 @@ protected:
         pool_.run([](void* work_, int) { (*static_cast<Work*>(work_))(); }, &work, threads);
     }
 
-    // Of tokens whose scores are at least that of `logit`, and of few others; those of equal scores may have smaller logits.
+    // Tokens with scores at least that of `logit`, and a few others; equal scores may have smaller logits.
     void gather(double logit) {
         const double lost = (top_ - logit) * 0x1p-50 + temperature_ * 0x1p-1070;
         const float least = std::nextafter(float(std::max(logit - lost, -double(std::numeric_limits<float>::max()))), -INFINITY);

@@ -1,9 +1,4 @@
-"""Computes in numpy what a model's steps compute: what they are checked against when they first start.
-
-That these formulas are those of transformers, a test says (tests/runners/test_reference.py). Activations are rounded to
-the model's dtype where transformers rounds them, and inputs of matrices in blocks to 8 bits, as activations.h does; one
-layer at a time is dequantised.
-"""
+"""Computes in numpy what native steps compute, to check them; test_reference.py checks these formulas."""
 
 from __future__ import annotations
 
@@ -25,21 +20,17 @@ from tandem.runners.native.weights import DENSE, Linear, Packing, decoded, encod
 Round = Callable[[Floats], Floats]
 Matrices = Mapping[str, Callable[[Floats], Floats]]
 GROUP = 32
-PARTS = (("q", "k", "v"), ("o",), ("gate", "up"), ("down",))
-"""Matrices that are packed together, in the order of MATRICES."""
+PARTS = (("q", "k", "v"), ("o",), ("gate", "up"), ("down",))  # matrices packed together, in the order of MATRICES
 _MADE_HERE = ("q8_0", "q4_1")
 _LANES = 16
 _ROWS = 1 << 13  # outputs of a matrix that are made float32 at a time
 
 
 class Product:
-    """A linear layer as it is packed: over weights in blocks and activations in groups of 32, or dense."""
+    """A linear layer: blocks and activations in groups of 32, or dense."""
 
     def __init__(self, linear: Linear, blocks: Blocks | None, form: int, library: object, round: Round) -> None:
-        """`blocks`: what it is packed from, unless it is dense. `form`: GGML's number of the format it is quantised to.
-
-        `form` is 0 if nothing is quantised. Then blocks are a file's, and the weights are what gguf makes of them.
-        """
+        """`blocks`: None for dense. `form`: GGML format quantised to; 0: the blocks are a file's."""
         self.inputs, self.in_blocks = linear.shape[1], blocks is not None or form != DENSE
         self._weights: Stored | None = None
         self._blocks: Blocks | None = None
@@ -51,14 +42,12 @@ class Product:
         self._blocks = blocks or encoded(library, linear.weight().floats(), name)
 
     def __call__(self, x: Floats) -> Floats:
-        """float32 [.., outputs] of x float32 [.., inputs]."""
         x = rounded(x) if self.in_blocks else x
         count = len(self._weights.values) if self._weights else len(self._blocks.rows)  # type: ignore[union-attr]
         made = np.concatenate([x @ self._part(at).T for at in range(0, count, _ROWS)], axis=-1)
         return self._round(made if self._bias is None else made + self._bias)
 
     def _part(self, at: int) -> Floats:
-        """Weights float32 of some outputs."""
         if self._weights is not None:
             return Stored(self._weights.dtype, self._weights.values[at : at + _ROWS]).floats()
         assert self._blocks is not None
@@ -66,7 +55,7 @@ class Product:
 
 
 class Reference:
-    """A model in float32, layer by layer. `packing`: how its matrices are packed. `configured`: see NativeModel."""
+    """A model in float32, layer by layer. `configured`: see NativeModel."""
 
     def __init__(
         self, weights: FamilyWeights, dtype: str, packing: Packing, library: object, configured: int = 0
@@ -77,11 +66,9 @@ class Reference:
         self.round = rounding(dtype)
 
     def layer(self, index: int) -> Mapping[str, Product]:
-        """The matrices of a layer."""
         return {name: self._product(index, name) for name in MATRICES}
 
     def head(self, embedding: Stored) -> Product:
-        """The output matrix, which may be the embedding."""
         config, stored = self.config, self._packing.stored
         if config.tie_word_embeddings:
             made = Linear((config.vocab_size, config.hidden_size), lambda: embedding)
@@ -96,7 +83,7 @@ class Reference:
         return Product(own, blocks, self._packing.layers, self._library, self.round)
 
     def passed(self, index: int, matrices: Matrices, x: Floats) -> Floats:
-        """The residual stream [tokens, hidden] behind a layer."""
+        """The residual stream [tokens, hidden] after a layer."""
         added = matrices["o"](self._attention(index, matrices, self._normed(index, "before_attention", x)))
         x = self._joined(x, self._normed(index, "after_attention", added))
         inner = self._normed(index, "before_mlp", x)
@@ -104,11 +91,11 @@ class Reference:
         return self._joined(x, self._normed(index, "after_mlp", matrices["down"](made)))
 
     def embedded(self, rows: Stored) -> Floats:
-        """The residual stream before the first layer, of rows of the embedding."""
+        """The residual stream of rows of the embedding."""
         return self.round(rows.floats() * np.float32(embedding_scale(self.config, self._dtype)))
 
     def last(self, logits: Floats) -> Floats:
-        """Logits as the model gives them, of the products of its output matrix."""
+        """The model's logits from the output matrix's products."""
         cap = np.float32(self.config.logit_cap)
         made = self.round(logits * np.float32(self.config.logit_scale))
         return self.round(self.round(np.tanh(self.round(made / cap))) * cap) if cap else made
@@ -117,7 +104,7 @@ class Reference:
         return self.round(x + self.round(added * np.float32(self.config.residual_scale)))
 
     def _attention(self, index: int, matrices: Matrices, x: Floats) -> Floats:
-        """What attention gives [tokens, heads * head_dim], before the matrix o."""
+        """Attention [tokens, heads * head_dim], before matrix o."""
         config, rope = self.config, self.config.rope_of(index)
         q, k = (self._heads(index, name, matrices[name](x)) for name in "qk")
         if rope != NO_ROPE:
@@ -131,7 +118,6 @@ class Reference:
         return self._by(NORM, x)
 
     def _normed(self, index: int, place: str, x: Floats) -> Floats:
-        """`x` after the norm at a place of the layer, if there is one."""
         name = self._names.get(place)
         return x if name is None else self._by(f"model.layers.{index}.{name}.weight", x)
 
@@ -148,7 +134,7 @@ class Reference:
         return self.weights.stored(name).to(self._dtype).floats()
 
     def _heads(self, index: int, name: str, x: Floats) -> Floats:
-        """Queries or keys [heads, tokens, head_dim] of x [tokens, heads * head_dim], normed where they are."""
+        """Queries or keys [heads, tokens, head_dim] of x [tokens, heads * head_dim], normed if the model does."""
         by_row = self.config.norms.heads == "row"
         found = split(self._normed(index, f"{name}_norm", x) if by_row else x, self.config.head_dim)
         return found if by_row else self._normed(index, f"{name}_norm", found)
@@ -157,7 +143,7 @@ class Reference:
 def attended(
     q: Floats, k: Floats, v: Floats, round: Round, scale: float | None = None, cap: float = 0.0, window: int = 0
 ) -> Floats:
-    """Causal attention [tokens, heads * head_dim] of queries, keys and values [heads, tokens, head_dim]."""
+    """Causal attention [tokens, heads * head_dim] of q, k and v [heads, tokens, head_dim]."""
     groups = len(q) // len(k)
     k, v = np.repeat(k, groups, 0), np.repeat(v, groups, 0)
     scores = round(round(q @ k.swapaxes(1, 2)) * np.float32(q.shape[-1] ** -0.5 if scale is None else scale))
@@ -170,12 +156,11 @@ def attended(
 
 
 def split(x: Floats, head_dim: int) -> Floats:
-    """[heads, tokens, head_dim] of x [tokens, heads * head_dim]."""
     return x.reshape(len(x), -1, head_dim).swapaxes(0, 1)
 
 
 def turned(x: Floats, turns: tuple[Floats, Floats], round: Round) -> Floats:
-    """x [.., tokens, head_dim] after the rotary embedding of `turns`, each [tokens, values that turn / 2]."""
+    """Rotates x [.., tokens, head_dim] by `turns`, each [tokens, values that turn / 2]."""
     (cosines, sines), half = turns, turns[0].shape[-1]
     first, second = x[..., :half], x[..., half : 2 * half]
     along, across = ((round(first * by), round(second * by)) for by in (cosines, sines))
@@ -187,7 +172,6 @@ def normed(x: Floats, weight: Floats, epsilon: float, round: Round) -> Floats:
 
 
 def gated(gate: Floats, up: Floats, round: Round, activation: str = "silu") -> Floats:
-    """The activation of the gate times up."""
     if activation == "gelu":
         tails = np.vectorize(math.erfc, otypes=[np.float32])
         return round(round(gate * tails(gate * np.float32(-(0.5**0.5))) / 2) * up)
@@ -198,12 +182,12 @@ def gated(gate: Floats, up: Floats, round: Round, activation: str = "silu") -> F
 
 
 def rounding(dtype: str) -> Round:
-    """What rounds float32 numbers to those that `dtype` has."""
+    """Rounds float32 to the numbers of `dtype`."""
     return (lambda x: x) if dtype == "float32" else (lambda x: of_floats(x).to(dtype).floats())
 
 
 def side_by_side(names: Sequence[str], outputs: Sequence[Floats]) -> Floats:
-    """The products of matrices that are packed together, in the order of NativeModel.product."""
+    """Products of matrices packed together, in the order of NativeModel.product."""
     if "gate" not in names:
         return np.concatenate(outputs, 1)
     parts = [np.pad(each, ((0, 0), (0, -each.shape[1] % _LANES))).reshape(len(each), -1, _LANES) for each in outputs]
@@ -211,7 +195,7 @@ def side_by_side(names: Sequence[str], outputs: Sequence[Floats]) -> Floats:
 
 
 def rounded(x: Floats) -> Floats:
-    """Activations float32 [.., inputs] to 8 bits and back, as activations.h rounds them."""
+    """Activations float32 [.., inputs] to 8 bits and back, as in activations.h."""
     inputs = x.shape[-1]
     groups = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -inputs % GROUP)]).reshape(*x.shape[:-1], -1, GROUP)
     most = np.abs(groups).max(-1, keepdims=True)
@@ -222,7 +206,7 @@ def rounded(x: Floats) -> Floats:
 
 
 def chance_inputs(generator: np.random.Generator, inputs: int, dtype: str) -> Stored:
-    """Two random rows of inputs, in `dtype`."""
+    """Two random rows of inputs in `dtype`."""
     return of_floats(generator.standard_normal((2, inputs), dtype=np.float32)).to(dtype)
 
 

@@ -1,8 +1,4 @@
-"""The tables of the rotary embedding: the formulas of transformers, each step rounded to float32 as there.
-
-Cosines and sines are those of the angle in float64, rounded once, so that they are the same on every machine; torch's
-are up to a unit in the last place away from them, by the CPU.
-"""
+"""Rotary tables by transformers' formulas in float32, with the same bits on every machine."""
 
 from __future__ import annotations
 
@@ -16,17 +12,14 @@ from tandem.checkpoints.numbers import Floats, of_floats
 
 ONE = np.float32(1)
 TYPES = ("default", "linear", "llama3", "yarn", "longrope", "dynamic")
+# types whose frequencies depend on a step's longest sequence in transformers, here on the configured length
 BY_LENGTH = ("longrope", "dynamic")
-"""Types whose frequencies transformers chooses by the longest sequence of a step; here the configured length does."""
 
 
 def rotary_tables(
     rope: Mapping[str, Any], head_dim: int, length: int, dtype: str, configured: int = 0
 ) -> tuple[Floats, Floats]:
-    """Cosines and sines, each float32 [length, values that turn / 2], of numbers that `dtype` has. Raises ValueError.
-
-    `configured`: the length that a sequence may have.
-    """
+    """Cosines and sines, float32 [length, values that turn / 2], in the numbers of `dtype`. Raises ValueError."""
     try:
         turned = int(head_dim * rope.get("partial_rotary_factor", 1.0))
         frequencies, scale = _frequencies(rope, turned, configured)
@@ -42,7 +35,7 @@ def rotary_tables(
 
 
 def _frequencies(rope: Mapping[str, Any], dim: int, configured: int) -> tuple[Floats, float]:
-    """Angles per position, float32 [dim / 2], and what cosines and sines are multiplied by."""
+    """Angles per position, float32 [dim / 2], and the factor of cosines and sines."""
     kind = rope.get("rope_type", "default")
     base = float(rope["rope_theta"])
     if kind == "dynamic":

@@ -1,13 +1,13 @@
-// Rounds of rows: greedy drafts one token after the other, verification by agreement, and both as one call.
+// Rounds of rows: greedy drafts, verification by agreement, and both in one call.
 #pragma once
 #include "draws.h"
 #include "transformer.h"
 
 namespace tandem {
 
-// Rows of a ragged batch: row r feeds tokens[begins[r] .. begins[r + 1]) at `starts[r]` and on of slot slots[r],
-// changed by adapters[r] (0: none; null: none is). A head has the features of positions below knowns[r] (null: all), and
-// reads its own states in place of the others. The last `silent` rows, chunks of prompts, want nothing.
+// A ragged batch: row r feeds tokens[begins[r] .. begins[r + 1]) at `starts[r]` and on of slot slots[r], changed by
+// adapters[r] (0 or null: none). A head has features below position knowns[r] (null: all), else reads its own states.
+// The last `silent` rows want no results.
 struct Rows {
     int32_t count;
     const int32_t *slots, *starts, *begins, *tokens, *adapters = nullptr, *knowns = nullptr;
@@ -35,8 +35,7 @@ public:
     virtual SlotMemory& slots() = 0;
     virtual Pool& pool() = 0;
 
-    // Feeds rows. `wants`: 0 nothing, 1 each row's last token, 2 all tokens. `follows`: the rows go on after the last
-    // tokens of a step before, which is where a head has its hidden states from.
+    // `wants`: 0 nothing, 1 each row's last token, 2 all. `follows`: rows continue a step, which has a head's states.
     void feed(const Rows& rows, int wants, float* logits, std::vector<Best>& best, bool follows = false) {
         if (reads_features()) return feed_head(rows, wants, logits, best, follows);
         ids_.clear(), slots_.clear(), positions_.clear(), wanted_.clear(), adapters_.clear();
@@ -54,8 +53,8 @@ public:
     }
 
 private:
-    // A head's row for the token at position p reads the feature at p - 1, and counts as the one at p - 1. There is none
-    // before the first token, which no other token sees: it is fed only to draft after it.
+    // A head's row for the token at p reads the feature at p - 1 and has position p - 1. The first token has none: it
+    // is fed only to draft after it.
     void feed_head(const Rows& rows, int wants, float* logits, std::vector<Best>& best, bool follows) {
         ids_.clear(), slots_.clear(), positions_.clear(), wanted_.clear(), sources_.clear();
         auto add = [&](int r, int i) {
@@ -108,13 +107,12 @@ private:
     Transformer<D> transformer_;
 };
 
-// Models in each number format, from files of their own.
+// Models by number format, compiled apart.
 Model* float32_model(Pool& pool, const Shape& shape, const void* embedding);
 Model* bfloat16_model(Pool& pool, const Shape& shape, const void* embedding);
 
-// Who draws the draft tokens. Of the rows r where rows[r] (null: none), draw(r, at, best) gives the next one, or -1 to end
-// the draft; of others they are as sampled[r] says (null: greedy). `logits` has room for all rows; those of row r lie at
-// logits[at * outputs ...], and `best` is the token of the largest of them, -1 if they are unsound.
+// Sampling callback. For rows with rows[r] set, draw(r, at, best) returns the next token, or -1 to stop; others follow
+// sampled[r] (null: greedy). Row r's logits lie at logits[at * outputs ...]; `best` is their argmax, -1 if unsound.
 struct Drawing {
     const int32_t* rows;
     const Sampling* sampled;
@@ -122,9 +120,8 @@ struct Drawing {
     int32_t (*draw)(int32_t row, int32_t at, int32_t best);
 };
 
-// Drafts: `counts[r]` tokens of row r into drafts[r * stride ...], those with the largest logits unless `drawing` (or null)
-// says otherwise; a row whose logits are unsound, or whose token has no embedding, ends there, with what it has. The head's outputs stand for tokens
-// only[...] (null: for themselves). Returns via `counts` what was drafted.
+// Drafts counts[r] tokens of row r into drafts[r * stride ...], greedily or by `drawing`. A row stops at unsound logits
+// or a token without embedding; `counts` returns the lengths. Outputs are tokens only[...] (null: all).
 inline void propose(Model& draft, const Rows& tails, int32_t* counts, const int32_t* only, int stride, int32_t* drafts, const Drawing* drawing) {
     std::vector<int32_t> active, slots, starts, begins{0}, tokens, adapters, knowns;
     for (int r = 0; r < tails.count; r++)
@@ -164,10 +161,9 @@ inline void propose(Model& draft, const Rows& tails, int32_t* counts, const int3
     }
 }
 
-// Verification by agreement: how many of each row's tokens after the first are what the target says, and what it says at
-// every token (`said`, as the rows lie; -1 where its logits are unsound): what is largest, or of rows that are `sampled`
-// (null: none is) what is drawn, up to the first that differs. accepted[r] is -1 where a logit that counts is unsound.
-// `logits`: room for those of all tokens, or null.
+// Verification by agreement. `said`: the target's token after each token, -1 if unsound: argmax, or for `sampled` rows
+// drawn up to the first mismatch. accepted[r]: matching draft tokens, -1 if a decisive logit is unsound. `logits`:
+// buffer for all tokens, or null.
 inline void verify(Model& target, const Rows& rows, const Sampling* sampled, int32_t* said, int32_t* accepted, float* logits) {
     std::vector<Best> best;
     target.feed(rows, 2, logits, best);

@@ -1,4 +1,4 @@
-"""Runs native steps: ragged rows, no padding, no buckets; a round is one call into C++."""
+"""Runs native steps: ragged rows without padding; a round is one call into C++."""
 
 from __future__ import annotations
 
@@ -51,10 +51,7 @@ _UNSOUND = "target logits: no finite largest logit"
 
 
 class NativeRunner:
-    """Runs one model. `verifies`: it is a target, so its batch invariance is checked; false for a draft.
-
-    The library fails rows whose adapter is not there.
-    """
+    """Runs one model. `verifies`: a target, whose batch invariance is checked."""
 
     def __init__(
         self,
@@ -88,7 +85,7 @@ class NativeRunner:
 
     @property
     def capabilities(self) -> Capabilities:
-        """A draft's bits are the same by construction; a target's were checked too."""
+        # a draft's bits are the same by construction; a target's were checked too
         model, exact = self.model, self.shapes.bit_exact or not self._verifies
         return Capabilities(
             traits=frozenset(() if exact else {Trait.INEXACT}),
@@ -107,7 +104,7 @@ class NativeRunner:
         return NativePages(self.model, pages)
 
     def kv_bytes(self, tokens: int) -> int:
-        """Like MemoryOnDemand.kv_bytes; nothing is padded, but drafts may go beyond a sequence."""
+        # nothing is padded, but drafts may exceed a sequence
         return self.model.slot_bytes(tokens + self.limits.max_draft + 1)
 
     def give_back(self, slot: int, tokens: int = 0) -> None:
@@ -142,7 +139,6 @@ class NativeRunner:
         return [*verdicts, *[None] * batch.rows.silent]
 
     def _judge(self, row: VerifyRow, said: Ints, logits: Logits | None, begin: int) -> Verdict | RowFailed:
-        """Judges a row whose first token's largest logit is that of said[begin], of logits[begin]."""
         assert logits is not None
         own, best = logits[begin:], said[begin : begin + 1 + len(row.draft)]
         return verdict_or_failure(lambda: verify_row(row, own.__getitem__, self.model.logprobs, best.__getitem__))
@@ -155,7 +151,7 @@ class NativeRunner:
         return np.split(logits, batch.begins[1:-1])
 
     def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
-        """Like Runner.propose; a row leaves the batch once it has its k tokens."""
+        # a row leaves the batch once it has its k tokens
         return each_within(rows, self._propose)
 
     def _propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
@@ -184,15 +180,14 @@ class NativeRunner:
     def _batch(
         self, rows: Sequence[PrefillRow] | Sequence[ProposeRow], starts: Sequence[int], tokens: Sequence[Sequence[int]]
     ) -> RowBatch:
-        """The rows as the library takes them: their tokens, the first of each at its position in `starts`."""
         return RowBatch([row.slot for row in rows], starts, tokens, [row.adapter for row in rows])
 
     def fused_with(self, draft: Runner) -> FusedStep | None:
-        """Drafts and verifies in one call of the library, if the draft is native too."""
+        """Drafts and verifies in one library call, if the draft is native."""
         return functools.partial(self._fused, draft) if isinstance(draft, NativeRunner) else None
 
     def hand_out(self, layers: Sequence[int]) -> NativeFeatures:
-        """Like FeaturesOut.hand_out; the steps write straight into the features."""
+        # steps write straight into the features
         assert isinstance(self.model, NativeModel)
         return self.model.hand_out(layers)
 
@@ -250,15 +245,11 @@ def _fed(rows: Sequence[VerifyRow | PrefillRow]) -> RowBatch:
 
 
 def _verdict(said: Ints, begin: int, accepted: int) -> Verdict | RowFailed:
-    """Parses one plain row's verdict from `said[begin:]`."""
     return RowFailed(_UNSOUND) if accepted < 0 else Verdict(tuple(said[begin : begin + accepted + 1]), accepted)
 
 
 def check_ragged_invariance(model: NativeSteps, limits: Limits, shapes: StepShapes) -> StepShapes:
-    """Checks batch invariance, which holds by construction, on this machine.
-
-    A few shapes represent all, because none is padded.
-    """
+    # invariance holds by construction; without padding a few shapes represent all
     widths = tuple(sorted({1, 2, limits.max_draft + 1}))
     batches = tuple(sorted({1, limits.slots}))
     found = check_batch_invariance(model, limits, widths, batches, chunks=(max(1, limits.chunk // 4), limits.chunk))

@@ -1,11 +1,10 @@
-// Matrices as Python passes them, and several of them packed as one, laid below each other.
+// Matrices from Python, several of them packed as one.
 #pragma once
 #include "linear.h"
 
 namespace tandem {
 
-// Weights [outputs, inputs] as they are stored, and the format they are packed in; biases [outputs] in the model's dtype, or
-// null.
+// Stored weights [outputs, inputs], the format to pack them in, and biases [outputs] in the model's dtype, or null.
 struct Matrix {
     const void *weights, *bias;
     Format stored, packed;
@@ -21,7 +20,7 @@ inline size_t row_bytes(Format format, int inputs) {
     return with_blocks(format, [&](auto blocks) { return up(inputs, decltype(blocks)::INPUTS) / decltype(blocks)::INPUTS * decltype(blocks)::BYTES; });
 }
 
-// Several matrices laid one below the other, and the row of them that an output belongs to.
+// Stacked matrices, and an output's row in them.
 template <class D> struct Stack {
     struct Part {
         Matrix matrix;

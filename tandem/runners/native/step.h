@@ -1,11 +1,10 @@
-// The phases of a step. Inside one, threads claim pieces; it ends when all pieces are done, whoever is still here.
+// The phases of a step. Threads claim work items; a phase ends when all are done, without waiting for late threads.
 #pragma once
 #include "transformer.h"
 
 namespace tandem {
 
-// A piece of this phase, or `pieces` if all are claimed. Each thread has neighbouring ones, for memory to be read on and on,
-// and takes what is left of others' when it is through.
+// Claims an item, or returns `pieces`. Each thread takes neighbouring ones, for sequential reads, then others' rest.
 template <class D> int Transformer<D>::claim(Place& place, int pieces) {
     std::atomic<int>* claimed = &done(place) + 1;
     for (int i = 0; i < threads_; i++) {
@@ -17,8 +16,7 @@ template <class D> int Transformer<D>::claim(Place& place, int pieces) {
     return pieces;
 }
 
-// Ends a phase. Until all its pieces are done, the thread fetches what it reads next. A thread that the system has taken
-// away is waited for only while it has a piece.
+// Ends a phase; meanwhile the thread prefetches. Waits for a preempted thread only while it has an item.
 template <class D> void Transformer<D>::finish(Place& place, int pieces, const Linear<D>* then) {
     const std::atomic<int>& finished = done(place);
     place.phase++;
@@ -38,7 +36,7 @@ template <class D> template <class Piece> void Transformer<D>::share(Place& plac
     finish(place, pieces, then);
 }
 
-// The panel after this one is claimed early, to be fetched meanwhile; with the last one, what the next layer begins with.
+// Claims the next panel early, to prefetch it; with the last one, the start of the next layer.
 template <class D> template <class Done>
 void Transformer<D>::multiply(Place& place, const Linear<D>& layer, const Linear<D>* then, const Input<D>& input, int tokens, Done each) {
     if (place.claimed == NONE) place.claimed = claim(place, layer.panels());
@@ -71,7 +69,7 @@ template <class D> void Transformer<D>::work(int thread) {
     });
 }
 
-// Hidden states change only in phases of their own, so a phase that copies them finds them whole and alters no other.
+// Hidden states change only in their own phases, so copies are consistent.
 template <class D> void Transformer<D>::copy_out(int layer, Place& place) {
     const size_t count = taps_.size(), hidden = shape.hidden;
     for (size_t i = 0; i < count; i++) {
@@ -82,7 +80,7 @@ template <class D> void Transformer<D>::copy_out(int layer, Place& place) {
     }
 }
 
-// A phase for the tokens that have an adapter; a step without them has no such phase.
+// A phase for tokens with adapters, if a step has any.
 template <class D>
 void Transformer<D>::shrink(int layer, Stacked which, const Linear<D>* then, const Activations& from, int thread, Place& place) {
     if (adapted_.empty()) return;
@@ -100,7 +98,7 @@ void Transformer<D>::shrink(int layer, Stacked which, const Linear<D>* then, con
     });
 }
 
-// Adds what a token's adapter adds to the 32 outputs of a panel.
+// Adds an adapter to a panel's 32 outputs.
 template <class D> void Transformer<D>::extend(int layer, Stacked which, int panel, int t, v16f& first, v16f& last) const {
     if (!step_.adapters || !step_.adapters[t]) return;
     const Addition<D>& addition = adapters_[step_.adapters[t]]->of(layer, which);
@@ -174,7 +172,7 @@ template <class D> void Transformer<D>::join(stored* x, v16f value) const {
     D::keep(x, D::wide(x) + (shape.residual_scale ? D::rounded(value * shape.residual_scale) : value));
 }
 
-// Few tokens are normed and quantised by every thread for itself, which is cheaper than a phase of its own.
+// Every thread norms and quantises few tokens itself, which is cheaper than a phase.
 template <class D> Input<D> Transformer<D>::input(Place& place, int thread, const Linear<D>& layer, const Activations& from, int tokens) {
     const bool dealt = tokens >= DEALT && threads_ > 1 && (from.norm || layer.blocks());
     const int whose = dealt ? 0 : thread;
@@ -210,7 +208,7 @@ template <class D> void Transformer<D>::layer_norm(const stored* from, const sto
     for (int i = 0; i < width; i += LANES) D::keep(to + i, (D::wide(from + i) - mean) * factor * D::wide(weight + i) + D::wide(weight + width + i));
 }
 
-// Turns a query, or a key (heads from `heads` on), by its position; keys and values go into the cache.
+// Rotates queries and keys (heads from `heads` on) by position; stores keys and values in the cache.
 template <class D> void Transformer<D>::rotate(Layer& layer, int token, int head) {
     const int dim = shape.head_dim, half = layer.turned, position = step_.positions[token];
     stored* x = &qkv_[token * wide_ + size_t(head) * dim];
@@ -236,7 +234,7 @@ template <class D> void Transformer<D>::rotate(Layer& layer, int token, int head
     if (is_key) layer.cache->write(step_.slots[token], head - shape.heads, position, x, x + size_t(shape.kv_heads) * dim);
 }
 
-// Few tokens are dealt one by one, for all threads to have some; many together, to read keys and values once for four.
+// Few tokens are dealt singly, to busy all threads; many together, to read keys and values once for four.
 template <class D> void Transformer<D>::group() {
     groups_.clear();
     const int tokens = past_keys(), most = tokens * shape.kv_heads < 8 * threads_ ? 1 : QUERIES;
@@ -262,7 +260,7 @@ template <class D> void Transformer<D>::attend_group(Layer& layer, const Group& 
     }
 }
 
-// Logits scaled and capped, rounded after each operation as transformers does; outputs that stand for none stay -inf.
+// Logits scaled and capped, rounded after each operation as in transformers; unused outputs stay -inf.
 template <class D> v16f Transformer<D>::final_logits(v16f value) const {
     if (shape.logit_scale) value = D::rounded(value * shape.logit_scale);
     if (!shape.logit_cap) return value;

@@ -1,4 +1,4 @@
-"""What every packed model has: its library, its threads, and steps over rows of tokens at positions of slots."""
+"""The base of packed models: library, threads, and steps over rows of tokens at positions of slots."""
 
 from __future__ import annotations
 
@@ -45,11 +45,10 @@ class Threads:
 
 
 class NativeSteps:
-    """Runs rows of tokens at positions of slots; returns the best tokens, or float32 logits [.., vocabulary].
+    """Runs rows of tokens at positions of slots, like TorchModel; a subclass packs the weights.
 
-    A subclass packs the weights. Methods that TorchModel has too behave the same.
-    `sizes`: as the library has them. `tables`: cosines and sines of each rotary embedding, float32 [length, turned].
-    `embedding`: [vocabulary, hidden], shared, not copied. `draft_vocab`: the tokens of the outputs; None: each its own.
+    `tables`: each rotary embedding's cosines and sines, float32 [length, turned]. `embedding`: [vocabulary, hidden],
+    shared. `draft_vocab`: tokens of the outputs; None: all.
     """
 
     def __init__(
@@ -85,11 +84,11 @@ class NativeSteps:
 
     @property
     def rotary(self) -> tuple[Floats, ...]:
-        """Cosines and sines of each rotary embedding, each [length, turned]."""
+        """Each rotary embedding's cosines and sines [length, turned]."""
         return tuple(table for tables in self._tables for table in tables)
 
     def sight(self, rope: int, window: int = 0) -> dict[str, int]:
-        """What LayerWeights says of a layer with the rotary embedding of a number, NO_ROPE for none, and a window."""
+        """Fields of LayerWeights for a layer's rotary embedding (or NO_ROPE) and window."""
         if rope == NO_ROPE:
             return {"window": window}
         cosines, sines = self._tables[rope]
@@ -102,17 +101,16 @@ class NativeSteps:
         return int(self.library.tandem_weight_bytes(self.handle))
 
     def slot_bytes(self, positions: int) -> int:
-        """Bytes of the pages that the first `positions` of a slot take once they are written, features included."""
+        """Bytes of pages for a slot's first `positions`, features included."""
         features = self.own_features.slot_bytes(positions) if self.own_features else 0
         return features + int(self.library.tandem_slot_bytes(self.handle, min(positions, self.sizes.length)))
 
     @property
     def spare_bytes(self) -> int:
-        """Bytes that are taken beside those of slots."""
         return self.own_features.spare_bytes if self.own_features else 0
 
     def give_back(self, slot: int, positions: int = 0) -> None:
-        """Gives back the memory of a slot behind the pages of its first `positions`."""
+        """Frees a slot's memory beyond its first `positions`."""
         self.library.tandem_give_back(self.handle, slot, positions)
         if self.own_features:
             self.own_features.give_back(slot, positions)
@@ -125,24 +123,22 @@ class NativeSteps:
         wants: int = 2,
         adapters: Sequence[int] = (),
     ) -> NDArray[np.float32] | None:
-        """Feeds rows of any lengths. Returns float32 logits [n, outputs].
+        """Feeds ragged rows; returns float32 logits [n, outputs]. Raises OutOfBounds, before feeding.
 
-        `wants`: 2 for the logits of all tokens, 1 for each row's last token, 0 for none (returns None). `adapters`: the
-        numbers of the rows' adapters, 0 for none. Raises OutOfBounds, and feeds nothing then.
+        `wants`: logits of 2: all tokens, 1: last tokens, 0: none (returns None). `adapters`: by row, 0: none.
         """
         return self.feed_batch(RowBatch(slots, starts, tokens, adapters), wants)
 
     def feed_batch(self, batch: RowBatch, wants: int) -> NDArray[np.float32] | None:
-        """Like `feed`."""
         count = (0, int(batch.rows.count), int(batch.begins[-1]))[wants]
         logits = np.empty((count, self.outputs), dtype=np.float32) if count else None
         self.library.tandem_feed(self.handle, ctypes.byref(batch.rows), wants, pointer(logits, c_float))
         return logits
 
     def product(self, layer: int, which: int, x: Stored, outputs: int) -> Floats:
-        """A packed matrix times x [tokens, inputs], in the model's dtype: float32 [tokens, outputs].
+        """Matrix times x [tokens, inputs], in the model's dtype: float32 [tokens, outputs].
 
-        `which` matrix of a layer: 0 q, k and v, 1 o, 2 gate and up, 3 down; the head for layer -1.
+        `which`: 0: q, k and v, 1: o, 2: gate and up, 3: down; the head for layer -1.
         """
         tokens, lanes = len(x.values), 32
         made = np.empty((tokens, -(-outputs // lanes) * lanes), dtype=np.float32)
@@ -150,7 +146,7 @@ class NativeSteps:
         return made[:, :outputs]
 
     def room(self, rows: int) -> NDArray[np.float32]:
-        """Memory for logits [rows, outputs]. The next call gets the same, which saves the time of a new megabyte."""
+        """Reused buffer for logits [rows, outputs], valid until the next call."""
         if len(self._scratch) < rows:
             self._scratch = np.empty((rows, self.outputs), dtype=np.float32)
         return self._scratch[:rows]
@@ -158,13 +154,13 @@ class NativeSteps:
     def forward(
         self, slots: Sequence[int], tokens: Ids, starts: Ids, length: int | None = None, head: bool = True
     ) -> Floats:
-        """Logits [rows, width, vocabulary] of tokens [rows, width] at starts [rows]; `length` has no effect."""
+        """Logits [rows, width, vocabulary] of tokens [rows, width] at starts [rows]; ignores `length`."""
         rows, width = tokens.shape
         logits = self.feed(slots, starts.tolist(), tokens.tolist(), 2 if head else 0)
         return np.empty(0, np.float32) if logits is None else logits.reshape(rows, width, -1)
 
     def logprobs(self, logits: Sequence[Logits], tokens: Sequence[int], top: int) -> tuple[TokenLogprobs, ...]:
-        """Like tandem.speculation.logprobs.all_logprobs, in a tenth of its time."""
+        # a tenth of the time of tandem.speculation.logprobs.all_logprobs
         rows = [np.ascontiguousarray(row) for row in logits]
         top, totals = min(top, len(rows[0])), (c_double * len(rows))()
         ids = zeros(len(rows) * top)
@@ -176,7 +172,7 @@ class NativeSteps:
         )
 
     def best_within(self, logits: Logits, mask: Mask) -> int:
-        """The token of `mask`, bool [vocabulary], with the largest logit, float32 [outputs]; -1 if there is none."""
+        """Argmax of logits, float32 [outputs], within `mask`, bool [vocabulary]; -1 if it is empty."""
         if len(mask) < self.vocab_size:
             mask = np.concatenate([mask, np.zeros(self.vocab_size - len(mask), dtype=np.bool_)])
         allowed = mask[: self.vocab_size] if self.draft_vocab is None else mask[self.draft_vocab]
@@ -184,10 +180,7 @@ class NativeSteps:
         return best if best < 0 or self.output_to_token is None else self.output_to_token[best]
 
     def widened(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Logits [rows, vocabulary] from logits [rows, outputs]; -inf for tokens that the head lacks.
-
-        The next call may overwrite them.
-        """
+        """Logits [rows, vocabulary], -inf for tokens that the head lacks; valid until the next call."""
         if self.draft_vocab is None:
             return logits
         if len(self._wide) < len(logits):
@@ -197,17 +190,15 @@ class NativeSteps:
         return wide
 
     def tensor(self, values: Sequence[Sequence[int]] | Sequence[int]) -> Ids:
-        """The values as int64: [n] or [n, m]."""
         return np.array(values, dtype=np.int64)
 
     def done(self, failed: int) -> None:
-        """Raises NotNative if packing failed."""
         if failed:
             raise NotNative(_FAILED.get(failed, "a layer that the model does not have"))
 
 
 def check_rope(rope: Mapping[str, Any]) -> None:
-    """Raises NotNative for rotary embeddings that are not one table for all sequences."""
+    """Raises NotNative for rotary embeddings that vary by sequence."""
     kind = rope.get("rope_type", "default")
     if kind not in TYPES:
         raise NotNative(f"rotary embedding of type {kind}")

@@ -1,4 +1,5 @@
-// One decoder whose form is described by Shape and LayerWeights: tokens at positions of slots in, logits or best tokens out. Values are rounded where transformers rounds them. A step is one function that all threads run together.
+// A decoder of the form in Shape and LayerWeights: tokens at positions of slots in, logits or best tokens out, rounded
+// as in transformers. All threads run a step together.
 #pragma once
 #include "adapters.h"
 #include "attention.h"
@@ -14,14 +15,13 @@ namespace tandem {
 struct Shape {
     int32_t layers, hidden, heads, kv_heads, head_dim, intermediate, outputs, vocabulary, slots, length, most_tokens, threads;
     float epsilon, scale;
-    // The form of its layers; zeros are that of a Llama. Scales and caps: 0 for none. norm_offset: of norms that round once.
+    // Form of the layers; zeros are a Llama's. Scales and caps: 0 for none. norm_offset: of norms that round once.
     float norm_offset, attention_cap, logit_cap, embedding_scale, residual_scale, logit_scale;
     int32_t activation, layer_norm, rounds_once, row_norms, wide_rope;  // row_norms: of all queries, and of all keys
 };
 
-// Norms are in the model's dtype, biases behind them if they have some; those that the model lacks are null. Tables of cosines
-// and sines are [length, turned], and must outlive the model: values i and i + turned of a head turn together. `window`: how
-// many positions attention sees.
+// Norms are in the model's dtype, followed by biases if any; absent ones are null. Rotary tables [length, turned],
+// which must outlive the model, rotate values i and i + turned of a head. `window`: positions that attention sees.
 struct LayerWeights {
     const void *attention_norm, *mlp_norm, *q_norm, *k_norm, *attention_after, *mlp_after;
     Matrix q, k, v, o, gate, up, down;
@@ -29,8 +29,8 @@ struct LayerWeights {
     int32_t turned, window;
 };
 
-// What makes the model an EAGLE-3 head, whose one layer reads an embedding beside a hidden state: `fuse` [hidden,
-// features.width] makes that of features [slots, length, features.width]; its norm is in the model's dtype.
+// An EAGLE-3 head: `fuse` [hidden, features.width] projects features [slots, length, features.width]; its norm is in
+// the model's dtype.
 struct HeadInputs {
     Table embedding, features;
     int32_t length, residual_normed, kept_states;  // kept_states: of so many last positions of a slot
@@ -38,16 +38,15 @@ struct HeadInputs {
     Matrix fuse;
 };
 
-// The token with the largest logit, the lowest id among equals; `sound` if that logit is finite and none is NaN.
+// The argmax, the lowest id among equals; `sound` if it is finite and no logit is NaN.
 struct Best {
     int32_t token = 0;
     bool sound = false;
 };
 
-// Tokens of a step. `wanted` lists the `count` of them whose logits are asked for: as the best token of each, and where
-// `logits` [count, outputs] is not null in full. `adapters`: of each token, 0 for none; null: none has one.
-// A head's tokens: `wanted` are the first ones. `sources`: each reads the features at that position of its slot, none for
-// -1, and for -2 - p the hidden state that a step before left at p; null: each reads the one before its own position.
+// A step's tokens. `wanted`: the `count` tokens with results: best tokens, and `logits` [count, outputs] if not null.
+// `adapters`: by token, 0 or null for none. A head's `wanted` come first; `sources` is each token's feature position,
+// -1 for none, -2 - p for the own state at p; null: the previous position.
 struct Step {
     int tokens, count;
     const int32_t *ids, *slots, *positions, *wanted;
@@ -56,7 +55,7 @@ struct Step {
     const int32_t *adapters = nullptr, *sources = nullptr;
 
     bool reads_state(int token) const { return !sources || sources[token] < -1; }
-    // The position before that of a head's token; -1 if it is the first.
+    // The position before a head's token; -1 for the first.
     int before(int token) const {
         if (!sources) return positions[token];
         return sources[token] < -1 ? -2 - sources[token] : sources[token];
@@ -71,18 +70,18 @@ public:
     Transformer(Pool& pool, const Shape& shape, const void* embedding);
     void set_layer(int layer, const LayerWeights& weights);
     void set_head(const void* norm, const Matrix& head);
-    // Makes this a head; comes before set_layer.
+    // Makes this a head, before set_layer.
     void read_features(const HeadInputs& from);
     bool reads_features() const { return bool(front_); }
-    // From now on, a step writes the hidden states after `layers` layers to features [slots, length, count, hidden].
+    // Later steps write hidden states after `layers` to features [slots, length, count, hidden].
     void hand_out(const int32_t* layers, int count, void* features);
-    // Makes an adapter known by a number; its layers are set before a step uses it.
+    // Registers an adapter; its layers are set before use.
     void put_adapter(int number);
     void set_adapter_layer(int number, int layer, const LayerAdapter& adapter);
     bool has_adapter(int number) const { return size_t(number) < adapters_.size() && adapters_[number]; }
     void run(const Step& step);
-    // Outputs [tokens, panels * 32] of x [tokens, inputs]: of q, k and v (0), o (1), gate and up (2) or down (3) of a layer,
-    // or of the head for layer -1. Outputs lie as they are packed: 16 of the gate beside 16 of up.
+    // Outputs [tokens, panels * 32] of x [tokens, inputs] as packed (16 of the gate, 16 of up): q, k and v (0), o (1),
+    // gate and up (2) or down (3) of a layer, or the head for layer -1.
     void product(int layer, int which, const void* x, int tokens, float* to) const;
     size_t weight_bytes() const;  // of all matrices: what a step reads
     size_t page_bytes() const;    // keys and values of 16 positions in all layers, and what was handed out of them
@@ -129,7 +128,7 @@ private:
     void shrink(int layer, Stacked which, const Linear<D>* then, const Activations& from, int thread, Place& place);
     void extend(int layer, Stacked which, int panel, int token, v16f& first, v16f& last) const;
     void work_layer(int index, const Linear<D>* then, int thread, Place& place);
-    // A thread's part of a phase, in pieces or in panels; `then` is what the next phase reads.
+    // A thread's part of a phase, in items or panels; `then` is the next phase's input.
     template <class Piece> void share(Place& place, int pieces, const Linear<D>* then, Piece piece);
     static int first_of(int thread, int pieces, int threads) { return int(int64_t(pieces) * thread / threads); }
     int claim(Place& place, int pieces);
@@ -208,7 +207,7 @@ template <class D> void Transformer<D>::set_layer(int index, const LayerWeights&
     if (w.attention_after && !added_.size()) added_ = Buffer<stored>(x_.size());
     layer.qkv = Stack<D>{{{w.q, shape.heads * dim}, {w.k, kv}, {w.v, kv}}, shape.hidden * (front_ ? 2 : 1)}.packed(weights_);
     layer.o = Stack<D>{{{w.o, shape.hidden}}, shape.heads * dim}.packed(weights_);
-    // 16 outputs of the gate beside the same 16 of up: a panel has all that their product needs.
+    // A panel has 16 outputs of the gate and the same 16 of up.
     Stack<D> gate{{{w.gate, shape.intermediate}}, shape.hidden}, up_part{{{w.up, shape.intermediate}}, shape.hidden};
     auto part = [&](int output) -> const Stack<D>& { return output % PANEL < LANES ? gate : up_part; };
     auto row = [](int output) { return output / PANEL * LANES + output % LANES; };

@@ -1,6 +1,6 @@
-// Vectors of 16 floats, written with GCC's vector types so that any CPU compiles them; bfloat16 products use AVX-512
-// BF16 where the CPU has it. Every operation is lane by lane: no result depends on how work is divided. Those of float32
-// have the same bits on every CPU that multiplies and adds with one rounding (x86-64-v3, ARM64).
+// Vectors of 16 floats in GCC's vector types, portable; bfloat16 products use AVX-512 BF16 if present. Operations are
+// lane by lane, so no result depends on how work is divided. float32 has the same bits on every CPU with fused
+// multiply-add.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -19,7 +19,7 @@ typedef int8_t v16b __attribute__((vector_size(16)));
 typedef uint8_t v16c __attribute__((vector_size(16)));
 constexpr int LANES = 16;
 
-// The same, as wide as a register of this CPU: what the sums of linear layers are held in.
+// The same, one register wide, for sums of linear layers.
 #if defined(__AVX512VNNI__)
 constexpr int WIDTH = 16;
 #elif defined(__AVX2__)
@@ -40,18 +40,18 @@ template <class V> inline V load(const void* from) {
     return value;
 }
 template <class V> inline void store(void* to, V value) { std::memcpy(to, &value, sizeof(V)); }
-// A number in every lane of a register. A sum with zeros would be an addition: -0 is not 0.
+// A number in every lane of a register. Adding it to zeros would turn -0 into 0.
 template <class F> inline F spread(float value) { return (F)(decltype(F{} < F{}){} + load<int32_t>(&value)); }
 template <class I, class F> inline F select(I mask, F yes, F no) { return (F)((mask & (I)yes) | (~mask & (I)no)); }
 
-// Calls each(r) for the registers of 16 lanes. What compares goes by register: GCC compares wider vectors lane by lane.
+// Calls each(r) per register of 16 lanes: GCC compares wider vectors lane by lane.
 constexpr int SIXTEEN = LANES / WIDTH;
 template <class Each> inline void by_register(Each each) {
 #pragma GCC unroll 4
     for (int r = 0; r < SIXTEEN; r++) each(r);
 }
 
-// A number in all 16 lanes; GCC would write it to wider vectors lane by lane, through memory.
+// A number in all 16 lanes; GCC would go through memory.
 inline v16f all(float value) {
     vf parts[SIXTEEN];
     by_register([&](int r) { parts[r] = vf{} + value; });
@@ -62,7 +62,7 @@ inline float widen(uint16_t value) {
     uint32_t bits = uint32_t(value) << 16;
     return load<float>(&bits);
 }
-// Round to nearest even, as torch does; NaN stays NaN. (AVX-512 BF16 takes numbers below 1e-38 for 0.)
+// Rounds to nearest even, as torch does; NaN stays NaN. (AVX-512 BF16 flushes numbers below 1e-38.)
 inline v16h narrow(v16f value) {
 #ifdef __AVX512BF16__
     return (v16h)_mm512_cvtneps_pbh((__m512)value);
@@ -76,8 +76,7 @@ inline v16h narrow(v16f value) {
 }
 inline v16f widen(v16h value) { return (v16f)(__builtin_convertvector(value, v16u) << 16); }
 
-// a * b + c, rounded once where the CPU can. The compiler is told to fuse nothing by itself (-ffp-contract=off): what is
-// fused must not depend on the loop around it.
+// a * b + c, rounded once if the CPU can. Explicit, with -ffp-contract=off: fusing must not depend on the loop.
 #if defined(__AVX512VNNI__)
 inline v16f fused(v16f a, v16f b, v16f c) { return (v16f)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 #else
@@ -132,7 +131,7 @@ inline v16f exponential(v16f x) {
     return load<v16f>(parts);
 }
 
-// tanh x, within 1e-7; what is not a number stays so.
+// tanh x, within 1e-7; NaN stays NaN.
 inline vf hyperbolic_tangent_of_register(vf x) {
     const vu sign = (vu)x & 0x80000000u;
     const vf power = exponential_of_register((vf)((vu)x ^ sign) * -2.0f);
@@ -147,7 +146,7 @@ inline v16f hyperbolic_tangent(v16f x) {
 
 enum Activation { SILU, GELU_TANH, GELU };
 
-// SiLU, or GELU: its approximation by tanh, as x times a sigmoid, or by erfc (Numerical Recipes: relative error below 2e-7).
+// SiLU, or GELU by tanh, as x times a sigmoid, or by erfc (Numerical Recipes: relative error below 2e-7).
 inline v16f activated(int kind, v16f x) {
     if (kind == SILU) return x / (1.0f + exponential(-x));
     if (kind == GELU_TANH) return x / (1.0f + exponential(-1.59576912160573f * (x + 0.044715f * x * x * x)));
@@ -175,7 +174,7 @@ template <class F> inline float largest(F value) {
     return best;
 }
 
-// The largest of many numbers and its token, lane by lane, the lowest of equals; whether any is NaN.
+// The argmax, lane by lane, the lowest of equals; whether any is NaN.
 struct alignas(64) Running {
     vf value[SIXTEEN];
     vi token[SIXTEEN], nan[SIXTEEN];
@@ -203,7 +202,7 @@ struct alignas(64) Running {
     }
 };
 
-// What a data type stores, and how two stored values a step of the sum are multiplied, one of them in every lane.
+// A data type's storage, and the product of two stored values in a step of the sum, one of them in every lane.
 struct Bfloat16 {
     typedef uint16_t stored;
     typedef uint32_t unit;  // neighbours along the summed dimension

@@ -1,4 +1,4 @@
-"""Says in which format each matrix of a model lies and is packed: dense, quantised when it is loaded, or as stored."""
+"""Each matrix's format: dense, quantised when loaded, or as stored."""
 
 from __future__ import annotations
 
@@ -22,29 +22,27 @@ Q4 = FORMATS["q4_1"].kind
 
 
 class BlockSource(Protocol):
-    """Where matrices lie in blocks: a GGUF file, or the cache of what was quantised before."""
+    """Matrices in blocks: of a GGUF file, or quantised before."""
 
     def formats(self) -> tuple[str, ...]:
-        """Names of their formats, sorted."""
+        """Format names, sorted."""
 
     def matrix(self, layer: int, name: str) -> Blocks | None:
-        """The matrix q, k, v, o, gate, up or down of a layer; None if it is dense. Raises CheckpointError."""
+        """Matrix q, k, v, o, gate, up or down of a layer; None: dense. Raises CheckpointError."""
 
     def head(self) -> Blocks | None:
-        """Like `matrix`: the output matrix."""
+        """The output matrix, like `matrix`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Linear:
-    """A linear layer of outputs by inputs. `weight` reads its numbers, in the model's dtype, where they are needed."""
+    """Outputs by inputs. `weight` reads the numbers in the model's dtype."""
 
     shape: tuple[int, int]
     weight: Callable[[], Stored]
     bias: Stored | None = None
 
     def only(self, which: NDArray[np.int64]) -> Linear:
-        """The layer with these outputs alone."""
-
         def weight() -> Stored:
             whole = self.weight()
             return Stored(whole.dtype, whole.values[which])
@@ -55,35 +53,28 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How the matrices of a model are packed.
-
-    `layers` and `head`: GGML's numbers of the formats that dense weights are packed in, 0 for dense; `name`: what
-    that is called. `stored`: where blocks come from, which are packed as they are.
-    """
-
-    name: str = ""
-    layers: int = DENSE
-    head: int = DENSE
-    stored: BlockSource | None = None
+    name: str = ""  # of the formats
+    layers: int = DENSE  # GGML format for dense weights; 0: dense
+    head: int = DENSE  # the same
+    stored: BlockSource | None = None  # blocks packed as they are
 
     def describe(self, dtype: str) -> str:
-        """Names the weights' format, and after a slash the dtype of all else, such as "int8/float32"."""
+        """The weights' format, then the dtype of all else: "int8/float32"."""
         return f"{'+'.join(self._names())}/{dtype}" if self.quantises else dtype
 
     @property
     def quantises(self) -> bool:
-        """Whether any matrix is packed in blocks."""
         return bool(self._names())
 
     def _names(self) -> tuple[str, ...]:
         return (self.name,) if self.name else self.stored.formats() if self.stored else ()
 
     def matrix(self, layer: int, name: str, linear: Linear) -> tuple[Matrix, object]:
-        """What the library packs for a linear layer, and what keeps its memory. Raises CheckpointError."""
+        """A linear layer for the library, and the owner of its memory. Raises CheckpointError."""
         return _matrix(linear, self.layers, self.stored.matrix(layer, name) if self.stored else None)
 
     def output(self, head: Linear, wanted: Sequence[int] | None) -> tuple[Matrix, object]:
-        """Like `matrix`, for the rows `wanted` (None: all) of the output matrix."""
+        """Like `matrix`, for rows `wanted` (None: all) of the output matrix."""
         blocks = self.stored.head() if self.stored else None
         if wanted is not None:
             which = np.asarray(wanted, dtype=np.int64)
@@ -96,7 +87,7 @@ UNQUANTISED = Packing()
 
 
 def packing(weights: str, stored: BlockSource | None = None) -> Packing:
-    """How `--weights` packs a model. `stored`: its blocks: of its GGUF file, or those quantised before."""
+    """The packing by `--weights`. `stored`: blocks of a GGUF file or the cache."""
     if weights == "int8":
         return Packing(weights, INT8, INT8, stored)
     if weights == "q4":  # the head decides between neighbours: 4 bits are too few
@@ -126,10 +117,10 @@ def encoded(library: Any, weight: Floats, form: str) -> Blocks:
 
 
 def near(blocks: Blocks, dense: Floats) -> Blocks:
-    """The blocks, if they are as near to the weights float32 [outputs, inputs] as arithmetic promises.
+    """The blocks, if near enough to the weights float32 [outputs, inputs]. Raises CheckpointError.
 
-    In Q8_0 every weight is within half a step. A block of Q4_1 loses no more squares than one whose range is kept
-    whole, which is within half a step and what rounding its minimum costs. Raises CheckpointError.
+    Q8_0: each weight is within half a step. Q4_1: a block's squared error is at most that of its whole range kept, with
+    half a step and the minimum's rounding.
     """
     at_once = max(1, _NUMBERS // dense.shape[1])
     for at in range(0, len(dense), at_once):
@@ -167,6 +158,5 @@ def decoded(blocks: Blocks, inputs: int) -> Floats:
 
 
 def _halves(rows: NDArray[np.uint8], at: int) -> Floats:
-    """The float16 at byte `at` of each block, as float32 [outputs, blocks, 1]."""
     made: Floats = np.ascontiguousarray(rows[..., at : at + 2]).view("<f2").astype(np.float32)
     return made

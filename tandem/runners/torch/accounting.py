@@ -1,4 +1,4 @@
-"""Refuses weights and fields of a configuration that a transformers module does not use."""
+"""Refuses weights and configuration fields that a transformers module does not use."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ _SHAPELESS = frozenset(
     task_specific_params tie_word_embeddings tokenizer_class torchscript unsloth_fixed unsloth_version
     use_flash_attn use_flash_attention use_flash_attention_2 validate_runner_input
     """.split()  # noqa: SIM905
-)
-"""Fields that shape a forward pass in no family, or that transformers itself reads."""
+)  # fields that shape no forward pass, or that transformers reads itself
 
 
 def refuse_weights(missing: Collection[str], unused: Collection[str] = (), resized: Collection[str] = ()) -> None:
-    """Raises UnsupportedModel if the file lacks weights, has some that the module does not use, or of other shapes."""
+    """Raises UnsupportedModel for weights that are missing, unused or of other shapes."""
     found = {
         "weights lack": missing,
         "the module has no place for the weights": unused,
@@ -42,7 +41,7 @@ def refuse_weights(missing: Collection[str], unused: Collection[str] = (), resiz
 
 
 def refuse_fields(said: Mapping[str, Any], module: Any) -> None:
-    """Raises UnsupportedModel for a field with a value that neither the family's configuration nor its code names."""
+    """Raises UnsupportedModel for a field value that neither the family's configuration nor its code names."""
     from transformers import GenerationConfig
 
     config = type(module.config)

@@ -1,9 +1,4 @@
-"""Compiles graphs for the CPU ahead of time with inductor, and keeps them on disk.
-
-Freezing packs the weights into the graph, in oneDNN's layout. Inductor's own caches refuse such constants, so
-torch.compile would compile again at every start. A package (AOTInductor) holds them, loads in half a second without
-tracing, and cannot recompile.
-"""
+"""Compiles CPU graphs ahead of time into AOTInductor packages: inductor's own caches refuse frozen weights."""
 
 from __future__ import annotations
 
@@ -78,7 +73,6 @@ class PackageCompiler:
 
 
 def _compile(step: nn.Module, arguments: tuple[Any, ...], folder: Path) -> float:
-    """Writes a package and its seconds into `folder`; returns these."""
     began = time.perf_counter()
     with torch.no_grad():
         exported = torch.export.export(step, arguments, strict=False)
@@ -96,7 +90,7 @@ def _loaded(folder: Path) -> Graph:
 
 
 def package_folder(root: Path, name: str, facts: Mapping[str, object], keeps: bool = False) -> Path:
-    """The folder below `root` for graphs of these facts. Deletes old configurations unless `keeps`."""
+    """The folder of graphs with these facts; deletes old ones unless `keeps`."""
     everything = {**facts, **_machine(), "source": _source()}
     digest = hashlib.sha256(json.dumps(everything, sort_keys=True, default=str).encode()).hexdigest()[:32]
     folder = root / f"{name}-{digest}"
@@ -114,7 +108,6 @@ def _make_room(root: Path, mine: Path) -> None:
 
 
 def _machine() -> dict[str, object]:
-    """Everything that compiled code depends on besides the model."""
     import transformers
 
     info = Path("/proc/cpuinfo")
@@ -132,6 +125,5 @@ def _machine() -> dict[str, object]:
 
 
 def _source() -> str:
-    """Hash of the source that graphs are compiled from."""
     here = Path(__file__).parent
     return hashlib.sha256(b"".join((here / name).read_bytes() for name in _SOURCES)).hexdigest()

@@ -14,7 +14,7 @@ from tandem.runners.startup import Startup
 
 
 class TorchBackend(Backend):
-    """Loads target and draft one by one; graphs of a pair are made afterwards (`Capabilities.fuse`)."""
+    """Loads models separately, with `Capabilities.fuse` for a pair's graphs."""
 
     def find(self, model: str | None) -> Checkpoint:
         return find(model)

@@ -1,4 +1,4 @@
-"""Chooses the shapes that graphs are compiled for: rows, tokens per row, draft tokens."""
+"""The shapes that graphs are compiled for."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ from tandem.runners.torch.platforms import Platform
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """Shapes to compile graphs for.
-
-    batches: rows per step. width: tokens per row of a verification, the same for all. chunk: tokens of a prefill step.
-    drafts: draft tokens per step, ascending.
-    """
+    """Rows per step, tokens per row of a verification and of a prefill step, draft tokens (ascending)."""
 
     batches: tuple[int, ...]
     width: int
@@ -22,23 +18,16 @@ class Buckets:
     drafts: tuple[int, ...]
 
     def batch(self, rows: int) -> int:
-        """The smallest batch that holds `rows` rows. Raises StopIteration if none does."""
         return next(b for b in self.batches if b >= rows)
 
     def draft(self, k: int) -> int:
-        """The smallest number of draft tokens that is at least `k`. Raises StopIteration if there is none."""
         return next(d for d in self.drafts if d >= k)
 
 
 def buckets_for(
     platform: Platform, limits: Limits, batch_buckets: tuple[int, ...] = (), draft_buckets: tuple[int, ...] = ()
 ) -> Buckets:
-    """The buckets of a platform: few where compiling a graph takes minutes (CPU, Trainium), more on CUDA.
-
-    `batch_buckets`, `draft_buckets`: those that the user chose instead, if any. Verification always has one width of at
-    least 2, since a product of one row uses another kernel, with other bits. The full batch and the longest draft are
-    always included. Raises ValueError if chosen ones exceed the limits.
-    """
+    """A platform's buckets, with the user's batches and drafts if given. Raises ValueError above the limits."""
     slots, most = limits.slots, limits.max_draft
     batches, drafts = {1}, set[int]()
     if platform.every_bucket:

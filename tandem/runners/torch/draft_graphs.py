@@ -1,4 +1,4 @@
-"""Runs compiled graphs by what they do, and drafts with them: those of a model, or of an EAGLE-3 head."""
+"""Runs and drafts with compiled graphs of a model or an EAGLE-3 head."""
 
 from __future__ import annotations
 
@@ -22,13 +22,9 @@ from tandem.speculation.types import SamplingParams
 
 
 class DraftGraphs(ABC):
-    """Graphs by what they do, rows and size. A subclass makes them, and sets what they run on.
+    """Graphs by purpose, rows, size. `spare`: slot of idle rows. `draft_vocab`: tokens of logits columns; None: all."""
 
-    `spare`: the slot of idle rows. `draft_vocab`: the tokens of the logits' columns; None: each its own.
-    """
-
-    prefix = ""
-    """Begins the names that the compiler is told."""
+    prefix = ""  # of names for the compiler
     platform: Platform
     device: str
     spare: int
@@ -40,11 +36,10 @@ class DraftGraphs(ABC):
 
     @abstractmethod
     def logits(self, rows: Sequence[ProposeRow], drafts: Sequence[Sequence[DraftedToken]]) -> Tensor:
-        """Logits [rows, columns] after the rows' tails and what was drafted so far, on the host."""
+        """Logits [rows, columns] after the rows' tails and drafts, on the host."""
 
     @property
     def graph_names(self) -> list[str]:
-        """Names of the graphs, such as verify-2x4."""
         return [f"{name}-{batch}x{size}" for name, batch, size in self._graphs]
 
     def _make(
@@ -67,15 +62,14 @@ class DraftGraphs(ABC):
             raise GraphRefused(f"no graph was made to {name} {batch} rows of {size} tokens") from None
 
     def tensor(self, values: Sequence[Sequence[int]] | Sequence[int]) -> Tensor:
-        """The values as int32 on the device: 64-bit integers are not native to every compiler's."""
+        """int32 on the device: not every compiler has 64-bit integers."""
         return torch.tensor(values, dtype=torch.int32, device=self.device)
 
     def idle_rows(self, rows: list[list[int]], batch: int, columns: int) -> list[list[int]]:
-        """Pads `rows` to `batch` rows of the spare slot: one token at position 0 (the third column is a count)."""
+        """Pads to `batch` rows with one token in the spare slot (the third column is a count)."""
         return rows + [[self.spare, 0, 1, *[0] * (columns - 3)]] * (batch - len(rows))
 
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
-        """Like Runner.prefill, one row at a time."""
         for row in rows:
             self.prefilled([[row.slot, row.start, *padded(row.tokens, self.buckets.chunk)]])
         return [None] * len(rows)
@@ -86,15 +80,12 @@ class DraftGraphs(ABC):
         return after
 
     def drafts(self, rows: Sequence[ProposeRow]) -> bool:
-        """Whether graphs draft for these rows. Sampled drafts are module code where that may run."""
+        """Whether graphs draft for these rows; else module code samples."""
         return any(row.k for row in rows) and (self.platform.only_graphs or all(row.plain for row in rows))
 
     @torch.no_grad()
     def propose(self, rows: Sequence[ProposeRow], vocabulary: DraftVocabulary) -> list[Proposal | RowFailed]:
-        """Like Runner.propose, of rows that graphs draft for: one graph and one copy to the host, where that will do.
-
-        Where the host must know the logits, it draws each token from one graph.
-        """
+        """Like Runner.propose: one graph and one copy to the host, or one per token if the host needs the logits."""
         began, k = time.perf_counter(), max(row.k for row in rows)
         drafts: list[list[DraftedToken]] = [[] for _ in rows]
         if any(row.processor or row.request.drafts_sample for row in rows):
@@ -109,20 +100,20 @@ class DraftGraphs(ABC):
         return [proposal_of(draft[: row.k], seconds) for draft, row in zip(drafts, rows, strict=True)]
 
     def proposed(self, rows: list[list[int]], k: int) -> Tensor:
-        """Drafts greedily for packed rows; returns draft tokens [batch, k or more], int32, on the device."""
+        """Drafts greedily for packed rows; returns [batch, k or more], int32, on the device."""
         packed = self.tensor(self.idle_rows(rows, self.buckets.batch(len(rows)), 3 + TAIL))
         drafts: Tensor = self._graph("propose", len(packed), self.buckets.draft(k))(self._buffers, packed)
         return drafts
 
     def sampled(self, rows: Sequence[ProposeRow], k: int) -> Tensor:
-        """Drafts with given noise; returns draft tokens [batch, k or more], int32, on the device."""
+        """Drafts with given noise; returns [batch, k or more], int32, on the device."""
         batch, bucket = self.buckets.batch(len(rows)), self.buckets.draft(k)
         packed = self.tensor(self.idle_rows([propose_row(row) for row in rows], batch, 3 + TAIL))
         drafts: Tensor = self._graph("sample", batch, bucket)(self._buffers, *self._noise(rows, batch, bucket), packed)
         return drafts
 
     def _noise(self, rows: Sequence[ProposeRow], batch: int, k: int) -> tuple[Tensor, Tensor]:
-        """The noise [batch, k, columns] and warping [batch, WARPING] of sampled drafts, float32."""
+        """Noise [batch, k, columns] and warping [batch, WARPING], float32."""
         kept = None if self.draft_vocab is None else self.draft_vocab.cpu().numpy()
         greedy = [warping_of(SamplingParams())] * (batch - len(rows))
         warping = torch.tensor([*(warping_of(row.request.sampling) for row in rows), *greedy])

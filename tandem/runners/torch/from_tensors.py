@@ -1,4 +1,4 @@
-"""Makes a transformers module of tensors that we read ourselves: numbers times scales."""
+"""Makes a transformers module from tensors in our own representation: numbers times scales."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def tensor_of(stored: Stored) -> torch.Tensor:
-    """A tensor that shares the memory of what numpy read, or has a copy of what cannot be written to."""
+    """A tensor in numpy's memory; a copy if that is read-only."""
     values = stored.values if stored.values.flags.writeable else stored.values.copy()
     made = torch.from_numpy(values)
     return made.view(torch.bfloat16) if stored.dtype == "BF16" else made
 
 
 def stored_of(tensor: torch.Tensor) -> Stored:
-    """A tensor as numpy reads it, in the same memory where it is contiguous."""
+    """The tensor as numpy, sharing contiguous memory."""
     tensor = tensor.detach().contiguous()
     if tensor.dtype is torch.bfloat16:
         return Stored("BF16", tensor.view(torch.uint16).numpy())
@@ -31,7 +31,7 @@ def stored_of(tensor: torch.Tensor) -> Stored:
 
 
 def configuration(folder: Path) -> Any:
-    """The configuration in `folder`, as that of a model which is not quantised."""
+    """The configuration in `folder`, without its quantisation."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder)
@@ -40,10 +40,7 @@ def configuration(folder: Path) -> Any:
 
 
 def module_from(folder: Path, config: Any, weights: ScaledWeights, dtype: torch.dtype) -> Any:
-    """A module with slot attention whose parameters are `weights` in `dtype`, like load_module's; on the CPU.
-
-    Raises ValueError if the weights lack some, or have some that nothing uses.
-    """
+    """A module on the CPU with slot attention and these weights. Raises ValueError for missing or unused ones."""
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM, GenerationConfig
 

@@ -1,4 +1,4 @@
-"""Runs a pair's greedy round as one graph: one copy in, one copy out; the next round's rows stay on the device."""
+"""A pair's greedy round as one graph and one copy in and out; the next rows stay on the device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLUMNS = 4 + TAIL
 
 
 class FusedGraph:
-    """The fused graphs of a target and a draft, one per bucket."""
+    """A pair's fused graphs, one per bucket."""
 
     def __init__(self, target: GraphModel, draft: GraphModel, compiler: GraphCompiler) -> None:
         self.target, self.draft, self.buckets = target, draft, target.buckets
@@ -35,11 +35,10 @@ class FusedGraph:
         self.draft_share = 0.0
 
     def fits(self, rows: Sequence[FusedRow]) -> bool:
-        """Whether a graph can run these rows: all greedy, all asking for a draft, none for margins or more."""
+        """Whether all rows are greedy, draft, and need tokens alone."""
         return bool(self._graphs) and all(row.plain and row.propose.k and not row.copied for row in rows)
 
     def step(self, rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
-        """Runs one round of every row."""
         began = time.perf_counter()
         _, after, results = self.run([fused_row(row.propose) for row in rows])
         host = to_host(results)
@@ -51,10 +50,7 @@ class FusedGraph:
 
     @torch.no_grad()
     def run(self, rows: list[list[int]]) -> tuple[Tensor, Tensor, Tensor]:
-        """Runs FusedModule on rows as `graph_modules.fused_row` packs them; returns its three tensors on the device.
-
-        Uploads nothing if the rows are those that the previous round predicted for this one.
-        """
+        """Runs FusedModule on packed rows; uploads nothing if the previous round predicted them."""
         batch, k = self.buckets.batch(len(rows)), self.buckets.draft(max(row[3] for row in rows))
         padded = self.target.idle_rows(rows, batch, COLUMNS)
         known = self._next is not None and self._next[0] == padded
@@ -64,14 +60,10 @@ class FusedGraph:
 
     @property
     def shapes(self) -> Sequence[tuple[int, int]]:
-        """The (rows, draft tokens) pairs that there are graphs for."""
         return list(self._graphs)
 
     def probe(self, token: int, position: int, batch: int, k: int) -> tuple[Tensor, list[list[int]]]:
-        """Runs a round of `token` at `position` in each of the last `batch` slots.
-
-        Returns the target's logits [batch, width, vocabulary] and the k draft tokens of each row.
-        """
+        """Runs `token` at `position` in the last `batch` slots: logits [batch, width, vocabulary], k drafts per row."""
         slots = list(range(self.target.spare))[::-1][:batch]
         logits, _, results = self.run([[slot, position, 1, k, *[token] * TAIL] for slot in slots])
         known = self.target.vocab_size
@@ -79,7 +71,7 @@ class FusedGraph:
         return logits.clone(), fed
 
     def measure(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        """Estimates drafting's share of a round by timing draft and target alone; a graph cannot be timed inside."""
+        # a graph cannot be timed inside, so draft and target are timed alone
         k = self.buckets.drafts[-1]
         idle_draft = self.draft.idle_rows([], 1, 3 + TAIL)
         idle_target = self.target.idle_rows([], 1, 3 + self.buckets.width)

@@ -1,7 +1,4 @@
-"""Runs a model's steps as graphs, one per bucket, compiled at warm-up; no other shape is run.
-
-The host packs rows, so between a step's copy to the device and its copy back only the graph runs there.
-"""
+"""Runs a model's steps as graphs, one per bucket, compiled at warm-up; a step copies to the device and back once."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from tandem.runners.torch.sampled_modules import LogitsModule, SampledProposeMod
 
 
 class GraphModel(DraftGraphs, TorchModel):
-    """Runs graphs where TorchModel runs module code; `prepare` compiles them."""
+    """TorchModel with graphs, compiled by `prepare`."""
 
     ids = torch.int32  # 64-bit integers are not native to every compiler's device
 
@@ -35,7 +32,7 @@ class GraphModel(DraftGraphs, TorchModel):
 
     @property
     def buffers(self) -> list[Tensor]:
-        """The slot cache's tensors, and the features where steps hand them out: what graphs take as arguments."""
+        """The graphs' arguments: the slot cache, and features if handed out."""
         return self._buffers
 
     @property
@@ -43,7 +40,7 @@ class GraphModel(DraftGraphs, TorchModel):
         return bool(self._layers)
 
     def hand_out(self, layers: Sequence[int]) -> TargetFeatures:
-        """Graphs made from now on write the hidden states after so many `layers` as well."""
+        """Later graphs also write the hidden states after `layers`."""
         features = self.new_features(layers)
         tap(self.module, layers)
         self._layers = tuple(layers)
@@ -60,7 +57,7 @@ class GraphModel(DraftGraphs, TorchModel):
         return out
 
     def prepare(self, compiler: GraphCompiler, buckets: Buckets, verifies: bool) -> None:
-        """Compiles the graphs of a target (`verifies`) or of a draft."""
+        """Compiles the graphs of a target (`verifies`) or a draft."""
         self.buckets = buckets
         self._verifies = verifies
         length = self.slots.length
@@ -75,7 +72,6 @@ class GraphModel(DraftGraphs, TorchModel):
                 self._prepare_sampled(compiler, batch)
 
     def _prepare_sampled(self, compiler: GraphCompiler, batch: int) -> None:
-        """Compiles a draft's graphs for rows that sample: whole drafts from given noise, and single tokens."""
         length = self.slots.length
         for k in self.buckets.drafts:
             noise = self._noise([], batch, k)
@@ -93,10 +89,7 @@ class GraphModel(DraftGraphs, TorchModel):
         head: bool = True,
         adapters: Sequence[int] = (),
     ) -> Tensor:
-        """Like TorchModel.forward. A draft's logits, which only sampled rows need, come from module code.
-
-        `adapters` has no effect: graphs take none.
-        """
+        """Like TorchModel.forward, with a draft's logits from module code; ignores `adapters`."""
         if head and not self._verifies:
             return super().forward(slots, tokens, starts, length, head)
         front = zip(slots, starts.tolist(), tokens.tolist(), strict=True)
@@ -105,10 +98,7 @@ class GraphModel(DraftGraphs, TorchModel):
         return self.verified([[slot, start, 0, *fed] for slot, start, fed in front])[0]
 
     def verified(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
-        """Runs VerifyModule on rows as `graph_modules.verify_row` packs them.
-
-        Returns logits [batch, width, vocabulary] and int32 results [batch, width + 2], both on the device.
-        """
+        """Runs VerifyModule on packed rows; returns its results on the device."""
         rows = self.idle_rows(rows, self.buckets.batch(len(rows)), len(rows[0]))
         logits, results = self._graph("verify", len(rows), len(rows[0]) - 3)(self._buffers, self.tensor(rows))
         return logits, results

@@ -1,9 +1,7 @@
-"""Defines the steps as modules without state, to be compiled into graphs: rows in, one small tensor of results out.
+"""The steps as modules without state, to be compiled: rows in, one small tensor of results out.
 
-A row is one int32 vector, so a step takes one copy to the device and one back; the graph computes which slots to use,
-where to write, what to accept and where the next step begins. Graphs have no host reads, no random numbers, no shapes
-that depend on data and no 64-bit arithmetic (tests/runners/graph_check.py). Greedy rows are decided in the graph; the
-target's logits are returned too, for rows that are sampled on the host (tandem/speculation/draws.py).
+A row is one int32 vector. Graphs have no host reads, random numbers, data-dependent shapes or 64-bit arithmetic
+(tests/runners/graph_check.py). Greedy rows are decided in the graph; the host samples the others from its logits.
 """
 
 from __future__ import annotations
@@ -35,9 +33,8 @@ class PrefillModule(nn.Module):
 class VerifyModule(nn.Module):
     """Verifies greedy drafts by agreement.
 
-    rows [n, 3 + width], int32: slot, position, count of draft tokens, last committed token, draft (padded). Returns
-    logits [n, width, vocabulary] and int32 results [n, width + 2]: the target's tokens, how many draft tokens are
-    accepted, and whether the logits of the committed tokens are finite.
+    rows [n, 3 + width], int32: slot, position, draft count, last committed token, draft (padded). Returns logits [n,
+    width, vocabulary] and int32 [n, width + 2]: the target's tokens, accepted count, whether logits are finite.
     """
 
     def __init__(self, model: TorchModel, length: int) -> None:
@@ -51,10 +48,7 @@ class VerifyModule(nn.Module):
 
 
 class ProposeModule(nn.Module):
-    """Drafts k tokens greedily, one after another.
-
-    rows [n, 3 + TAIL], int32: slot, position of the tail's last token, its length, tail (padded). Returns [n, k].
-    """
+    """Drafts k tokens greedily: [n, k]. rows [n, 3 + TAIL], int32: slot, position, tail length, tail (padded)."""
 
     def __init__(self, model: TorchModel, length: int, k: int) -> None:
         super().__init__()
@@ -69,7 +63,6 @@ class ProposeModule(nn.Module):
         return torch.stack(drafts, dim=1)
 
     def _first(self, buffers: Buffers, slots: Tensor, tail: Tensor, starts: Tensor, count: Tensor) -> Tensor:
-        """The token after the tail, int32 [n]; the head runs on one position of each row."""
         hidden = self._hidden(buffers, slots, tail, starts)
         at = (count - 1)[:, None, None].expand(-1, 1, hidden.shape[2])
         return self._chosen(hidden.gather(1, at)[:, 0], 0)
@@ -78,17 +71,16 @@ class ProposeModule(nn.Module):
         return self._model.traced(buffers, slots, tokens, starts, self._length, head=False)
 
     def _chosen(self, hidden: Tensor, i: int) -> Tensor:
-        """Draft token i: hidden [n, hidden] to int32 [n]. Scaling or capping logits would not change the argmax."""
+        # draft token i, int32 [n]; scaled or capped logits would have the same argmax
         return self._model.tokens_of(likeliest(self.module.get_output_embeddings()(hidden)))
 
 
 class FusedModule(nn.Module):
-    """Runs a whole greedy round: k draft steps, verification, acceptance, and the rows of the next round.
+    """A greedy round: k draft steps, verification, acceptance, and the rows of the next round.
 
-    rows [n, 4 + TAIL], int32: slot, position, length of the tail, draft tokens wanted (at most k), tail (padded).
-    Returns the target's logits [n, width, vocabulary], the next round's rows, and [n, k + width + 2 + 4 + TAIL]:
-    drafts, then VerifyModule's results, then those rows again, for a single copy to the host. `width` is that of the
-    target's VerifyModule, which makes the bits the same. Rows of the slot `spare` are padding and stay as they are.
+    rows [n, 4 + TAIL], int32: slot, position, tail length, draft tokens (at most k), tail (padded). Returns logits [n,
+    width, vocabulary], the next rows, and for one copy to the host [n, k + width + 2 + 4 + TAIL]: drafts, the results
+    of VerifyModule, next rows. `width` is VerifyModule's, so bits agree. Rows of the slot `spare` are padding.
     """
 
     def __init__(self, target: TorchModel, draft: TorchModel, lengths: tuple[int, int], k: int, width: int) -> None:
@@ -110,7 +102,7 @@ class FusedModule(nn.Module):
         return logits, after, torch.cat((drafts, results, after), dim=1)
 
     def _next(self, slots: Tensor, last: Tensor, wanted: Tensor, token: Tensor, results: Tensor) -> Tensor:
-        """The next round's rows. Tails are two tokens: a fully accepted draft's last token is not in the cache."""
+        # tails are two tokens: the cache lacks a fully accepted draft's last token
         accepted = results[:, self._width]
         committed = torch.cat((token, results[:, : self._width]), dim=1)
         tail = committed.gather(1, accepted[:, None] + self._order[:2][None])
@@ -120,11 +112,10 @@ class FusedModule(nn.Module):
 
 
 def verify_greedy(logits: Tensor, drafts: Tensor, counts: Tensor, order: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Verifies by agreement at temperature 0, like tandem/speculation/acceptance.py's `agree`, for a batch.
+    """`agree` (tandem/speculation/acceptance.py) at temperature 0, for a batch.
 
-    logits [n, width, vocabulary]; drafts [n, width - 1], of which the first counts[r] of row r count; order: 0, 1, ...
-    at least up to width. Returns the target's tokens [n, width], the number accepted [n, 1] and whether the logits up
-    to there are finite [n, 1], all int32.
+    logits [n, width, vocabulary]; drafts [n, width - 1], counts[r] of them in use; order: 0, 1, ..., width or more.
+    Returns int32 tokens [n, width], accepted counts [n, 1], whether logits up to there are finite [n, 1].
     """
     best = likeliest(logits)
     finite = logits.gather(-1, best[..., None])[..., 0].isfinite()
@@ -134,31 +125,27 @@ def verify_greedy(logits: Tensor, drafts: Tensor, counts: Tensor, order: Tensor)
 
 
 def likeliest(logits: Tensor) -> Tensor:
-    """The token with the largest logit: [..., vocabulary] to int32 [...]."""
     return logits.argmax(-1).to(torch.int32)
 
 
 def leading(flags: Tensor, order: Tensor) -> Tensor:
-    """How many of flags [n, m] are true before the first that is false: [n]. (cumprod does not lower to StableHLO.)"""
+    """Counts true flags [n, m] before the first false: [n]. (cumprod does not lower to StableHLO.)"""
     count = flags.shape[1]
     return torch.where(flags, count, order[:count][None]).amin(dim=1)
 
 
 def padded(tokens: Sequence[int], width: int) -> list[int]:
-    """The tokens, the last one repeated up to `width`."""
+    """Pads with the last token up to `width`."""
     return [*tokens, *[tokens[-1]] * (width - len(tokens))]
 
 
 def verify_row(row: VerifyRow, width: int) -> list[int]:
-    """Packs a row for VerifyModule: 3 + width numbers."""
     return [row.slot, row.position, len(row.draft), *padded((row.last_token, *row.draft), width)]
 
 
 def propose_row(row: ProposeRow) -> list[int]:
-    """Packs a row for ProposeModule: 3 + TAIL numbers."""
     return [row.slot, row.position, len(row.tail), *padded(row.tail, TAIL)]
 
 
 def fused_row(row: ProposeRow) -> list[int]:
-    """Packs a row for FusedModule: 4 + TAIL numbers."""
     return [row.slot, row.position, len(row.tail), row.k, *padded(row.tail, TAIL)]

@@ -1,9 +1,8 @@
 """Runs the torch runner's steps as graphs: a greedy step is one graph and one copy to the host.
 
-The host draws all samples of the target: draws use 64-bit arithmetic (tandem/speculation/draws.py), and sending noise
-for a whole vocabulary to the device costs as much as fetching logits from it. The host draws a draft's samples too,
-from module code. On platforms where only graphs may run, a graph draws them from given noise; under the rejection
-rule, which must know the distributions, the host draws them from one graph per token.
+The host samples a target's tokens: draws need 64-bit arithmetic, and noise for a vocabulary is as large as its logits.
+A draft samples in module code; if only graphs may run, in a graph from given noise, and under the rejection rule on the
+host from one graph per token.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ CompilerFor = Callable[[str], GraphCompiler]
 
 
 class GraphRunner(TorchRunner):
-    """Runs one GraphModel. `compiler_for(purpose)` returns the compiler of a model's or a pair's graphs."""
+    """Runs a GraphModel. `compiler_for(purpose)` returns a compiler for a model's or pair's graphs."""
 
     model: GraphModel
 
@@ -81,18 +80,13 @@ class GraphRunner(TorchRunner):
 
     @property
     def buckets(self) -> Buckets:
-        """The shapes that graphs are made for."""
         return self._buckets
 
     def compiler_for(self, purpose: str) -> GraphCompiler:
-        """The compiler of graphs for a purpose beside this model's own."""
         return self._compiler_for(purpose)
 
     def hand_out(self, layers: Sequence[int]) -> TargetFeatures:
-        """Like FeaturesOut.hand_out; call it before `warm_up`, and afterwards with the same layers.
-
-        A graph's results are fixed when it is made. Raises ValueError if they are fixed already.
-        """
+        """Like FeaturesOut.hand_out, before `warm_up`. Raises ValueError for other layers than compiled graphs have."""
         if self._features is None:
             if self.model.graph_names:
                 raise ValueError("draft: the target's graphs were made without an EAGLE head; load both together")
@@ -112,7 +106,7 @@ class GraphRunner(TorchRunner):
             self._warm()
 
     def compile(self, startup: Startup) -> CompileStatistics:
-        """Compiles every graph of this model, without running them, and seals the compiler."""
+        """Compiles this model's graphs, without running them, and seals the compiler."""
         compiler = self._compiler_for(self._purpose)
         with startup.stage("compiling"):
             self.model.prepare(compiler, self._buckets, self._verifies)
@@ -122,7 +116,6 @@ class GraphRunner(TorchRunner):
 
     @property
     def _purpose(self) -> str:
-        """What its graphs are for, by which compiled ones are told apart."""
         if not self._verifies:
             return "draft"
         return f"target handing out layers {list(self._layers)}" if self._layers else "target"
@@ -154,7 +147,6 @@ class GraphRunner(TorchRunner):
         return self._verified(rows)[0]
 
     def _verified(self, rows: Sequence[VerifyRow]) -> tuple[Tensor, Tensor]:
-        """Verifies in a batch size that passed the invariance check, which may be fewer than were compiled."""
         packed = [verify_row(row, self.model.buckets.width) for row in rows]
         return self.model.verified(self.model.idle_rows(packed, self.shapes.batch(len(rows)), len(packed[0])))
 
@@ -162,7 +154,7 @@ class GraphRunner(TorchRunner):
         return self.model.propose(rows, self.model) if self.model.drafts(rows) else super().propose(rows)
 
     def fuse(self, draft: Runner, startup: Startup) -> None:
-        """Makes one graph of this target and `draft` if both are graph runners on one device; see `fused_with`."""
+        """Compiles a pair's graph if both are graph runners on one device; see `fused_with`."""
         if not isinstance(draft, GraphRunner) or draft.model.device != self.model.device:
             return
         graph, _ = self.compile_fused(draft, startup)
@@ -178,7 +170,7 @@ class GraphRunner(TorchRunner):
         self._fused[id(draft)] = graph
 
     def compile_fused(self, draft: GraphRunner, startup: Startup) -> tuple[FusedGraph, CompileStatistics]:
-        """Compiles the pair's fused graphs, without running them, and seals the compiler."""
+        """Compiles the pair's graphs, without running them, and seals the compiler."""
         only = draft.model.draft_vocab
         facts = draft.identity.weights_revision, draft.limits, None if only is None else only.tolist()
         compiler = self._compiler_for(f"fused with {facts}")
@@ -189,7 +181,7 @@ class GraphRunner(TorchRunner):
         return graph, compiler.statistics
 
     def fused_with(self, draft: Runner) -> FusedStep | None:
-        """A greedy round as one graph if `fuse` made one; rows that do not fit it are drafted and then verified."""
+        """A greedy round as one graph if `fuse` made one; other rows take two steps."""
         graph = self._fused.get(id(draft))
         return None if graph is None else functools.partial(_fused, graph, self, draft)
 
@@ -206,7 +198,7 @@ def _fused(graph: FusedGraph, target: Runner, draft: Runner, rows: Sequence[Fuse
 
 
 def verdict_of(values: list[int], width: int) -> Verdict | RowFailed:
-    """Unpacks a row's results: `width` tokens, how many drafts were accepted, and whether the logits are finite."""
+    """Unpacks `width` tokens, the accepted count, and whether logits are finite."""
     accepted, sound = values[width], values[width + 1]
     if not sound:
         return RowFailed("target logits: no finite largest logit")

@@ -1,8 +1,4 @@
-"""Compiles step modules into graphs, one per bucket, before a server is ready and never afterwards.
-
-By `Platform.graphs`: "packages" are compiled ahead of time and kept on disk (artifacts.py), "compiled" is torch.compile
-in this process, whose code stays in the folder that Platform.prepare set.
-"""
+"""Compiles step modules into graphs, one per bucket, before a server is ready and never later."""
 
 from __future__ import annotations
 
@@ -24,12 +20,12 @@ BUCKETS_AT_MOST = 256  # graphs that dynamo may hold for the code of one step
 
 
 class GraphRefused(RuntimeError):
-    """A step needed a graph that warm-up did not make: its shape is not one of the buckets."""
+    """A step's shape is not one of the compiled buckets."""
 
 
 @dataclass(slots=True)
 class CompileStatistics:
-    """Graphs compiled and loaded, and the seconds it took; `before`: what the loaded graphs once took to compile."""
+    """Counts and seconds; `before`: seconds that compiling the loaded graphs once took."""
 
     compiled: int = 0
     loaded: int = 0
@@ -38,7 +34,6 @@ class CompileStatistics:
     before: float = 0.0
 
     def line(self) -> str:
-        """Formats the statistics for a log."""
         parts = []
         if self.compiled:
             parts.append(f"{self.compiled} compiled in {self.compile_seconds:.1f} s")
@@ -52,20 +47,17 @@ class GraphCompiler(Protocol):
 
     @property
     def statistics(self) -> CompileStatistics:
-        """What was compiled so far."""
+        """Counts and seconds so far."""
 
     def graph(self, name: str, step: nn.Module, arguments: Sequence[Any]) -> Graph:
-        """Compiles `step` for arguments of these shapes; the graph is called with the same buffers.
-
-        Raises GraphRefused after `seal`.
-        """
+        """Compiles `step` for arguments of these shapes. Raises GraphRefused after `seal`."""
 
     def seal(self) -> None:
-        """Ends warm-up: from now on, a graph that is missing is an error."""
+        """Ends warm-up: a missing graph is an error from now on."""
 
 
 class TorchCompiler:
-    """Compiles with torch.compile and a dynamo backend, given by name or as a function; counts compilations."""
+    """Compiles with torch.compile and a dynamo backend, by name or function."""
 
     def __init__(self, backend: str | Backend = "inductor", options: Mapping[str, object] | None = None) -> None:
         self.statistics = CompileStatistics()
@@ -106,10 +98,7 @@ class TorchCompiler:
 def graph_compiler(
     platform: Platform, identity: RunnerIdentity, limits: Limits, only: Sequence[int] | None, folder: str | None = None
 ) -> Callable[[str], GraphCompiler]:
-    """Returns a function from a purpose ("target", "draft", ...) to the compiler of this model's graphs for it.
-
-    `folder`: where packages are kept.
-    """
+    """Returns a function from a purpose ("target", "draft", ...) to its compiler. `folder`: of packages."""
     if platform.graphs == "compiled":
         return lambda what: TorchCompiler(platform.backend, platform.options)
 

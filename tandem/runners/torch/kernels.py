@@ -1,14 +1,8 @@
-"""Provides CPU kernels whose result for a row depends neither on its index nor on the number of rows.
+"""CPU kernels whose result for a row depends neither on its index nor on the number of rows.
 
-Stock kernels sum in an order that depends on the shape: with MKL in float32 and two threads, row 4 of a 6-row product
-differs in its last bits from row 0 of the same product. Two kernels avoid that on the CPU, and are faster too:
-
-* `PackedLinear`: oneDNN's inner product over prepacked weights. It sums rows in the same order at every row count of 2
-  or more, so a single row is computed as two.
-* `slot_attention`: query heads that share a KV head become rows of one product (no copy of the cache per head), and
-  their number is padded to a multiple of 8, because the GEMM below treats remainders of 1 to 3 rows differently.
-
-`tandem/runners/batch_invariance.py` checks the result on the device at every start.
+Stock kernels choose the order of summation by shape. `PackedLinear` is oneDNN's inner product over prepacked weights,
+whose order is the same from 2 rows on, so a single row is computed as two. `slot_attention` makes the query heads of a
+KV head rows of one product, padded to a multiple of 8, since its GEMM treats remainders of 1 to 3 rows differently.
 """
 
 from __future__ import annotations
@@ -23,12 +17,11 @@ ATTENTION = "tandem_slots"
 ROW_MULTIPLE = 8
 _HARMLESS = frozenset(
     {"is_causal", "position_ids", "output_attentions", "output_hidden_states", "output_router_logits", "use_cache"}
-)
-"""Arguments that attention gets from modules and that the mask already says, or that shape no result."""
+)  # arguments of attention that the mask covers, or that shape no result
 
 
 class PackedLinear(nn.Module):
-    """Replaces nn.Linear, with weights in oneDNN's layout: [..., in_features] to [..., out_features], one dtype."""
+    """nn.Linear with weights in oneDNN's layout: [..., in_features] to [..., out_features], one dtype."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -46,7 +39,7 @@ class PackedLinear(nn.Module):
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether oneDNN has packed inner products for this dtype on this CPU."""
+    """Whether oneDNN packs inner products of this dtype on this CPU."""
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
     if dtype == torch.bfloat16:
@@ -55,7 +48,6 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 
 def pack_linears(module: nn.Module) -> None:
-    """Replaces every nn.Linear below `module` by its packed form."""
     for name, child in module.named_children():
         if type(child) is nn.Linear:
             setattr(module, name, PackedLinear(child))
@@ -64,7 +56,7 @@ def pack_linears(module: nn.Module) -> None:
 
 
 def attention_rows(width: int, groups: int) -> int:
-    """Query rows of one KV head in a step, including padding; the mask has as many."""
+    """Query rows of a KV head in a step, with padding; the mask has as many."""
     return -(-width * groups // ROW_MULTIPLE) * ROW_MULTIPLE
 
 
@@ -81,11 +73,11 @@ def slot_attention(
     s_aux: Tensor | None = None,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
-    """Attention over slot caches, with the signature that transformers expects.
+    """Attention over slot caches, with transformers' signature.
 
-    query [rows, heads, width, d], key and value [rows, kv_heads, length, d], additive causal mask
-    [rows, 1, attention_rows, length], sinks s_aux [heads]. Returns [rows, width, heads, d]. Raises UnsupportedModel
-    for any other argument that may shape the result.
+    query [rows, heads, width, d], key and value [rows, kv_heads, length, d], additive causal mask [rows, 1,
+    attention_rows, length], sinks s_aux [heads]. Returns [rows, width, heads, d]. Raises UnsupportedModel for other
+    arguments.
     """
     for name, given in {"dropout": dropout or None, **kwargs}.items():
         if given is not None and name not in _HARMLESS:
@@ -112,16 +104,12 @@ def slot_attention(
 
 
 def _windowed(mask: Tensor, window: int) -> Tensor:
-    """A causal mask that also hides what lies `window` positions or more behind a query.
-
-    Such a position is one whose follower by `window` positions is shown too.
-    """
+    # a position is hidden if its follower by `window` positions is visible
     follower = F.pad(mask[..., window:], (0, window), value=-1.0)
     return torch.where(follower == 0, torch.finfo(mask.dtype).min, mask)
 
 
 def register_attention() -> None:
-    """Registers `slot_attention` with transformers under the name ATTENTION."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION, slot_attention)

@@ -1,4 +1,4 @@
-"""Runs a transformers model on a slot cache: tokens at positions in, logits out; static shapes, no host reads."""
+"""Runs a transformers model on a slot cache: static shapes, no host reads."""
 
 from __future__ import annotations
 
@@ -18,14 +18,11 @@ from tandem.runners.torch.slot_cache import GatheredSlots, SlotCache
 
 
 class TorchModel:
-    """A causal language model whose rows live in slots.
+    """A causal language model whose rows live in slots; padding rows use the spare slot.
 
-    `forward(slots, tokens, starts)` feeds tokens [rows, width] at positions starts[r], starts[r]+1, ... of each row's
-    slot and returns logits [rows, width, vocabulary] in the model's dtype. Padding rows use the spare slot. `only`: the
-    tokens that the head is cut down to; column j of the logits is then token only[j]. `packed`: linear layers take
-    oneDNN's layout where the platform has one (not for compilers that pack weights themselves). `platform`: overrides
-    the one of `device`. `ranks`: processes that share the heads (tandem/runners/torch/tensor_parallel.py). `on_demand`:
-    slots take memory as they are written, which only eager steps on the CPU know.
+    `only`: the head's tokens; logits column j is token only[j]. `packed`: linear layers in oneDNN's layout, unless a
+    compiler packs them. `platform`: overrides that of `device`. `ranks`: processes that share the heads. `on_demand`:
+    slots take memory as they are written (eager steps on the CPU).
     """
 
     ids = torch.int64  # dtype of `tensor`
@@ -79,11 +76,10 @@ class TorchModel:
         head: bool = True,
         adapters: Sequence[int] = (),
     ) -> Tensor:
-        """Feeds tokens [rows, width] at positions starts [rows] of `slots`; returns logits [rows, width, vocabulary].
+        """Logits [rows, width, vocabulary] of tokens [rows, width] at positions starts [rows].
 
-        With head=False it returns hidden states [rows, width, hidden] instead. Attention reads the first `length`
-        positions (default: all), so every row that is not padding must end within them. `adapters`: those of the first
-        rows, 0 for none.
+        head=False returns hidden states [rows, width, hidden]. Attention reads the first `length` positions (default:
+        all). `adapters`: of the first rows; 0: none.
         """
         length = length or self.slots.length
         positions = self._positions(starts, tokens.shape[1])
@@ -96,12 +92,11 @@ class TorchModel:
 
     @property
     def hands_out(self) -> bool:
-        """Whether `hand_out` was called."""
         return self._taps is not None
 
     @property
     def features(self) -> Tensor | None:
-        """What `hand_out` returned: [slots, length, width]."""
+        """[slots, length, width], from `hand_out`."""
         return self._taps.values if self._taps else None
 
     @property
@@ -113,13 +108,12 @@ class TorchModel:
         return int(self.module.config.hidden_size)
 
     def hand_out(self, layers: Sequence[int]) -> TargetFeatures:
-        """From now on, `forward` also keeps the hidden states after so many `layers` (tandem/runners/eagle)."""
+        """`forward` also keeps the hidden states after `layers` from now on."""
         features = self.new_features(layers)
         self._taps = Taps(self.module, layers, features.values)
         return features
 
     def new_features(self, layers: Sequence[int]) -> TargetFeatures:
-        """Features of so many layers, which no step has written yet."""
         embedding = self.module.get_input_embeddings().weight
         shape = (self.slots.spare + 1, self.slots.length, len(layers) * embedding.shape[1])
         return TargetFeatures(torch.zeros(shape, dtype=self.dtype, device=self.device), embedding)
@@ -127,7 +121,7 @@ class TorchModel:
     def traced(
         self, buffers: Sequence[Tensor], slots: Tensor, tokens: Tensor, starts: Tensor, length: int, head: bool = True
     ) -> Tensor:
-        """Like `forward`, for graphs: slots [rows] are a tensor, and the cache's `buffers` are arguments."""
+        """Like `forward`, for graphs, with slots [rows] as a tensor and the cache's `buffers` as arguments."""
         positions, cache = self._placed(buffers, slots, tokens, starts, length)
         return self._run(tokens, positions, length, cache, head)
 
@@ -160,25 +154,24 @@ class TorchModel:
         return nn.functional.pad(mask, (0, 0, 0, padding))[:, None]
 
     def tokens_of(self, columns: Tensor) -> Tensor:
-        """Token ids of columns of the logits; same shape."""
+        """Token ids of logits columns; same shape."""
         if self.draft_vocab is None:
             return columns
         return self.draft_vocab.index_select(0, columns.reshape(-1)).view(columns.shape)
 
     def widened(self, logits: Tensor) -> Tensor:
-        """float32 logits [..., vocabulary] from logits [..., head]; -inf for tokens that the head lacks."""
+        """float32 logits [..., vocabulary] from [..., head]; -inf for tokens that the head lacks."""
         if self.draft_vocab is None:
             return logits.float()
         full = torch.full((*logits.shape[:-1], self.vocab_size), -torch.inf, device=logits.device)
         return full.index_copy_(-1, self.draft_vocab.to(logits.device, torch.int64), logits.float())
 
     def tensor(self, values: Sequence[Sequence[int]] | Sequence[int]) -> Tensor:
-        """The values as integers on the device: [n] or [n, m]."""
         return torch.tensor(values, dtype=self.ids, device=self.device)
 
 
 def to_host(values: Tensor) -> list[list[int]]:
-    """Copies integers [n, m] from the device; a step does this once."""
+    """Copies integers [n, m] from the device, once per step."""
     rows: list[list[int]] = values.tolist()
     return rows
 
@@ -195,7 +188,7 @@ def _narrow_head(module: Any, only: Tensor) -> None:
 def load_module(
     source: dict[str, object], dtype: torch.dtype, device: str, shard: Mapping[str, object] | None = None
 ) -> Any:
-    """Loads a model with slot attention. `source` and `shard` (tensor_parallel.py) are from_pretrained's arguments."""
+    """Loads a model with slot attention. `source` and `shard` are from_pretrained's arguments."""
     from transformers import AutoModelForCausalLM
 
     from tandem.runners.torch.accounting import refuse_weights

@@ -1,8 +1,4 @@
-"""Applies LoRA adapters to the linear layers of a module, for the rows of a step that have one.
-
-A product here consists of single multiplications and of additions in pairs, always the same pairs: no kernel chooses
-an order of summation by shape, so a row has the same bits at every width, in every row, on every number of threads.
-"""
+"""LoRA adapters of linear layers, added in fixed pairs, so bits depend neither on width, row nor threads."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ _TERMS = 2**21  # numbers that a product holds at once
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """Two float32 matrices, down [rank, inputs] and up [outputs, rank], with zeros up to powers of two inputs."""
+    """float32 down [rank, inputs] and up [outputs, rank], zero-padded to powers of two inputs."""
 
     down: Tensor
     up: Tensor
@@ -33,7 +29,7 @@ class _Part:
 
 
 class TorchAdapters:
-    """The adapters of one module, whose linear layers get hooks when an adapter first changes them."""
+    """A module's adapters, applied by hooks."""
 
     def __init__(self, module: Any, device: str) -> None:
         self._module, self._device = module, device
@@ -42,7 +38,6 @@ class TorchAdapters:
         self._rows: Sequence[int] = ()
 
     def put(self, number: int, adapter: Adapter) -> None:
-        """Like TakesAdapters.put_adapter."""
         for path, part in adapter.parts.items():
             self._check(adapter.name, path, part)
         self._parts[number] = {path: self._placed(part) for path, part in adapter.parts.items()}
@@ -52,7 +47,7 @@ class TorchAdapters:
 
     @contextlib.contextmanager
     def of_rows(self, adapters: Sequence[int]) -> Iterator[None]:
-        """Meanwhile, the module runs rows with these adapters (0 for none); further rows have none."""
+        """Runs rows with these adapters (0: none) inside the `with` block."""
         self._rows = adapters if any(adapters) else ()
         try:
             yield
@@ -90,17 +85,14 @@ def _padded(matrix: Floats) -> Tensor:
 
 
 def products(x: Tensor, matrix: Tensor) -> Tensor:
-    """x [n, inputs] times each row of `matrix`, float32 [n, outputs]; columns beyond `inputs` are zeros.
-
-    The number of columns is a power of two.
-    """
+    """Products of x [n, inputs] with rows of `matrix`, zero-padded to a power of two columns: float32 [n, outputs]."""
     width = matrix.shape[1]
     x = functional.pad(x, (0, width - x.shape[1]))[:, None]
     return torch.cat([_halved(x * part) for part in matrix.split(max(1, _TERMS // (len(x) * width)))], -1)
 
 
 def _halved(terms: Tensor) -> Tensor:
-    """Sums over the last dimension: first half plus second half, until one is left."""
+    # first half plus second half, until one is left
     while (count := terms.shape[-1]) > 1:
         terms = terms[..., : count // 2] + terms[..., count // 2 :]
     return terms[..., 0]

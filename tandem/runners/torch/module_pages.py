@@ -1,4 +1,4 @@
-"""Copies pages of keys and values between the slots of a SlotCache and memory of their own, on the same device."""
+"""Copies pages between a SlotCache and page memory on the same device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tandem.runners.torch.slot_cache import SlotCache
 
 
 class TorchPages:
-    """Implements PageStore. `features` [slots, length, width]: what is handed out for a head, part of a page too."""
+    """Implements PageStore, with `features` [slots, length, width] in the pages if handed out."""
 
     def __init__(self, slots: SlotCache, pages: int, features: torch.Tensor | None = None) -> None:
         self._slots, self._features = slots, features
@@ -51,7 +51,7 @@ class TorchPages:
             _put(self._handed_out[page], data[kept:])
 
     def _positions(self, buffer: torch.Tensor, slot: int, first: int, count: int) -> torch.Tensor:
-        """A view [kv_heads, count, PAGE, head_dim] of `count` pages of a slot from page `first` on."""
+        """A view [kv_heads, count, PAGE, head_dim] from page `first` on."""
         start = slot * self._slots.stride + first * PAGE
         heads, _, dim = buffer.shape
         return buffer[:, start : start + count * PAGE].view(heads, count, PAGE, dim)
@@ -66,7 +66,7 @@ def _put(values: torch.Tensor, data: bytes) -> None:
 
 
 def _features_at(features: torch.Tensor, slot: int, first: int, count: int) -> torch.Tensor:
-    """A view [count, PAGE, width] of `count` pages of a slot's features from page `first` on."""
+    """A view [count, PAGE, width] from page `first` on."""
     return features[slot, first * PAGE : (first + count) * PAGE].view(count, PAGE, -1)
 
 
@@ -77,7 +77,7 @@ def page_bytes(slots: SlotCache, features: torch.Tensor | None = None) -> int:
 
 
 def page_format(slots: SlotCache, ranks: int, limits: Limits, threads: int) -> str:
-    """Names all that may choose a kernel: libraries, the CPU or device, threads, and the shapes of the steps."""
+    """Names everything that may choose a kernel: libraries, device, threads, step shapes."""
     heads, _, dim = slots.buffers[0].shape
     device = slots.buffers[0].device
     kind = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} {_cpu()}"
@@ -87,7 +87,6 @@ def page_format(slots: SlotCache, ranks: int, limits: Limits, threads: int) -> s
 
 
 def _cpu() -> str:
-    """The CPU's instruction sets, by a short name and a checksum of all that it says of itself."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Tensors in memory that the system gives page by page, as it is first written."""
+"""Tensors whose memory the system allocates page by page, on first write."""
 
 from __future__ import annotations
 
@@ -11,21 +11,18 @@ MAPPED_PAGE = mmap.PAGESIZE
 
 
 def page_stride(positions: int, row_bytes: int) -> int:
-    """Returns the least number of positions from `positions` on that fills whole pages with rows of `row_bytes`."""
+    """The least number of positions, at least `positions`, whose rows of `row_bytes` fill whole pages."""
     step = MAPPED_PAGE // math.gcd(MAPPED_PAGE, row_bytes)
     return -(-positions // step) * step
 
 
 def whole_pages(count: int) -> int:
-    """Returns the bytes of the pages that `count` bytes lie on, from the start of a page."""
+    """Bytes of the pages that `count` bytes cover."""
     return -(-count // MAPPED_PAGE) * MAPPED_PAGE
 
 
 class OnDemandBuffer:
-    """A tensor of zeros that takes memory as it is written, by the page of the system.
-
-    Large pages (2 MiB) would be given whole for a single position of a head.
-    """
+    """A tensor of zeros that takes memory as it is written, in small pages: large ones hold several positions."""
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         size = math.prod(shape) * dtype.itemsize
@@ -35,6 +32,6 @@ class OnDemandBuffer:
         self.tensor = torch.frombuffer(self._memory, dtype=dtype).view(shape)
 
     def give_back(self, start: int, size: int) -> None:
-        """Gives back whole pages from byte `start` on; they read as zeros then."""
+        """Frees whole pages from byte `start` on; they then read as zeros."""
         if size:
             self._memory.madvise(mmap.MADV_DONTNEED, start, size)

@@ -1,7 +1,4 @@
-"""Checks at a start that a module on the slot cache computes what it computes alone.
-
-The checks of steps compare steps with each other, so they cannot see that attention loses an argument or a window.
-"""
+"""Checks at startup that a module computes the same on a slot cache and alone."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ ROUNDED = (0.3, 0.25)  # in 16 bits a router's near ties send the other position
 
 @torch.inference_mode()
 def check_own_forward(model: TorchModel) -> None:
-    """Raises UnsupportedModel if logits from slots, in two chunkings, are not those of the module's own forward."""
+    """Raises UnsupportedModel if logits from slots, in two chunkings, differ from the module's own forward."""
     half, module = max(1, min(HALF, model.slots.length // 2)), model.module
     tokens = model.tensor([[(7919 * i + 13) % model.vocab_size for i in range(2 * half)]])
     window = getattr(module.config, "sliding_window", None)
@@ -53,7 +50,7 @@ def _fed(model: TorchModel, slots: list[int], tokens: Tensor, starts: list[int])
 
 
 def _alone(model: TorchModel, tokens: Tensor) -> Any:
-    """Logits with transformers' plain attention and masks, and no cache."""
+    """Logits with transformers' own attention and masks, without a cache."""
     model.module.set_attn_implementation("eager")
     try:
         positions = model.columns[None, : tokens.shape[1]]

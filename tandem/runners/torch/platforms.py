@@ -1,8 +1,4 @@
-"""Describes the devices that models run on; no other module knows how they differ.
-
-Model code asks its platform, never which device it is on. Device software is imported as late as possible: on Trainium
-the first query reserves cores.
-"""
+"""The devices that models run on; no other module distinguishes them."""
 
 from __future__ import annotations
 
@@ -30,41 +26,29 @@ AWS_INDEX = "https://pip.repos.neuron.amazonaws.com"
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """How one kind of device is used.
+    """How one kind of device is used."""
 
-    name: the value of --device. device: torch's name for it. compilers: the values of --compile that it takes
-    (tandem/runners/loading.py); the default is the first of `automatic` that works, or of `shared` if ranks share a
-    model. graphs: how steps are compiled (tandem/runners/torch/graphs.py), with dynamo's `backend` and `options`.
-    collectives: torch.distributed's backend. absent: why the device cannot be used, or None. cores: the environment
-    variable that names the cores a process may use; None: the process's CPU affinity does. core_per_rank: a rank must
-    see one core, its own. code: the variable that names the folder of compiled code; folder: that folder's name in
-    Tandem's cache. environment: variables to set before the device is first used. every_bucket: graphs are cheap, so
-    there is one for each power of two of rows and each draft length. only_graphs: module code must not run between
-    graphs, so sampled drafts are graphs too. packs: uses oneDNN's prepacked products, and moves 16-bit floats as
-    integers.
-    """
-
-    name: str
-    device: str
-    compilers: tuple[str, ...]
-    automatic: tuple[str, ...]
-    shared: tuple[str, ...]
-    graphs: str
-    collectives: str
-    absent: Callable[[], str | None]
+    name: str  # as in --device
+    device: str  # torch's name
+    compilers: tuple[str, ...]  # supported values of --compile
+    automatic: tuple[str, ...]  # those to try, in order
+    shared: tuple[str, ...]  # those to try if ranks share a model
+    graphs: str  # how steps are compiled (graphs.py)
+    collectives: str  # torch.distributed's backend
+    absent: Callable[[], str | None]  # why the device is unavailable
     has_bfloat16: Callable[[], bool]
     memory: Callable[[], int]
     synchronize: Callable[[], None]
-    backend: str = "inductor"
+    backend: str = "inductor"  # dynamo's, with `options`
     options: Mapping[str, object] = field(default_factory=dict)
-    cores: str | None = None
-    core_per_rank: bool = False
-    code: str | None = None
-    folder: str = "compiled"
-    environment: Mapping[str, str] = field(default_factory=dict)
-    every_bucket: bool = False
-    only_graphs: bool = False
-    packs: bool = False
+    cores: str | None = None  # variable for a process's cores; None: CPU affinity
+    core_per_rank: bool = False  # a rank sees one core
+    code: str | None = None  # variable for the folder of compiled code
+    folder: str = "compiled"  # its name in Tandem's cache
+    environment: Mapping[str, str] = field(default_factory=dict)  # set before first use
+    every_bucket: bool = False  # graphs are cheap
+    only_graphs: bool = False  # no module code between graphs
+    packs: bool = False  # uses oneDNN's prepacked products; moves 16-bit floats as integers
 
     def require(self) -> None:
         """Raises ValueError, one line, if the device cannot be used."""
@@ -72,16 +56,11 @@ class Platform:
             raise ValueError(f"device: {self.name} is not available here ({why})")
 
     def kept(self, folder: str | None) -> Path:
-        """The folder of compiled code: `folder`, which may be shared, or one in Tandem's cache."""
+        """The folder of compiled code: `folder`, or one in Tandem's cache."""
         return Path(folder).expanduser() if folder else cache_root() / self.folder
 
     def prepare(self, folder: str | None = None, cores: str | None = None, rank: int = 0, degree: int = 1) -> None:
-        """Sets what the device's software reads when it is first used: variables, and the cores of this process.
-
-        `folder`: as for `kept`; without one, a variable that is already set stays. `cores`: such as "0-3", those of all
-        ranks on this host; this process is `rank` of `degree` on all hosts. A rank with a core of its own has its own
-        folder too: AWS's plugin of vLLM keeps native caches apart by rank. Raises ValueError.
-        """
+        """Sets variables and this process's `cores` ("0-3", of all ranks here) before first use. Raises ValueError."""
         for name, value in self.environment.items():
             os.environ.setdefault(name, value)
         if self.code is not None and (folder or self.code not in os.environ):
@@ -102,7 +81,7 @@ class Platform:
             os.environ[self.cores] = format_cores(share_of(cores, here, ranks) if self.core_per_rank else cores)
 
     def describe(self) -> str:
-        """One line for a log: name, memory, cores."""
+        """A log line: name, memory, cores."""
         if self.only_graphs and compiles_only():
             return f"{self.name} (no device: graphs are compiled for {os.environ[TARGET]})"
         visible = os.environ.get(self.cores or "", "")
@@ -111,7 +90,6 @@ class Platform:
 
 
 def platform_of(device: str) -> Platform:
-    """The platform called `device`. Raises ValueError."""
     try:
         return PLATFORMS[device]
     except KeyError:
@@ -119,10 +97,7 @@ def platform_of(device: str) -> Platform:
 
 
 def choose_platform(name: str) -> Platform:
-    """The platform called `name`; auto is CUDA if available, else the CPU. Raises ValueError if it is unavailable.
-
-    auto never picks Trainium, because querying it reserves its cores.
-    """
+    """The named platform; auto is CUDA if available, else CPU (asking Trainium reserves cores). Raises ValueError."""
     if name == "auto":
         return CPU if CUDA.absent() else CUDA
     platform = platform_of(name)
@@ -131,10 +106,7 @@ def choose_platform(name: str) -> Platform:
 
 
 def compile_order(compile: str, platform: Platform, ranks: int = 1) -> tuple[str, ...]:
-    """The values of --compile to try, best first; auto starts with the fastest measured (benchmarks/README.md).
-
-    Raises ValueError if the platform does not take `compile`.
-    """
+    """The values of --compile to try, fastest first. Raises ValueError if unsupported."""
     if compile == "auto":
         return platform.automatic if ranks == 1 else platform.shared
     if ranks > 1 and compile not in platform.shared:
@@ -151,18 +123,16 @@ def _either(names: tuple[str, ...]) -> str:
 
 
 def _on_this_host(rank: int, degree: int) -> tuple[int, int]:
-    """This process's rank among those of its host, and their number, by torchrun's variables; without it, one host."""
     here = (os.environ.get("LOCAL_RANK"), os.environ.get("LOCAL_WORLD_SIZE"))
     return (int(here[0]), int(here[1])) if degree > 1 and here[0] and here[1] else (rank, degree)
 
 
 def _several(cores: str) -> str | None:
-    """The list if it names more than one core: those of all ranks, which the user has set."""
+    # a list of several cores is the user's, for all ranks
     return cores if {",", "-"} & set(cores) else None
 
 
 def _pin(cores: tuple[int, ...]) -> None:
-    """Restricts this process, with all its threads, to some of the machine's CPUs. Raises ValueError."""
     if not hasattr(os, "sched_setaffinity"):
         raise ValueError("cores: this system cannot restrict a process to some of its CPUs")
     try:
@@ -174,7 +144,7 @@ def _pin(cores: tuple[int, ...]) -> None:
 
 
 def _nothing() -> None:
-    """The CPU's `absent` and `synchronize`: always available, never pending."""
+    """The CPU's `absent` and `synchronize`."""
 
 
 def _cpu_bfloat16() -> bool:
@@ -186,7 +156,7 @@ def _cpu_memory() -> int:
 
 
 def _cuda_absent(devices: Path = Path("/dev")) -> str | None:
-    """Why CUDA cannot be used, or None. torch, whose import takes seconds, is asked where there may be a device."""
+    # importing torch takes seconds, so look for a device first
     if sys.platform == "linux" and not any(any(devices.glob(name)) for name in _GPUS):
         return f"there is no {devices}/nvidia0"
     if not is_installed("torch"):
@@ -215,12 +185,12 @@ def _cuda_synchronize() -> None:
 
 
 def compiles_only() -> bool:
-    """Whether TorchNeuron compiles for a chip that is not here and runs nothing."""
+    """Whether TorchNeuron compiles for an absent chip and runs nothing."""
     return os.environ.get(COMPILE_ONLY) == "1"
 
 
 def _neuron_absent(devices: Path = Path("/dev")) -> str | None:
-    """Why Trainium cannot be used, or None. Asks the runtime last, because that reserves cores."""
+    # ask the runtime last: that reserves cores
     if why := _neuron_package():
         return f"{why}; {INSTALL}"
     if compiles_only():
@@ -232,7 +202,6 @@ def _neuron_absent(devices: Path = Path("/dev")) -> str | None:
 
 
 def _neuron() -> Any:
-    """torch.neuron."""
     import torch
     import torch_neuronx  # noqa: F401  (registers it where torch did not load it itself)
 
@@ -240,7 +209,7 @@ def _neuron() -> Any:
 
 
 def _neuron_package() -> str | None:
-    """What is wrong with the installed torch-neuronx, found without importing it; None if nothing is."""
+    # finds errors of torch-neuronx without importing it
     package = installed_package("torch-neuronx")
     if package is None:
         return "torch-neuronx is not installed"

@@ -1,4 +1,4 @@
-"""Fixes rotary embeddings whose frequencies would follow the largest position of a step."""
+"""Fixes rotary embeddings whose frequencies depend on a step's largest position."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ log = logging.getLogger("tandem.engine")
 
 
 def fix_rotary(module: Any, length: int) -> None:
-    """Fixes the frequencies of longrope and of dynamic scaling at those of `length` positions, and says so.
-
-    Otherwise tokens would depend on other rows, on drafts and on chunks, and keys in the cache on when they were made.
-    """
+    """Fixes longrope and dynamic frequencies at those of `length`; else tokens would depend on other rows."""
     for part in module.modules():
         kinds = getattr(part, "rope_type", None)
         if isinstance(kinds, str):
@@ -22,7 +19,7 @@ def fix_rotary(module: Any, length: int) -> None:
 
 
 def _fixed(part: Any, kind: str, length: int, layer: str | None = None) -> str:
-    """Fixes frequencies of `kind`; returns the kind from now on, which transformers does not update."""
+    # returns a kind that transformers does not update
     if kind != "longrope" and "dynamic" not in kind:
         return kind
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS

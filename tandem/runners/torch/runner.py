@@ -1,8 +1,4 @@
-"""Implements the runner's steps on a TorchModel, for CPU and CUDA.
-
-Nothing inside a step depends on data: shapes are fixed, padding rows use the spare slot, and noise is applied outside.
-A step makes one copy to the host: of token ids if every row is greedy, else of logits.
-"""
+"""Implements Runner on a TorchModel, for CPU and CUDA; a step copies token ids or logits to the host once."""
 
 from __future__ import annotations
 
@@ -44,10 +40,7 @@ from tandem.speculation.types import Request, SparseDistribution, Verdict
 
 
 class TorchRunner:
-    """Runs one model. `verifies`: it is a target, so its batch invariance is checked; false for a draft.
-
-    `exact`: use only step shapes that give the same bits, else all of them.
-    """
+    """`verifies`: a target, whose batch invariance is checked. `exact`: use only step shapes with equal bits."""
 
     def __init__(
         self, model: TorchModel, limits: Limits, identity: RunnerIdentity, verifies: bool = True, exact: bool = True
@@ -80,7 +73,7 @@ class TorchRunner:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Nobody checked that a draft's step shapes have the same bits."""
+        # a draft's step shapes are not checked
         model = self.model
         slots = model.slots
         traits = {
@@ -107,7 +100,7 @@ class TorchRunner:
         return TorchPages(self.model.slots, pages, self.model.features)
 
     def kv_bytes(self, tokens: int) -> int:
-        """Like MemoryOnDemand.kv_bytes; the last step's padding may go beyond a sequence."""
+        """Like MemoryOnDemand.kv_bytes, with the last step's padding."""
         return self.model.slots.taken(tokens + self._widest)
 
     def give_back(self, slot: int, tokens: int = 0) -> None:
@@ -121,7 +114,6 @@ class TorchRunner:
         self.model.adapters.put(number, adapter)
 
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
-        """Like Runner.prefill; feeds one row at a time."""
         for row in rows:
             tokens = self.model.tensor([_padded(row.tokens, self.shapes.chunk(len(row.tokens)))])
             length = self.shapes.prefill_length(row.start + len(row.tokens))
@@ -130,7 +122,7 @@ class TorchRunner:
         return [None] * len(rows)
 
     def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
-        """Like Runner.verify; clears the slot of a failed row, so that its NaNs do not reach the next sequence."""
+        # a failed row's slot is cleared, or its NaNs would reach the next sequence
         verdicts = self._verdicts(rows)
         for row, verdict in zip(rows, verdicts, strict=True):
             if isinstance(verdict, RowFailed):
@@ -147,14 +139,14 @@ class TorchRunner:
         ]
 
     def verify_logits(self, rows: Sequence[VerifyRow]) -> Tensor:
-        """The target's logits [rows or more, width, vocabulary]; column i predicts the token after draft[:i]."""
+        """Logits [rows or more, width, vocabulary]; column i predicts the token after draft[:i]."""
         width = self.shapes.width(1 + max(len(row.draft) for row in rows))
         tokens = [_padded((row.last_token, *row.draft), width) for row in rows]
         adapters = [row.adapter for row in rows]
         return self._forward([row.slot for row in rows], tokens, [row.position for row in rows], adapters)
 
     def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
-        """Like Runner.propose; all rows take as many steps as the longest, and shorter ones are cut."""
+        # rows take as many steps as the longest, and shorter ones are cut
         started = time.perf_counter()
         if not any(row.k for row in rows):
             return [Proposal(())] * len(rows)
@@ -178,13 +170,12 @@ class TorchRunner:
         return None
 
     def hand_out(self, layers: Sequence[int]) -> TargetFeatures:
-        """Like FeaturesOut.hand_out."""
         return self.model.hand_out(layers)
 
     def _forward(
         self, slots: list[int], tokens: Sequence[Sequence[int]], starts: list[int], adapters: Sequence[int] = ()
     ) -> Tensor:
-        """Logits [batch, width, vocabulary] of a step padded to a batch bucket."""
+        """Logits [batch, width, vocabulary], padded to a batch bucket."""
         missing = self.shapes.batch(len(slots)) - len(slots)
         return self.model.forward(
             slots + [self.model.spare] * missing,
@@ -200,26 +191,25 @@ def _padded(tokens: Sequence[int], width: int) -> list[int]:
 
 
 class DraftedToken(NamedTuple):
-    """A draft token, and what it was drawn from if the verifier needs that."""
+    """A draft token, and its distribution if the verifier needs it."""
 
     token: int
     distribution: SparseDistribution | None = None
 
 
 class DraftVocabulary(Protocol):
-    """What the columns of a draft's logits stand for."""
+    """The tokens of a draft's logits columns."""
 
     def tokens_of(self, columns: Tensor) -> Tensor:
         """Token ids of columns; same shape."""
 
     def widened(self, logits: Tensor) -> Tensor:
-        """float32 logits [..., vocabulary] from logits [..., columns]; -inf for tokens without a column."""
+        """float32 logits [..., vocabulary] from [..., columns]; -inf for tokens without a column."""
 
 
 def draft_each(
     model: DraftVocabulary, rows: Sequence[ProposeRow], logits: Tensor, drafts: Sequence[Sequence[DraftedToken]]
 ) -> list[DraftedToken]:
-    """The next draft token of every row after those of its draft, and what it was drawn from."""
     if all(row.plain for row in rows):
         return [DraftedToken(token) for token in model.tokens_of(logits.argmax(-1)).tolist()]
     host = model.widened(logits).cpu().numpy()
@@ -227,13 +217,12 @@ def draft_each(
 
 
 def proposal_of(drafted: Sequence[DraftedToken], seconds: float) -> Proposal:
-    """The proposal of one row's draft tokens."""
     sent = tuple(each.distribution for each in drafted if each.distribution is not None)
     return Proposal(tuple(each.token for each in drafted), seconds, sent)
 
 
 def _verdicts_greedy(rows: Sequence[VerifyRow], logits: Tensor) -> list[Verdict | RowFailed]:
-    """Verdicts from logits [rows or more, width, vocabulary]; copies only token ids and finiteness to the host."""
+    """Verdicts from logits [rows or more, width, vocabulary]; copies only ids and finiteness to the host."""
     best = logits.argmax(-1)
     finite = logits.gather(-1, best[..., None])[..., 0].isfinite()
     ids, numbers = best.tolist(), finite.tolist()
@@ -250,7 +239,7 @@ def _verdicts_greedy(rows: Sequence[VerifyRow], logits: Tensor) -> list[Verdict 
 
 
 def width_buckets(max_draft: int) -> tuple[int, ...]:
-    """Tokens per row in a step: every width while there are few, then powers of two and the widest."""
+    """Tokens per row: every small width, then powers of two and the widest."""
     widest = max_draft + 1
     if widest <= 8:
         return tuple(range(1, widest + 1))
@@ -258,7 +247,7 @@ def width_buckets(max_draft: int) -> tuple[int, ...]:
 
 
 def tail_buckets() -> tuple[int, ...]:
-    """Tokens per row in a draft model's steps, up to the longest tail."""
+    """Tokens per row of a draft's steps, up to the longest tail."""
     return (1, 2, 4, TAIL)
 
 
@@ -269,7 +258,7 @@ def batch_buckets(slots: int) -> tuple[int, ...]:
 
 
 def length_buckets(limits: Limits) -> tuple[int, ...]:
-    """Cache positions that attention reads for short sequences; beyond the last bucket it reads the whole cache."""
+    """Cache positions that attention reads for short sequences; longer ones read all."""
     return tuple(n for n in (128, 256, 512, 1024) if limits.max_draft < limits.chunk <= n < limits.max_length)
 
 

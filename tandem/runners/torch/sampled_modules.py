@@ -1,12 +1,8 @@
-"""Defines the steps of a draft that samples, for platforms where only graphs may run.
+"""Steps of a draft that samples, for platforms where only graphs may run.
 
-Under the agreement rule a draft uses the target's noise, so that it draws what the target is likely to draw. The host
-makes the noise (tandem/speculation/draws.py: 64-bit Philox, keyed by seed and position) and passes it as an argument,
-so graphs need no random numbers and a run can be repeated on another device. A draft need not be exact, so float32 and
-a nucleus of at most CANDIDATES tokens are enough here; the host makes the target's own draws.
-
-Under rejection the verifier must know exactly what was drawn from, so the host draws each token from LogitsModule's
-row.
+Under agreement the draft uses the target's noise, made on the host and passed as an argument. Drafts need not be exact:
+float32 and a nucleus of at most CANDIDATES tokens suffice. Under rejection the verifier needs exact distributions, so
+the host draws each token from LogitsModule's row.
 """
 
 from __future__ import annotations
@@ -30,10 +26,7 @@ EVERY = 2.0**30  # a top-k that keeps all tokens
 
 
 class LogitsModule(nn.Module):
-    """Computes a draft's logits. rows [n, 3 + width], int32: slot, first position, count of tokens, tokens (padded).
-
-    Returns [n, head]: logits after each row's last token before padding; column j is the draft head's token j.
-    """
+    """A draft's logits [n, head] after each row. rows [n, 3 + width], int32: slot, position, count, tokens."""
 
     def __init__(self, model: TorchModel, length: int) -> None:
         super().__init__()
@@ -47,10 +40,7 @@ class LogitsModule(nn.Module):
 
 
 class SampledProposeModule(ProposeModule):
-    """Drafts k tokens with given noise, one after another.
-
-    noise [n, k, head] float32, warping [n, WARPING] float32, rows as ProposeModule's. Returns [n, k].
-    """
+    """Drafts k tokens: [n, k]. noise [n, k, head] and warping [n, WARPING], float32; ProposeModule's rows."""
 
     def forward(self, buffers: Buffers, noise: Tensor, warping: Tensor, rows: Tensor) -> Tensor:  # type: ignore[override]
         self._noise, self._warping = noise, warping
@@ -62,10 +52,7 @@ class SampledProposeModule(ProposeModule):
 
 
 def drawn(logits: Tensor, noise: Tensor, warping: Tensor, order: Tensor) -> Tensor:
-    """Gumbel-max draws, int32 [n], from logits [n, head]; approximates `tandem.speculation.draws.draw`.
-
-    noise [n, head] and warping [n, WARPING], float32; order: 0, 1, ..., int32.
-    """
+    """Gumbel-max draws, int32 [n], like `draws.draw`. logits, noise [n, head], warping [n, WARPING], float32."""
     temperature, top_k, top_p, min_p, whole = (warping[:, i : i + 1] for i in range(WARPING))
     scores = logits.float() / temperature
     best, ids = scores.topk(min(CANDIDATES, scores.shape[1]), dim=-1)
@@ -80,7 +67,7 @@ def drawn(logits: Tensor, noise: Tensor, warping: Tensor, order: Tensor) -> Tens
 
 
 def warping_of(params: SamplingParams) -> list[float]:
-    """A row of `warping`: WARPING numbers. A greedy row has temperature 1, and its noise is 0."""
+    """WARPING numbers. A greedy row has temperature 1 and noise 0."""
     if params.greedy:
         return [1.0, EVERY, 1.0, 0.0, 1.0]
     whole = params.top_k == 0 and params.top_p == 1 and params.min_p == 0
@@ -90,10 +77,7 @@ def warping_of(params: SamplingParams) -> list[float]:
 def noise_of(
     rows: Sequence[ProposeRow], batch: int, k: int, vocab_size: int, only: NDArray[np.integer] | None
 ) -> NDArray[np.float32]:
-    """Noise [batch, k, head], float32, for each row's next k positions, where the target will use the same noise.
-
-    It is 0 for greedy and padding rows. `only`: the token ids of the head, if it lacks some.
-    """
+    """The target's noise for each row's next k positions, float32 [batch, k, head]; 0 for greedy and padding rows."""
     noise = np.zeros((batch, k, vocab_size if only is None else len(only)), dtype=np.float32)
     for r, row in enumerate(rows):
         if not row.request.sampling.greedy:

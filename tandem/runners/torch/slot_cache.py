@@ -1,16 +1,9 @@
-"""Implements the slot KV cache: fixed memory, rows at different positions, rollback at no cost.
+"""The slot KV cache: fixed memory, rows at different positions, free rollback.
 
-Buffers are [kv_heads, (slots + 1) * length, head_dim]: heads first, so that one scatter_ reaches any set of slots and a
-run of neighboring slots is a view. The extra slot takes the writes of padding rows. `length` is the sequence length
-plus the widest step, so that a step near the end stays inside.
-
-Eager steps read neighboring slots as a view, which depends on their numbers (`SlotCache.plan`). In a graph the numbers
-are data, so a graph always gathers (`GatheredSlots`).
-
-With tensor parallelism each rank holds its share of the heads.
-
-On the CPU the memory of eager steps is taken on demand (`MemoryOnDemand`): a slot's positions of a head are
-whole pages, `stride` positions of them.
+Buffers are [kv_heads, (slots + 1) * length, head_dim]: one scatter_ reaches any slots, and neighboring slots are a
+view. The extra slot takes padding rows. `length` is the sequence length plus the widest step. Eager steps read
+neighboring slots as a view; graphs always gather. Each rank holds its share of the heads. On-demand memory (CPU, eager)
+has `stride` positions per slot and head, which fill whole pages.
 """
 
 from __future__ import annotations
@@ -28,21 +21,17 @@ from tandem.runners.torch.platforms import Platform
 
 @dataclass(slots=True)
 class StepPlan:
-    """Where a step's rows write and read; built once per step and used by every layer.
+    """Where a step's rows write and read, for every layer."""
 
-    write: [1, rows * width, 1] int64, flat cache positions. slots: [rows] int64. first: the first slot if `slots` are
-    neighbors in order (then reading is a view), else None. length: cache positions that attention reads.
-    """
-
-    write: Tensor
-    slots: Tensor
-    first: int | None
+    write: Tensor  # flat cache positions [1, rows * width, 1] int64
+    slots: Tensor  # [rows] int64
+    first: int | None  # first slot of neighbors, read as a view
     rows: int
-    length: int
+    length: int  # positions that attention reads
 
 
 class SlotLayer(CacheLayerMixin):
-    """Holds one layer's keys and values, for all slots."""
+    """One layer's keys and values of all slots."""
 
     is_compileable = True
     is_sliding = False
@@ -57,7 +46,7 @@ class SlotLayer(CacheLayerMixin):
         platform: Platform,
         stride: int | None = None,
     ) -> None:
-        """`stride`: positions from one slot to the next, in memory taken on demand; None: `length`, reserved."""
+        """`stride`: positions from slot to slot in on-demand memory; None: `length`."""
         super().__init__()
         self.slots, self.length, self.stride = slots, length, stride or length
         # Moved as int16: scatter_ moves the same bits 20 times as fast on the CPU as 16-bit floats.
@@ -73,10 +62,10 @@ class SlotLayer(CacheLayerMixin):
         self.plan: StepPlan | None = None
 
     def lazy_initialization(self, *args: object, **kwargs: object) -> None:
-        """Does nothing: memory is allocated from the start."""
+        """Memory is allocated from the start."""
 
     def update(self, key: Tensor, value: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
-        """Writes [rows, kv_heads, width, head_dim] and returns the rows' whole caches [rows, kv_heads, length, d]."""
+        """Writes [rows, kv_heads, width, head_dim]; returns the rows' caches [rows, kv_heads, length, d]."""
         assert self.plan is not None
         return self._write_read(self.keys, key), self._write_read(self.values, value)
 
@@ -107,7 +96,7 @@ class SlotLayer(CacheLayerMixin):
 
 
 class SlotCache:
-    """Holds all layers' slots as a transformers cache; with `ranks`, this process's share of the heads."""
+    """All layers' slots as a transformers cache; with `ranks`, this process's heads."""
 
     def __init__(
         self,
@@ -136,21 +125,20 @@ class SlotCache:
 
     @property
     def buffers(self) -> list[Tensor]:
-        """Keys and values of each layer in turn, [kv_heads, (slots + 1) * stride, head_dim]: a graph's arguments."""
+        """A graph's arguments: each layer's keys and values, [kv_heads, (slots + 1) * stride, head_dim]."""
         return [buffer for layer in self.layers for buffer in (layer.keys, layer.values)]
 
     @property
     def on_demand(self) -> bool:
-        """Whether slots take memory as they are written."""
         return bool(self.layers[0].memory)
 
     def taken(self, positions: int) -> int:
-        """Bytes of the pages that the first `positions` of a slot take once they are written."""
+        """Bytes of pages for the first `positions` of a slot."""
         pages = whole_pages(min(positions, self.length) * self._row_bytes)
         return pages * len(self.buffers) * self.buffers[0].shape[0]
 
     def give_back(self, slot: int, positions: int = 0) -> None:
-        """Gives back the memory of a slot behind the pages of its first `positions`."""
+        """Frees a slot's memory beyond its first `positions`."""
         size, first = self.stride * self._row_bytes, whole_pages(min(positions, self.length) * self._row_bytes)
         for layer in self.layers:
             for memory in layer.memory:
@@ -158,21 +146,20 @@ class SlotCache:
                     memory.give_back((head * (self.spare + 1) + slot) * size + first, size - first)
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copies the first `length` positions of slot `source` to slot `target`."""
         read, write = source * self.stride, target * self.stride
         for layer in self.layers:
             for buffer in (layer.keys, layer.values):
                 buffer[:, write : write + length] = buffer[:, read : read + length]
 
     def clear(self, slot: int) -> None:
-        """Zeroes a slot. Masked values must be finite too, because 0 times NaN is NaN."""
+        # masked values must be finite: 0 times NaN is NaN
         if self.on_demand:
             return self.give_back(slot)
         for buffer in self.buffers:
             buffer[:, slot * self.stride : (slot + 1) * self.stride] = 0
 
     def plan(self, slots: list[int], positions: Tensor, length: int) -> None:
-        """Sets where the next step reads and writes: `slots`, positions [rows, width], and the first `length`."""
+        """Sets where the next step writes (positions [rows, width]) and reads (the first `length`)."""
         which = torch.tensor(slots, device=positions.device)
         plan = StepPlan(
             write=(which[:, None] * self.stride + positions).reshape(1, -1, 1),
@@ -186,11 +173,10 @@ class SlotCache:
 
 
 class GatheredSlots:
-    """The slots as a graph sees them: a transformers cache that lives for one step.
+    """The slots inside a graph: a transformers cache for one step.
 
-    `buffers` are `SlotCache.buffers`, slots [rows] and positions [rows, width] int32 tensors; attention reads the first
-    `length` of the `slot_length` positions of each slot. `caught`: the hidden states before the decoder layers of these
-    numbers, where a step hands them out.
+    `buffers` are SlotCache's; slots [rows] and positions [rows, width] are int32. `caught`: hidden states before these
+    decoder layers.
     """
 
     def __init__(
@@ -202,14 +188,14 @@ class GatheredSlots:
         self.caught: dict[int, Tensor] = {}
 
     def store(self, values: Tensor, layers: Sequence[int]) -> None:
-        """Writes the hidden states of `layers`, side by side, to values [1, slots * slot_length, layers * hidden]."""
+        """Writes hidden states of `layers` to values [1, slots * slot_length, layers * hidden]."""
         found = torch.cat([self.caught[layer] for layer in layers], dim=-1)
         values.index_copy_(1, self._write, found.reshape(1, -1, found.shape[-1]))
 
     def update(
         self, key: Tensor, value: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Writes [rows, kv_heads, width, head_dim] and returns the rows' caches [rows, kv_heads, length, d]."""
+        """Writes [rows, kv_heads, width, head_dim]; returns the rows' caches [rows, kv_heads, length, d]."""
         keys, values = self._buffers[2 * layer_idx], self._buffers[2 * layer_idx + 1]
         return self._write_read(keys, key), self._write_read(values, value)
 

@@ -1,9 +1,7 @@
-"""Runs one target on several processes, one per core, started by rank 0 (tandem/engine/rank_processes.py) or torchrun.
+"""Runs one target on several processes (ranks), one per core, started by rank 0 or torchrun.
 
-transformers shards the target (`DistributedConfig`, DTensor): each process, a rank, holds its share of every layer's
-heads and columns, and collectives sum across ranks inside a step. Every rank holds the whole draft: it is small, and a
-graph of both needs it. Rank 0 serves. Before each step it broadcasts the step's name and rows; the other ranks run the
-same step, so that collectives match, and reply nothing. Logits are whole on every rank, and only rank 0's draws count.
+transformers shards the target by heads and columns; collectives sum inside a step. Every rank has the whole draft,
+which the pair's graph needs. Rank 0 serves and broadcasts each step's name and rows; the others run the same step.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ _IDLE = timedelta(days=365)  # a server may be idle for long; a rank that dies i
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process's rank among the `degree` that share a target. `starts`: it must start the others itself."""
+    """This process's rank among `degree`. `starts`: it starts the others."""
 
     degree: int = 1
     rank: int = 0
@@ -50,7 +48,7 @@ class Ranks:
 
     @classmethod
     def from_environment(cls, degree: int, environment: Mapping[str, str] = os.environ) -> Ranks:
-        """Reads torchrun's variables. Raises ValueError if torchrun started another number of processes."""
+        """Reads torchrun's variables. Raises ValueError for another number of processes."""
         if "WORLD_SIZE" not in environment:
             return cls(degree, starts=degree > 1)
         started = int(environment.get("WORLD_SIZE", "1"))
@@ -64,19 +62,19 @@ class Ranks:
 
     @property
     def follows(self) -> bool:
-        """Whether this process repeats rank 0's steps instead of serving."""
+        """Whether this process repeats rank 0's steps."""
         return self.rank > 0
 
 
 class RankLink:
-    """Broadcasts messages from rank 0 on a host group of its own, separate from the devices' collectives."""
+    """Broadcasts rank 0's messages on a host group, separate from device collectives."""
 
     def __init__(self, group: ProcessGroup | None = None) -> None:
         self._group = group
 
     @classmethod
     def join(cls, platform: Platform, ranks: Ranks) -> RankLink:
-        """Waits for all ranks to join; on the device thread. Raises ValueError if the accelerator is another."""
+        """Waits for all ranks; on the device thread. Raises ValueError if accelerators differ."""
         import torch
         import torch.distributed as dist
 
@@ -99,7 +97,6 @@ class RankLink:
         self._broadcast([message])
 
     def hear(self) -> Any:
-        """Waits for rank 0's next message; on the other ranks."""
         return self._broadcast([None])
 
     def _broadcast(self, slot: list[object]) -> object:
@@ -109,13 +106,13 @@ class RankLink:
         return slot[0]
 
     def leave(self) -> None:
-        """Ends `follow` on the other ranks; on rank 0."""
+        """Ends `follow` on the other ranks."""
         self.tell(None)
         self.part()
 
 
 class Leader:
-    """Wraps rank 0's runner; all ranks run its steps. `which`: TARGET or DRAFT."""
+    """Rank 0's runner, whose steps all ranks run. `which`: TARGET or DRAFT."""
 
     def __init__(self, runner: Runner, link: RankLink, which: int) -> None:
         self.runner, self.link, self._which = runner, link, which
@@ -139,7 +136,6 @@ class Leader:
         return replace(own, traits=own.traits | {Trait.SHARED}, fuse=fuse)
 
     def warm_up(self, startup: Startup | None = None) -> None:
-        """Warms up; every rank runs the same steps by itself."""
         self.runner.warm_up(startup)
 
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
@@ -155,7 +151,6 @@ class Leader:
         return self.runner.propose(rows)
 
     def fuse(self, draft: Runner, startup: Startup) -> None:
-        """Makes the pair's graph; every rank does so by itself."""
         fuse = self.runner.capabilities.fuse
         if isinstance(draft, Leader) and not isinstance(fuse, No):
             fuse(draft.runner, startup)
@@ -176,10 +171,7 @@ class Leader:
 
 
 def follow(link: RankLink, runners: Sequence[Runner]) -> None:
-    """Repeats rank 0's steps until it leaves. `runners`: the target, and the draft if there is one.
-
-    A step that fails here ends this process: rank 0 would otherwise wait for it forever.
-    """
+    """Repeats rank 0's steps with `runners` (target, draft) until it leaves; a failed step ends this process."""
     fused = runners[TARGET].fused_with(runners[DRAFT]) if len(runners) > 1 else None
     while (message := link.hear()) is not None:
         which, step, rows = message
@@ -192,11 +184,7 @@ def follow(link: RankLink, runners: Sequence[Runner]) -> None:
 
 
 def sharding(source: Mapping[str, object], degree: int) -> dict[str, object]:
-    """from_pretrained's additional arguments to load this rank's share of the model.
-
-    The input embedding stays whole, and so does a head tied to it: if it were sharded, each rank would compile another
-    graph, of a kind that Trainium's compiler is not known to accept.
-    """
+    # the input embedding and a tied head stay whole, or every rank would compile another graph
     if degree == 1:
         return {}
     from transformers import AutoConfig
