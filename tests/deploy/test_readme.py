@@ -1,4 +1,4 @@
-"""deploy/README.md: its commands are understood by what they name, and what it names is there."""
+"""Every command of deploy/README.md is understood by the program that it names."""
 
 from __future__ import annotations
 

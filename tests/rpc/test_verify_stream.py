@@ -1,4 +1,4 @@
-"""The pipelined client over real gRPC: the same tokens, whatever depth, draft, rule and broken stream."""
+"""The pipelined client over real gRPC: the same tokens whatever breaks the stream."""
 
 from __future__ import annotations
 

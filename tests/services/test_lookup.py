@@ -1,4 +1,4 @@
-"""Prompt lookup beside a target, over the wire: what is copied changes no token, and no copy is longer than asked."""
+"""Prompt lookup beside a target: under the rejection rule copies do not depend on time."""
 
 from __future__ import annotations
 

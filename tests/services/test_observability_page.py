@@ -1,4 +1,4 @@
-"""docs/observability.md and the dashboard name the metrics that exist, and the page names all of them."""
+"""Queries of docs/observability.md and of the dashboard name metrics that exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A predicted output drafts at every architecture, is found again after each difference, and changes no token."""
+"""A predicted output is found again after each difference, and contradictions are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Receipts of one request are the same in every architecture but for who served, and every forgery is found."""
+"""Receipts survive resumption and failover, and every forgery is found and named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs over the wire: a target that never waits. G1 to G7 of the contract, its limits, and what it leaves behind."""
+"""Runs over the wire beyond the conformance cases: batched steps, failover, waste, leases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenSession, Verify, CloseSession over the wire: G2 to G7 of the contract."""
+"""Races of OpenSession, Verify and CloseSession: what the conformance cases do not interleave."""
 
 from __future__ import annotations
 
