@@ -193,7 +193,7 @@ def test_a_call_that_fails_ends_its_spans_as_errors_that_quote_nothing(monkeypat
             async with site.client() as client:
                 traced.begin().end()
                 with pytest.raises(TandemError):
-                    await answer(client.generate, ids([4242]))
+                    await answer(client.generate, ids([424242424]))
             async with raw_stub(site.address) as stub:
                 with pytest.raises(grpc.RpcError):
                     await stub.Verify(pb.VerifyRequest(session_id="s", base_length=1), metadata=outgoing())
@@ -207,7 +207,7 @@ def test_a_call_that_fails_ends_its_spans_as_errors_that_quote_nothing(monkeypat
     (lost,) = traced.named("Verify")
     assert lost.status.description is not None and lost.status.description.startswith("NOT_FOUND: no session")
     assert lost.context.trace_id == server.context.trace_id
-    assert not any("4242" in span.to_json() for span in traced.spans)
+    assert not any("424242424" in span.to_json() for span in traced.spans)
 
 
 def test_tracing_is_off_unless_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
