@@ -9,10 +9,7 @@ from tandem.speculation.types import Verdict
 
 
 def agree(draft: Sequence[int], target_draw: Callable[[int], Drawn], margins: bool = False) -> Verdict:
-    """Commits draws 0, 1, ... while draw i equals draft[i], then one more: the correction or the bonus.
-
-    `target_draw(i)` draws given the prefix and draft[:i]; called only for committed draws.
-    """
+    """Commits draws i = 0, 1, ... of the target after draft[:i] while they equal draft[i], then one more."""
     drawn: list[Drawn] = []
     for i in range(len(draft) + 1):
         drawn.append(target_draw(i))

@@ -67,12 +67,10 @@ class DraftingAhead:
         self._leave_path()
 
     def begin(self) -> None:
-        """Starts the verifier before anything is drafted."""
         self._tell(self.lookahead.plan)
         self._news.set()
 
     def arrived(self, token_ids: Sequence[int]) -> None:
-        """Takes the tokens of a verifier's step."""
         for token in token_ids:
             at = len(self.known)
             if at < len(self._path):
@@ -118,7 +116,6 @@ class DraftingAhead:
         return tuple(proposer or Proposer.MODEL for proposer in found)
 
     async def run(self) -> None:
-        """Drafts until cancelled. Raises the drafter's errors."""
         while True:
             await self._news.wait()
             self._news.clear()
@@ -169,7 +166,6 @@ class DraftingAhead:
         return min(self.end, self.used + self.window)
 
     def _must_acknowledge(self) -> bool:
-        """Returns whether the verifier would soon stop for want of an acknowledgement."""
         more = self._allowed > self._until
         few = self.window // 2
         return (more and self._until - len(self.known) < few) or len(self.known) - self._acknowledged >= few

@@ -31,7 +31,7 @@ class ToolCall:
 
     @property
     def parsed(self) -> Any:
-        """The parsed arguments, for templates. Raises InvalidField."""
+        """The arguments for templates. Raises InvalidField."""
         try:
             found = json.loads(self.arguments or "{}")
             if "\\u" in self.arguments:
@@ -65,7 +65,6 @@ class ChatMessage:
 
     @property
     def for_template(self) -> dict[str, Any]:
-        """The message as templates take it."""
         found: dict[str, Any] = {
             "role": "system" if self.role == "developer" else self.role,
             "content": self.content,
@@ -106,7 +105,6 @@ def check_chat(messages: tuple[ChatMessage, ...], chat: bool) -> None:
 
 
 def deeper_than(value: Any, most: int) -> bool:
-    """Returns whether parsed JSON is nested deeper than `most` levels."""
     level, depth = [value], 0
     while level:
         if depth > most:

@@ -1,4 +1,4 @@
-"""Clean-up that a cancellation does not cut short."""
+"""Clean-up that a second cancellation does not cut short."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from typing import Any
 
 
 async def finish(work: Coroutine[Any, Any, None]) -> None:
-    """Awaits `work` to its end through any cancellations, then raises the cancellation.
-
-    A second cancellation would otherwise skip the rest of an awaiting `finally`. `work` must end by itself.
-    """
+    """Awaits `work`, which must end by itself, through any cancellations; then raises the cancellation."""
     task = asyncio.create_task(work, name="finish")
     cancelled: asyncio.CancelledError | None = None
     while not task.done():

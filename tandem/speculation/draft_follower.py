@@ -41,10 +41,7 @@ class Followed:
 
 
 class Follower:
-    """Follows one sequence of `tokens` and at most `end` tokens with an open `drafter`.
-
-    `news` is called when `take` has a draft. A drafter's call makes at most `chunk` tokens.
-    """
+    """Drafts after `tokens`, up to `end`, in calls of at most `chunk` tokens; calls `news` when `take` has a draft."""
 
     def __init__(
         self, drafter: Drafter, tokens: Sequence[int], plan: DraftPlan, end: int, chunk: int, news: Callable[[], None]
@@ -60,7 +57,6 @@ class Follower:
         self._told = (0, 0.0, 0.0)  # tokens and seconds of drafting in the drafts taken
 
     def arrived(self, token_ids: Sequence[int], plan: DraftPlan) -> None:
-        """Takes tokens that the target committed."""
         self._lookahead.plan = plan
         self._arrivals += 1
         self._ahead.arrived(token_ids)
@@ -70,7 +66,6 @@ class Follower:
             self._drew(RunMessage(len(known), known[-1], (), 0, 0))
 
     async def run(self) -> None:
-        """Drafts until cancelled. Raises the drafter's errors."""
         self._ahead.begin()
         await self._ahead.run()
 

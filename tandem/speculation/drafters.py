@@ -30,11 +30,7 @@ class BonusDrafter(Drafter, Protocol):
 
 
 class NgramDrafter:
-    """Prompt lookup (Saxena 2023): proposes the continuation of the latest, longest match of the last tokens.
-
-    A copy that reaches the end continues with itself. `only_grows`: tokens are never taken back, and not compared
-    again.
-    """
+    """Prompt lookup (Saxena 2023): copies what followed the longest match of the last tokens, the latest of several."""
 
     def __init__(self, longest: int = 5, shortest: int = 1, only_grows: bool = False) -> None:
         if not 1 <= shortest <= longest:
@@ -87,7 +83,6 @@ class NgramDrafter:
         self._indexed += tokens[start:]
 
     def _roll_back(self, length: int) -> None:
-        """Reduces the index to the first `length` tokens, as after a wrong prediction."""
         del self._indexed[length:]
         while len(self._entries) > length:
             for gram, before in self._entries.pop():

@@ -170,10 +170,7 @@ def largest(scores: Scores, k: int) -> Ids:
 
 
 def _reaching(scores: Scores, k: int) -> Ids:
-    """Returns ascending ids of a small superset of the k largest scores and their equals.
-
-    At least k scores reach the k-th largest block maximum. Ten times as fast as a partition of the vocabulary.
-    """
+    # At least k scores reach the k-th largest block maximum: ten times as fast as a partition of the vocabulary.
     blocks = len(scores) // _BLOCK
     if blocks <= k:
         return np.arange(len(scores))
@@ -199,11 +196,8 @@ def _nucleus(scores: Floats, ids: Ids | None, top_p: float) -> Ids:
 
 
 def _possible_winners(scores: Floats, raw: Words) -> Ids:
-    """Returns the ids that can come first or second, without the noise of all.
-
-    Outside the head a token needs noise above (second best of the head - largest score outside), a threshold on its raw
-    word, rounded down.
-    """
+    # Outside the head a token needs noise above (second best of the head - largest score outside): a threshold on its
+    # raw word, rounded down.
     if len(scores) <= 2 * _HEAD:
         return np.arange(len(scores))
     head = largest(scores, _HEAD)

@@ -36,7 +36,6 @@ class TandemError(Exception):
         return outcome_of(self.code)
 
     def __reduce__(self) -> tuple[Callable[..., TandemError], tuple[Any, ...], dict[str, Any]]:
-        """Pickles without calling the class."""
         return type(self).__new__, (type(self), *self.args), dict(self.__dict__)
 
 

@@ -65,20 +65,14 @@ def expected_by_length(rates: Sequence[float]) -> list[float]:
 def best_length(
     tokens: Sequence[float], seconds: Sequence[float], company: float = 0.0, least_gain: float = LEAST_GAIN
 ) -> int:
-    """Returns the draft length with most tokens per second; 0 unless `least_gain` times as fast as none.
-
-    `tokens[n]`, `seconds[n]`: of a round of n draft tokens. `company`: co-batched rows' committed tokens.
-    """
+    """Returns the draft length with most tokens per second, given tokens[n] and seconds[n] of a round of n drafts."""
     rates = [(t + company) / max(s, 1e-9) for t, s in zip(tokens, seconds, strict=False)]
     best = rates.index(max(rates))
     return best if rates[best] > least_gain * rates[0] else 0
 
 
 class Line:
-    """Seconds of steps as fixed + slope * size, fitted to medians by size.
-
-    `growing_share`: the share of a step's time assumed to grow with size until sizes differ.
-    """
+    """Seconds of steps as fixed + slope * size, fitted to medians by size; the slope is assumed until sizes differ."""
 
     def __init__(self, growing_share: float) -> None:
         self._growing_share = growing_share
@@ -92,7 +86,6 @@ class Line:
         return self._steps > 0
 
     def note(self, size: float, seconds: float) -> None:
-        """Records a step."""
         if self._steps == 1:
             self._seconds.clear()  # the first step of a process takes longer than those after it
         self._seconds.setdefault(size, deque(maxlen=KEPT)).append(seconds)
@@ -114,7 +107,6 @@ class Line:
         self.fixed_share = min(1.0, self._fit[0] / y) if y else 1.0
 
     def at(self, size: float) -> float:
-        """Returns the expected seconds of a step."""
         fixed, slope = self._fit
         return fixed + slope * size
 
@@ -134,8 +126,6 @@ class Times(NamedTuple):
 
 @dataclass(slots=True)
 class Smoothed:
-    """An exponentially smoothed value; None before the first."""
-
     value: float | None = None
 
     def note(self, value: float) -> None:
@@ -181,7 +171,6 @@ class Estimate:
             self.target.note(whole, verdict.compute_seconds)
 
     def drafted(self, tokens: int, seconds: float) -> None:
-        """Records drafting for a target elsewhere."""
         if tokens:
             self._token.note(seconds / tokens)
 
@@ -192,7 +181,6 @@ class Estimate:
             self._rtt.note(network_seconds)
 
     def travelled(self, network_seconds: float) -> None:
-        """Records a round trip."""
         self._rtt.note(network_seconds)
 
     @property
@@ -207,5 +195,4 @@ class Estimate:
 
 
 def source_of(draft: Draft) -> Proposer:
-    """Returns the proposer of a draft's first token."""
     return draft.proposed_by[0] if draft.proposed_by else Proposer.MODEL

@@ -34,12 +34,10 @@ class Attempt:
     _open: bool = True
 
     def failed(self, error: Exception) -> None:
-        """Reports a failure."""
         self._open = False
         self.health.failed(error, self.trial)
 
     def succeeded(self) -> None:
-        """Reports an answer."""
         self._open = False
         if not self.health.backoff.up:
             self.health.succeeded()
@@ -69,10 +67,7 @@ class DrafterHealth:
         return self.backoff.up
 
     def attempt(self, own: Backoff | None = None) -> Attempt | None:
-        """Returns a call if the drafter is up, a trial if one is due, or None.
-
-        `own`: the request's backoff; while it waits, it takes no trial from others.
-        """
+        """Returns a call, a trial if one is due, or None. A request that waits by its `own` backoff takes no trial."""
         if own and not own.up and not own.ready():
             return None
         if self.backoff.up:
@@ -85,7 +80,6 @@ class DrafterHealth:
         stats.undrafted_rounds += 1
 
     def failed(self, error: Exception, trial: bool = False) -> None:
-        """Records a failed call."""
         self.failures += 1
         if self.backoff.failed(trial):
             reason = " ".join(f"{error}".split()) or type(error).__name__
@@ -97,7 +91,6 @@ class DrafterHealth:
             )
 
     def succeeded(self) -> None:
-        """Records an answered call."""
         down = self.backoff.succeeded()
         if down is not None:
             log.info(
@@ -106,10 +99,7 @@ class DrafterHealth:
 
 
 class FallibleDrafter(Generic[Wrapped]):
-    """Wraps one request's drafter: proposes nothing while it fails, and never raises.
-
-    The drafter must bound its calls' time. `refusals`: errors of this request alone, spaced by its own `backoff`.
-    """
+    """One request's drafter, with bounded calls: proposes nothing while it fails or refuses, and never raises."""
 
     def __init__(
         self,
@@ -178,8 +168,6 @@ class FallibleDrafter(Generic[Wrapped]):
 
 
 class FallibleBonusDrafter(FallibleDrafter[BonusDrafter]):
-    """A FallibleDrafter that drafts bonus tokens too."""
-
     def draft_bonus(self, tokens: Sequence[int]) -> Coroutine[Any, Any, Draft]:
         return self._draft(tokens, self._drafter.draft_bonus)
 

@@ -1,8 +1,4 @@
-"""Features: hidden states of a target after some layers, as bytes for a draft head in another process.
-
-Little-endian, by position, then layer. bfloat16: 2 bytes a unit. int8: a float32 scale per layer, then 1 byte a unit.
-Non-finite values are 0.
-"""
+"""Hidden states of a target's layers, as bytes for a draft head elsewhere: by position, then layer; little-endian."""
 
 from __future__ import annotations
 
@@ -45,7 +41,6 @@ class FeatureSpec:
         return len(self.layers) * (2 * self.hidden_size if plain else _SCALE + self.hidden_size)
 
     def positions(self, data: bytes) -> int:
-        """Returns the number of positions in `data`. Raises InvalidField."""
         count, rest = divmod(len(data), self.position_bytes)
         if rest:
             raise InvalidField("features", f"{len(data)} bytes are not positions of {self.position_bytes}")
@@ -83,11 +78,7 @@ def _as_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 class FeatureInbox:
-    """One request's features on their way from verdicts to a head.
-
-    Verdicts' side calls `opened`, `came`, `look`; the head's device thread calls `take`. Positions `first` to `end`
-    came without gap. While the head rests, the last max(`context`, DEFAULT_CONTEXT) positions wait.
-    """
+    """One request's features: verdicts' side calls `opened`, `came`, `look`; the head's device thread `take`."""
 
     def __init__(self, spec: FeatureSpec, context: int = DEFAULT_CONTEXT) -> None:
         self.spec, self._context = spec, context
@@ -103,7 +94,6 @@ class FeatureInbox:
         return self.end if self._begun else max(0, prefix_length - 1 - self._context)
 
     def opened(self, start: int, data: bytes) -> None:
-        """Takes an opening's features, from position `start`. Raises InvalidField."""
         self.spec.positions(data)
         self.handed_out = True
         if not self._begun or start > self.end:

@@ -28,7 +28,6 @@ class LengthPlan(NamedTuple):
 
     @property
     def k(self) -> int:
-        """The most draft tokens of the round."""
         return max(self.copied, self.model_k)
 
 
@@ -44,8 +43,6 @@ class LengthPolicy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FixedLength:
-    """The same length every round."""
-
     length: int
 
     def __post_init__(self) -> None:
@@ -82,7 +79,6 @@ class AdaptiveLength:
         return LengthPlan(copied if model or self._worth_asking(copied) else 0, model)
 
     def _worth_asking(self, copied: int) -> bool:
-        """Returns whether copies alone gain more than the request for them takes."""
         known = self._estimate
         gained = known.copied * sum(itertools.accumulate(self._acceptance[Proposer.NGRAM].rates(copied), operator.mul))
         return gained * known.steps(0)[0] > known.rest.at(1) - known.rest.at(0)

@@ -17,7 +17,6 @@ LogprobsOf = Callable[[Sequence[Logits], Sequence[int], int], tuple[TokenLogprob
 
 
 def all_logprobs(logits: Sequence[Logits], tokens: Sequence[int], top: int) -> tuple[TokenLogprobs, ...]:
-    """Returns `token_logprobs` of each row and token."""
     return tuple(token_logprobs(row, token, top) for row, token in zip(logits, tokens, strict=True))
 
 

@@ -16,8 +16,6 @@ LEAST_GAIN = 1.005  # expected speedup of the target that drafts need
 
 
 class DraftPlan(NamedTuple):
-    """How far to draft."""
-
     depth: int  # tokens ahead
     fresh: int  # tokens drafted before any is sent
     width: int  # draft tokens per step; 0: nothing is sent
@@ -40,27 +38,22 @@ class LookaheadPolicy:
 
     @property
     def acceptance(self) -> float:
-        """The estimated chance that the target draws the drafted token."""
         return self._acceptance.rates(1)[0]
 
     def observe(self, hit: bool) -> None:
-        """Records whether the target drew the drafted token."""
         for known in (self._acceptance, self.estimate.ahead):
             known.note(1, hit)
 
     def waited(self, drafted: int, verdict: Verdict) -> None:
-        """Records a waited-for round."""
         for position in range(min(drafted, verdict.accepted + 1)):
             self.observe(position < verdict.accepted)
 
     def stepped(self, drafted: int, verdict: Verdict) -> None:
-        """Records a step that verified `drafted` draft tokens."""
         self.estimate.stepped(drafted + 1, verdict)
         self._since += 1
 
     @property
     def plan(self) -> DraftPlan:
-        """How far to draft now."""
         if self._plan is None or self._since >= REFRESH:
             self._plan, self._since = self._choose(), 0
         return self._plan
@@ -89,13 +82,9 @@ def steps_late(rtt: float, draft: float, step: float, width: int) -> int:
 
 
 def gain(rate: float, width: int, late: int, seconds: list[float]) -> float:
-    """Returns the speedup over plain steps of a run whose drafts arrive `late` steps late.
-
-    After a miss, the target steps plainly until `late` drafted tokens in succession are right, then verifies `width`
-    per step until a rejection.
-    """
+    """Returns the speedup over plain steps of a run whose drafts arrive `late` steps late."""
     if not width or not seconds[0]:
         return 1.0
-    reached = max(1e-9, rate**late)
+    reached = max(1e-9, rate**late)  # drafts resume after `late` right tokens in succession
     plain, drafted = (1 / reached - 1) / (1 - rate), 1 / (1 - rate ** (width + 1))
     return (plain + 1 / (1 - rate)) * seconds[0] / (plain * seconds[0] + drafted * seconds[width])

@@ -27,11 +27,7 @@ MOST_COPIED = 32  # tokens
 
 
 class PolicedLookup:
-    """Prompt lookup, or a `prediction`'s, for one request; another thread may ask for copies.
-
-    `copy` serves beside a draft model. `copy_alone` chooses lengths by the gains of copies, used or not, and by step
-    times.
-    """
+    """Prompt lookup, or by a `prediction`. `copy` serves with a draft model, `copy_alone` where nothing else drafts."""
 
     def __init__(
         self, estimate: Estimate, only_grows: bool = False, prediction: PredictionDrafter | None = None
@@ -83,5 +79,4 @@ class PolicedLookup:
         await self._lookup.close()
 
     def stepped(self, drafted: int, seconds: float, rows: int = 1) -> None:
-        """Records a target step of `rows` rows, one of which verified `drafted` draft tokens."""
         self._estimate.stepped(drafted + 1, Verdict((), 0, 0.0, seconds, rows=rows, step_tokens=drafted + rows))

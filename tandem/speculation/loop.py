@@ -47,11 +47,7 @@ async def speculate(
     stopping: Stopping,
     stats: SpeculationStats,
 ) -> AsyncGenerator[Chunk, None]:
-    """Yields what rounds commit, up to the stop; updates `stats`; closes `rounds`.
-
-    A round begins as soon as the last one ends, with a length chosen before; only text that may stop the generation
-    delays it.
-    """
+    """Yields what rounds commit, up to the stop; updates `stats`; closes `rounds`."""
     tokens = list(prompt)
     under_way: _Round | None = None
     held, since = Chunk(), -1.0  # the first tokens are not held
@@ -70,6 +66,7 @@ async def speculate(
             ended = verdict.ended or now
             done, under_way = under_way, None
             tokens += verdict.token_ids
+            # The next round begins at once, unless text may stop the generation.
             if left := stopping.left_after(verdict.token_ids):
                 under_way = _Round(rounds, tokens, min(length.k, left - 1), length.model_k, ended)
                 for _ in range(2):  # so that it is submitted before the bookkeeping of the round before
@@ -105,7 +102,6 @@ class _Round:
 
     @property
     def done(self) -> bool:
-        """Whether the round has a result."""
         return self.task.done() and not self.task.cancelled() and self.task.exception() is None
 
     async def cancel(self) -> None:

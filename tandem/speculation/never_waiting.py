@@ -1,7 +1,4 @@
-"""Rounds at a verifier that never waits: each step is a round, and its verdict the step's tokens.
-
-Under agreement each token is the target's own draw, so none depends on when drafts arrive.
-"""
+"""Rounds at a verifier that never waits: a step is a round. Under agreement no token depends on when drafts arrive."""
 
 from __future__ import annotations
 
@@ -44,10 +41,7 @@ class RunVerifier(TargetSession, Protocol):
         """Most unacknowledged tokens."""
 
     def begin(self, tokens: Sequence[int], on_step: OnStep) -> None:
-        """Begins a run of the open session after `tokens`; the first message lets it step.
-
-        `on_step` gets each step, and at last RoundsLost or another error.
-        """
+        """Begins a run after `tokens`, with the first message; `on_step` gets its steps, and at last its error."""
 
     def send(self, message: RunMessage) -> None:
         """Sends the run a message."""
@@ -82,7 +76,6 @@ class NeverWaitingRounds(Rounds):
     _verified: int = 0  # draft tokens that steps of this run verified
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Begins before `open`, if the verifier's runs may."""
         self._begin_request(prompt)
         self._begin(prompt)
 
@@ -95,7 +88,6 @@ class NeverWaitingRounds(Rounds):
         self._end = self.most_total if self.most_new is None else min(self.most_total, len(prompt) + self.most_new)
 
     async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
-        """Returns the verifier's next step after `tokens`; `k` is unused."""
         stale = 0
         while True:
             if self._ahead is None:
@@ -166,7 +158,6 @@ class NeverWaitingRounds(Rounds):
         self._steps.put_nowait(step)
 
     async def _draft(self, ahead: DraftingAhead) -> None:
-        """Opens the drafter during the target's first steps, then drafts."""
         if ahead.drafts_here:
             await self._open_drafter()
         await ahead.run()
@@ -190,7 +181,7 @@ class NeverWaitingRounds(Rounds):
         return Draft((*accepted, *rejected), proposed_by=by, ahead=True)
 
     def _wait_counts(self, step: RunStep, waited: float) -> None:
-        """Counts as network time the waiting that a remote target's own time does not explain."""
+        # Network time is waiting that a remote target's own time does not explain.
         now = self.clock()
         beside_target = step.verdict.queue_seconds + step.verdict.compute_seconds
         if step.rtt is not None:
@@ -198,7 +189,6 @@ class NeverWaitingRounds(Rounds):
         self._ended = now
 
     async def _leave(self) -> None:
-        """Stops drafting; counts draft tokens that no step verified."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -42,5 +42,4 @@ WORTH_REPEATING = SILENT | {Outcome.FULL, Outcome.FAULT}  # an idempotent call m
 
 
 def outcome_of(code: str) -> Outcome:
-    """Classifies a gRPC status name other than OK."""
     return _OUTCOMES.get(code, Outcome.FAULT)

@@ -23,10 +23,7 @@ class _Place(NamedTuple):
 
 
 class PredictionDrafter(NgramDrafter):
-    """Proposes the prediction's continuation where lookup proposes the text's.
-
-    After a difference: the place where most of the last tokens agree, the nearest of several.
-    """
+    """Proposes what follows where most of the output's last tokens agree; of several places the nearest."""
 
     def __init__(self, predicted: Sequence[int], only_grows: bool = False) -> None:
         super().__init__(only_grows=only_grows)
@@ -51,7 +48,6 @@ class PredictionDrafter(NgramDrafter):
         return place.size if copied else 0, copied
 
     def note(self, tokens: Sequence[int]) -> None:
-        """Follows the output, which may have lost tokens."""
         same = self._known(tokens)
         del self._indexed[same:], self._places[1 + max(0, same - self._start) :]
         for token in tokens[same:]:
@@ -70,6 +66,5 @@ class PredictionDrafter(NgramDrafter):
         return _Place(found[2], found[0], expected + 1) if found else _Place(expected + 1, 0, expected + 1)
 
     def _agreeing(self, at: int) -> int:
-        """Returns how many of the output's last tokens precede place `at`."""
         most = min(LONGEST, at, len(self._indexed) - self._start)
         return next((n for n in range(most) if self._predicted[at - 1 - n] != self._indexed[-1 - n]), most)

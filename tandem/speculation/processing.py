@@ -33,10 +33,7 @@ class Matcher(Protocol):
 
 
 class Processing:
-    """The logits processing of one sequence: a row costs as much as its tokens differ from the row before.
-
-    `output`: the tokens that `matcher` has taken. `after` is thread-safe; the rest is for one thread at a time.
-    """
+    """The logits processing of one sequence; `after` is thread-safe. `output`: the tokens that `matcher` has taken."""
 
     def __init__(
         self, sampling: SamplingParams, prompt_length: int, matcher: Matcher | None = None, output: Sequence[int] = ()
@@ -123,7 +120,6 @@ class Processing:
             self._followed.append(token)
 
     def _counting(self, position: int) -> Iterator[Counts]:
-        """Yields the counts that the position belongs to."""
         if self._seen:
             yield self._seen
         if self._generated and position >= self._prompt_length:
@@ -138,15 +134,12 @@ class Processor:
     tokens: tuple[int, ...]
 
     def logits(self, raw: Logits, draft: Sequence[int]) -> Logits:
-        """See Processing.logits."""
         return self.processing.logits(raw, self.tokens, draft)
 
     def keeps(self, token: int, draft: Sequence[int]) -> bool:
-        """See Processing.keeps."""
         return self.processing.keeps(token, self.tokens, draft)
 
     def mask(self, draft: Sequence[int]) -> Mask | None:
-        """See Processing.mask."""
         return self.processing.mask(self.tokens, draft)
 
 
@@ -229,7 +222,6 @@ class StructureMasks:
         return end
 
     def _follow(self, kept: int, tokens: Sequence[int]) -> None:
-        """Keeps `kept` followed tokens, then follows the rest of `tokens`."""
         del self._followed[kept:]
         self._forget(lambda at: at > kept)
         if self._taken > kept:

@@ -6,8 +6,8 @@ bonus from p. So every token follows p, and a share 1 - TV(p, q) comes from the 
 
 - x was drawn from the q that is sent: truncated (`support`), with 32-bit weights;
 - each decision has its own random number, seeded by (seed, position, purpose), which a retry does not change. The bonus
-is `draw`, so k = 0 is plain decoding, token for token;
-- the number of drafted tokens does not depend on the tokens: those that the target lacks are removed from q beforehand.
+  is `draw`, so k = 0 is plain decoding, token for token;
+- the number of drafted tokens does not depend on the tokens: tokens unknown to the target are removed from q before.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ class Distribution:
     p: Floats
 
     def of(self, token: int) -> float:
-        """Returns the probability of `token`."""
         at = int(np.searchsorted(self.ids, token))
         return float(self.p[at]) if at < len(self.ids) and self.ids[at] == token else 0.0
 
@@ -59,7 +58,6 @@ def exactly(sent: SparseDistribution) -> Distribution:
 
 
 def warped(logits: Logits, params: SamplingParams) -> Distribution:
-    """Returns the target's p. Raises BadLogits."""
     return Distribution(*probabilities(logits, params))
 
 
@@ -131,10 +129,7 @@ def reject(
     bonus: Callable[[int], Drawn],
     chance: Chance,
 ) -> Verdict:
-    """Commits draft tokens up to the first rejection and its correction, or all and the bonus.
-
-    `target(i)` is p after draft[:i], `bonus(i)` a draw from it; called only where needed.
-    """
+    """Commits drafts up to the first rejection and its correction, or all and a bonus. target(i): p after draft[:i]."""
     for i, (token, q) in enumerate(zip(draft, drawn_from, strict=True)):
         p = target(i)
         if not chance.accept(i, acceptance_probability(p.of(token), q.of(token))):
@@ -149,10 +144,7 @@ def reject_seeded(
     params: SamplingParams,
     start: int,
 ) -> Verdict:
-    """Applies the rule to logits(i), float32 [vocabulary], after draft[:i]; `start`: position of draft[0].
-
-    Nothing `sent`: every token was proposed with probability 1. Raises BadLogits.
-    """
+    """Applies the rule to logits(i) after draft[:i]; nothing `sent`: q is 1. Raises BadLogits."""
     drawn_from = [exactly(each) for each in sent] if sent else [certain(token) for token in draft]
     return reject(
         draft,

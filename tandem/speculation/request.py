@@ -175,5 +175,4 @@ _ENUMERATIONS: Mapping[str, type[enum.Enum]] = {"rule": Rule, "drafts": Drafts}
 
 
 def members(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options that are enumerations as members. Raises InvalidField."""
     return {name: member_named(kind, name, options[name]) for name, kind in _ENUMERATIONS.items() if name in options}

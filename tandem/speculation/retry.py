@@ -15,16 +15,12 @@ MIN_WAIT = 0.3  # shortest wait before giving up on a server: a health check nee
 
 
 def doubled(first: float, longest: float, times: int) -> float:
-    """Returns `first` seconds doubled `times` times, at most `longest`."""
     return min(longest, first * 2.0 ** min(times, 30))
 
 
 @dataclass(frozen=True, slots=True)
 class Persistence:
-    """How long a request retries without progress; waits double from `first` to `longest` seconds.
-
-    It ends after `seconds`, but not before `attempts`, or as many as would fit into `seconds` if each failed at once.
-    """
+    """How long a request retries without progress: `seconds`, and at least `attempts` if their waits fit into that."""
 
     seconds: float = 60.0
     first: float = 0.05
@@ -37,10 +33,7 @@ class Persistence:
 
 
 class RetryBudget:
-    """The retries of one request since its last progress. `deadline`: the request's own, on `clock`.
-
-    `admission`: seconds from `opening` during which full servers are retried.
-    """
+    """The retries of one request since its last progress; full servers are retried for `admission` seconds."""
 
     def __init__(
         self,
@@ -59,11 +52,9 @@ class RetryBudget:
         self.attempts = self.failures = 0  # since the last progress, and of the whole request
 
     def progress(self) -> None:
-        """Resets the budget."""
         self._since, self.attempts = None, 0
 
     def opening(self) -> None:
-        """Starts the `admission` period of a session about to open."""
         self._admission_ends = self._clock() + self._admission
 
     def full(self, seconds: float | None) -> float | None:
@@ -94,7 +85,6 @@ class RetryBudget:
 
     @property
     def seconds(self) -> float:
-        """Seconds of retrying."""
         return 0.0 if self._since is None else self._clock() - self._since
 
     @property
@@ -107,20 +97,15 @@ class RetryBudget:
         return seconds if self._deadline is None else max(0.001, min(seconds, self._deadline - self._clock()))
 
     def before_another(self, seconds: float, share: float) -> float:
-        """Returns how long to wait for a server before another: at most `share` of the time left.
-
-        `seconds` doubles per failure, up to MOST_PATIENT times, so that slow servers are not left over and over.
-        """
-        wait = doubled(seconds, MOST_PATIENT * seconds, self.failures)
+        """Returns how long to wait for a server before another: at most `share` of the time left."""
+        wait = doubled(seconds, MOST_PATIENT * seconds, self.failures)  # slow servers are not left over and over
         if self._deadline is None:
             return wait
         return max(MIN_WAIT, min(wait, share * (self._deadline - self._clock())))
 
 
 class Backoff:
-    """Spaces trials after a failure: waits double from `first` to `longest` seconds, and go on growing after a brief
-    success.
-    """
+    """Spaces trials: waits double from `first` to `longest` seconds, and go on growing after a brief success."""
 
     def __init__(
         self,
@@ -136,11 +121,9 @@ class Backoff:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the last change of state."""
         return self._clock() - self._changed
 
     def ready(self) -> bool:
-        """Returns whether a call may be made: it is up, or a trial is due."""
         return self.up or self._clock() >= self._next_trial
 
     def due(self) -> bool:
@@ -151,7 +134,6 @@ class Backoff:
         return True
 
     def given_up(self) -> None:
-        """Ends a trial without outcome: the next is due within `first` seconds."""
         self._next_trial = min(self._next_trial, self._clock() + self.first)
 
     def failed(self, trial: bool = False) -> bool:

@@ -46,7 +46,7 @@ class Answer:
 
 
 class TargetSession(Protocol):
-    """The target's session of one request, local or remote."""
+    """The target's session of one request."""
 
     async def open(self, prompt: Sequence[int]) -> None:
         """Takes a KV slot and processes the prompt."""
@@ -71,7 +71,6 @@ class VerifierHere(Verifier):
     async def verify(
         self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
     ) -> Verdict:
-        """Returns the verdict of one pass over [last of tokens, draft...]."""
         raise NotImplementedError
 
     def send(self, tokens: Sequence[int], draft: Draft) -> asyncio.Future[Answer]:
@@ -190,7 +189,6 @@ class DraftedRounds(Rounds):
         return sent
 
     async def _drafted(self, bonus: bool = False) -> Draft:
-        """Drafts a round after the path, or its bonus token."""
         began, path, drafter = self.clock(), self._path, cast(BonusDrafter, self.drafter)
         if bonus:
             draft = await drafter.draft_bonus(path)
@@ -223,7 +221,6 @@ class DraftedRounds(Rounds):
         return matches or not (self._flights or self._ahead)
 
     async def _drop_in_flight(self) -> None:
-        """Drops the rounds in flight and the one being drafted, as stale."""
         if self._ahead:
             self._ahead.cancel()
             await asyncio.gather(self._ahead, return_exceptions=True)

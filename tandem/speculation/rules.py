@@ -28,10 +28,7 @@ def draft_token(
     processor: Processor | None = None,
     drafted: Sequence[int] = (),
 ) -> tuple[int, SparseDistribution | None]:
-    """Draws a draft token after `drafted`; returns it with its q, if the verifier needs that.
-
-    `logits`: float32 [vocabulary]. The rejection rule draws below `target_vocab_size`.
-    """
+    """Draws a draft token after `drafted`; returns it with its q, if the verifier needs that."""
     params = request.sampling
     try:
         if params.greedy and settled(best := best_token(logits), params, processor, drafted):
@@ -58,11 +55,7 @@ def verify_draft(
     logprobs_of: LogprobsOf = all_logprobs,
     best: Callable[[int], int] | None = None,
 ) -> Verdict:
-    """Returns what a round commits. Raises BadLogits.
-
-    `logits(i)`: float32 [vocabulary] after draft[:i]. `start`: position of draft[0]. `best(i)`: id of the largest of
-    logits(i), -1 if not finite.
-    """
+    """Returns what a round commits, by logits(i) after draft[:i] and their best(i). Raises BadLogits."""
     params = request.sampling
     best = best or (lambda i: best_token(logits(i)))
 

@@ -1,7 +1,4 @@
-"""The next step of a verifier that never waits: the newest draft, a copy from the text, a plain step, or a pause.
-
-A run pauses at limits that its client moves: a slow reader stops the target.
-"""
+"""The next step of a verifier that never waits: a draft, a copy, a plain step, or a pause at its client's limits."""
 
 from __future__ import annotations
 
@@ -30,10 +27,7 @@ class RunMessage:
 
 
 class SelfPacedRun:
-    """The run of one session, which ends at a token of `stops`. `lookup` is open.
-
-    Messages come on the event loop; `follow` and `next_draft` may run on the device's thread.
-    """
+    """One session's run. Messages come on the event loop; `follow` and `next_draft` may run on the device's thread."""
 
     def __init__(
         self,
@@ -55,7 +49,6 @@ class SelfPacedRun:
         self.copied = False  # the newest draft is a copy
 
     def receive(self, message: RunMessage) -> None:
-        """Stores a message's draft and limits."""
         self.messages += 1
         with self._lock:
             self._until, self._most, self._most_copies = message.run_until, message.most_drafts, message.most_copies
@@ -89,11 +82,9 @@ class SelfPacedRun:
 
     @property
     def client_is_drafting(self) -> bool:
-        """Whether the client drafted lately, so that each step is reported at once."""
         return self._undrafted <= DRAFTING
 
     def follow(self, token_ids: Sequence[int]) -> None:
-        """Takes a step's tokens."""
         with self._lock:
             committed, self._draft = self._draft[: len(token_ids)], self._draft[len(token_ids) :]
             if committed != tuple(token_ids):
@@ -107,5 +98,4 @@ class SelfPacedRun:
             self._lookup.stepped(drafted, seconds, rows)
 
     def note_stops(self, token_ids: Sequence[int]) -> None:
-        """Ends the run at a stop among `token_ids`."""
         self.stopped = self.stopped or not self._stops.isdisjoint(token_ids)

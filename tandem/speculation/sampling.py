@@ -67,7 +67,6 @@ class Structure:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The strings of a choice. Raises InvalidField."""
         choices = self._json()
         if not (isinstance(choices, list) and choices and all(isinstance(c, str) and c for c in choices)):
             raise InvalidField("structure", "the choice is not a JSON list of strings that are not empty")
@@ -75,7 +74,6 @@ class Structure:
 
     @property
     def known_tokens(self) -> tuple[int, ...]:
-        """The output's first token ids. Raises InvalidField."""
         tokens = self._json()
         if not (isinstance(tokens, list) and tokens and all(type(token) is int and token >= 0 for token in tokens)):
             raise InvalidField("structure", "the tokens are not a JSON list of token ids")
@@ -147,7 +145,6 @@ class SamplingParams:
 
     @property
     def processed(self) -> tuple[str, ...]:
-        """The fields set that change logits by the tokens before them."""
         return tuple(name for name, plain in _PLAIN if getattr(self, name) != plain)
 
 

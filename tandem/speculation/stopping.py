@@ -20,8 +20,6 @@ class TextStream(Protocol):
 
 
 class NoText:
-    """A TextStream without a tokenizer."""
-
     def push(self, token: int) -> str:
         return ""
 
@@ -31,8 +29,6 @@ class NoText:
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
-    """The stop conditions of a generation."""
-
     max_new_tokens: int  # within the sequence length
     end_of_sequence_ids: frozenset[int] = frozenset()
     stop_token_ids: frozenset[int] = frozenset()
@@ -51,7 +47,6 @@ class Stopping:
 
     @property
     def remaining(self) -> int:
-        """The tokens that may still be produced."""
         return 0 if self.reason else self.rules.max_new_tokens - self.emitted
 
     def left_after(self, tokens: Sequence[int]) -> int:

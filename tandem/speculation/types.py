@@ -58,10 +58,7 @@ class FinishReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities of a token and of the likeliest `top` (id, value), sorted by value, then id.
-
-    Log-softmax of the target's raw logits, in 64 bits, before temperature, penalties, biases and structure.
-    """
+    """Log-softmax of the target's raw logits, before warping, of a token and the `top` (id, value), best first."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
@@ -87,7 +84,7 @@ class Verdict:
     width: int = 0  # tokens of the widest row; 0: this row's
     step_tokens: int = 0  # 0: rows * width
     logprobs: tuple[TokenLogprobs, ...] = ()
-    features: bytes = b""
+    features: bytes = b""  # of the last token fed before, and of the accepted ones
     ended: float = 0.0  # perf_counter; 0: unknown
 
 
@@ -111,7 +108,6 @@ class Draft:
 
 
 def model_part(k: int, model_k: int | None) -> int:
-    """Returns how many of `k` draft tokens a model may propose."""
     return k if model_k is None else min(k, model_k)
 
 
@@ -178,7 +174,6 @@ class SpeculationStats:
         return len(self.sent_by_depth)
 
     def sent(self, others: int) -> None:
-        """Counts a round sent while `others` were in flight."""
         self.sent_by_depth += [0] * (others + 1 - len(self.sent_by_depth))
         self.sent_by_depth[others] += 1
 
@@ -189,7 +184,6 @@ class SpeculationStats:
         self.spent(draft)
 
     def spent(self, draft: Draft) -> None:
-        """Adds a draft's seconds."""
         self.draft_seconds += draft.compute_seconds
         self.queue_seconds += draft.queue_seconds
 
@@ -204,7 +198,6 @@ class SpeculationStats:
         return tuple(rounds_by_length(self.rounds, self.accepted_per_position))
 
     def observe(self, drafted: Sequence[int], verdict: Verdict, proposed_by: Sequence[Proposer] = ()) -> None:
-        """Counts a verified round, and its draft tokens by known proposer."""
         self.rounds += 1
         self.drafted += len(drafted)
         self.accepted += verdict.accepted

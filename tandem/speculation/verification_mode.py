@@ -15,10 +15,7 @@ NEAR_SECONDS = 0.005  # a shorter round trip is waited for until the target's ti
 
 
 def never_waits(pipeline: Pipeline, most: int, estimate: Estimate, opening_rtt: float = 0.0) -> bool:
-    """Returns whether a never-waiting target likely serves best, with drafts of at most `most` tokens.
-
-    In replays it did from a round trip of a tenth of a step; nearer, drafting may slow a shared machine.
-    """
+    """Returns whether a never-waiting target likely serves best, with drafts of at most `most` tokens."""
     if pipeline is not Pipeline.AUTO:
         return pipeline is Pipeline.NEVER_WAITING
     if most == 0:
