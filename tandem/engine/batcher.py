@@ -1,4 +1,4 @@
-"""Batches the rows of many requests into shared steps of a device, which one thread runs."""
+"""Batches many requests' rows into shared steps of a device, which one thread runs."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ log = logging.getLogger("tandem.engine")
 
 Row = TypeVar("Row")
 Result = TypeVar("Result")
+# Called after a step, for its decoding and for its `prefill` rows: with the first row, their number, the seconds that
+# the step's first row waited, and the step's own.
 ObserveStep = Callable[[Any, int, float, float], None]
-"""Called after a step, once for its decoding and once for its `prefill` rows: with the first of them, their number, the
-seconds that the step's first row waited, and the step's own seconds."""
 
 # The next step waits at most this many turns of the event loop for rows that come back through it: an idle turn costs
 # microseconds, a half-empty step milliseconds. Once every sequence with a slot has a row, the step begins at once.
@@ -38,34 +38,30 @@ _TURNS = 8
 # the loop waits so long for the device thread to begin, unless that has other work first, such as copying pages.
 _BEGINS = 0.005
 
-CLOSE_SECONDS = 5.0
-"""How long `close` waits for the running step."""
+CLOSE_SECONDS = 5.0  # wait of `close` for the running step
 
 
 class DeviceLost(RuntimeError):
-    """A whole step failed, so the device is at fault, not a row."""
+    """A whole step failed: the device is at fault, not a row."""
 
 
 class StepHung(DeviceLost):
-    """The running step exceeded its time limit. It may still return; until then the device is not used."""
+    """The running step exceeded its time limit; until it returns the device is not used."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimedResult(Generic[Result]):
-    """A row's result, the seconds it waited for its step to begin, the step's own seconds and its rows.
-
-    `ended`: when the step ended (perf_counter).
-    """
+    """A row's result, its wait, its step's seconds and rows."""
 
     value: Result
     queue_seconds: float
     compute_seconds: float
     rows: int = 1
-    ended: float = 0.0
+    ended: float = 0.0  # perf_counter
 
 
 class Batcher:
-    """Gathers rows of the same step, runs the step on the device thread, and distributes the results."""
+    """Gathers rows of a step, runs it on the device thread, and distributes the results."""
 
     def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"device-{name}")
@@ -91,24 +87,20 @@ class Batcher:
         self.failures = 0  # of whole steps; counted on the device thread
 
     def serves(self, slots: SlotPool) -> None:
-        """Registers the slots whose rows this batcher runs: their holders are expected back after a step."""
+        """Registers slots: after a step, their holders are expected back."""
         self._pools.append(slots)
 
     @property
     def waiting(self) -> int:
-        """The number of rows that wait for their step."""
         return len(self._ready)
 
     @property
     def running(self) -> tuple[int, list[Any]]:
-        """The number of the running step, and its rows; no rows while the device is free."""
+        """The number of the running step, and its rows, if any."""
         return self.steps, [waiting.row for waiting in self._running]
 
     def abandon(self, why: str) -> None:
-        """Fails all rows, running and waiting, with StepHung, and every new row until the running step returns.
-
-        `came_back` is then called, with the error if the step failed; only if it did not is the device used again.
-        """
+        """Fails all rows with StepHung until the step returns without error; `came_back` follows any return."""
         self._hung = why
         self.hung_steps += 1
         self._read()
@@ -122,7 +114,7 @@ class Batcher:
 
     @contextlib.contextmanager
     def excluded_from_wait(self) -> Iterator[None]:
-        """Excludes one sequence from those whose rows a step waits for, while the block runs."""
+        """While the block runs, steps do not wait for one sequence."""
         self._away += 1
         try:
             yield
@@ -130,7 +122,6 @@ class Batcher:
             self._away -= 1
 
     def _sequences(self) -> int:
-        """Returns the number of open sequences that may have a row, or a very large number if no slots are known."""
         return max((pool.count - pool.free for pool in self._pools), default=sys.maxsize) - self._away
 
     async def on_device(self, function: Callable[..., Result], *args: Any) -> Result:
@@ -138,7 +129,7 @@ class Batcher:
         return await asyncio.wrap_future(self._submit(functools.partial(function, *args)))
 
     def between_steps(self, function: Callable[[], object]) -> None:
-        """Like `on_device`, without waiting: `function` runs before any step that begins later."""
+        """Like `on_device`, without waiting."""
         with contextlib.suppress(RuntimeError):  # the thread has ended
             self._submit(functools.partial(_logged, function))
 
@@ -157,10 +148,10 @@ class Batcher:
         prefill: bool = False,
         stepper: Stepper | None = None,
     ) -> asyncio.Future[TimedResult[Result]]:
-        """Runs `row` in the next `step` that has room: sizes add up to at most `limit`, those of `prefill` rows apart.
+        """Runs `row` in the next `step` with room for its size under `limit`. Raises RowFailed, StepHung, DeviceLost.
 
-        With a `stepper`, the device thread begins its next row while no other row comes, goes or waits. After a step
-        of `prefill` rows alone, others that wait come first. Raises RowFailed, StepHung or DeviceLost.
+        The device thread begins a `stepper`'s next row while no other row comes, goes or waits. After `prefill` rows
+        alone, others come first.
         """
         if self._hung:
             raise StepHung(self._hung)
@@ -173,7 +164,7 @@ class Batcher:
         return future
 
     def _begin_if_ready(self) -> None:
-        """Begins a step if the device is free and no missing row is worth waiting for; otherwise tries again later."""
+        """Begins a step if the device is free and no missing row is worth waiting for; else tries later."""
         if self._running or not self._ready:
             return
         if self._again:
@@ -189,15 +180,12 @@ class Batcher:
             self._begin()
 
     def _wait_seconds(self, missing: int) -> float:
-        """Returns how long to wait for missing rows; 0 for a prefill step, which they cannot join."""
+        """Returns how long to wait for missing rows; a prefill step does not."""
         first = self._first()
         return 0.0 if first.prefill else self._window.seconds(time.perf_counter(), missing, type(first.row))
 
     def _begin(self) -> None:
-        """Submits the rows of the next step, oldest first, to the device thread; cancelled rows are dropped.
-
-        If that thread is idle, returns once it has begun (see _BEGINS).
-        """
+        """Submits the next step's rows; returns once an idle device thread has begun (see _BEGINS)."""
         self._turns = _TURNS
         self._ready = [r for r in self._ready if not r.done.done()]
         if not self._ready:
@@ -212,10 +200,7 @@ class Batcher:
             begun.acquire(timeout=_BEGINS)
 
     def _run_and_tell(self, rows: list[Waiting], begun: threading.Lock, loop: asyncio.AbstractEventLoop) -> None:
-        """Runs the rows' step on the device thread, and those of their steppers while nothing else is to be done.
-
-        The event loop reads the results of such steps together (see TOGETHER), unless a stepper wants each at once.
-        """
+        """Runs the rows' step, then their steppers' steps while nothing else is due; results are read together."""
         begun.release()
         tell, told = functools.partial(loop.call_soon_threadsafe, context=self._context), 0.0
         with contextlib.suppress(RuntimeError):  # the event loop is closed
@@ -234,11 +219,10 @@ class Batcher:
                 rows = new
 
     def _decides(self, rows: list[Waiting]) -> bool:
-        """Whether the event loop decides what runs next: a row joins or is missing, or other work waits."""
+        """Whether the event loop decides what runs next: a row joins or is missing, or work waits."""
         return bool(self._ready or self._between or self._hung or self._closed or self._sequences() > len(rows))
 
     def _read(self) -> None:
-        """Hands out the results of the steps that ended before the running one."""
         while self._unread:
             self._hand_out(*self._unread.popleft())
 
@@ -261,7 +245,7 @@ class Batcher:
         self._begin_if_ready()
 
     def _returned(self, ran: TimedResult[Sequence[Any]]) -> None:
-        """Handles the return of an abandoned step, whose results are not needed any more."""
+        """Handles the return of an abandoned step."""
         self.steps += 1
         failed = next((result for result in ran.value if isinstance(result, DeviceLost)), None)
         if failed is None:
@@ -270,15 +254,12 @@ class Batcher:
             self.came_back(failed)
 
     def _first(self) -> Waiting:
-        """Returns the row that has waited longest.
-
-        After a prefill step, the longest-waiting other row if there is one.
-        """
+        """Returns the longest-waiting row; after a prefill step, of the others if any."""
         others = (row for row in self._ready if not row.prefill)
         return next(others, self._ready[0]) if self._prefilled else self._ready[0]
 
     def _sharing(self, first: Waiting) -> list[Waiting]:
-        """Returns the next step's rows: those of the step of `first` that fit, oldest first, `prefill` rows last."""
+        """Returns the rows that share the step of `first`: those that fit, oldest first, `prefill` rows last."""
         room, found = dict[bool, int](), list[Waiting]()
         for row in sorted((r for r in self._ready if r.step == first.step), key=lambda r: r.prefill):
             left = room.setdefault(row.prefill, row.limit) - row.size
@@ -306,10 +287,7 @@ class Batcher:
                 waiting.done.set_result(TimedResult(result, queued, ran.compute_seconds, len(rows), ran.ended))
 
     async def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Waits for the running step and ends the thread. If that takes longer than `seconds`, sets `stuck` instead.
-
-        An abandoned step is not waited for.
-        """
+        """Waits for a running step that was not abandoned, and ends the thread; sets `stuck` after `seconds`."""
         if self._closed:
             return
         self._closed = True
@@ -329,7 +307,6 @@ class Batcher:
 
 
 def _run(rows: list[Waiting]) -> TimedResult[Sequence[Any]]:
-    """Runs the rows' step on the device thread; the queue time is that of the first row."""
     began = time.perf_counter()
     try:
         results = rows[0].step([r.row for r in rows])

@@ -1,4 +1,4 @@
-"""Implements Rounds with draft and verification in one local step. The draft model may fail."""
+"""Rounds with draft and verification in one local step. The draft model may fail."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger("tandem.engine")
 
 
 class FusedPair:
-    """Target and draft engines whose sequences share slot numbers and steps; `health` is that of the draft model."""
+    """Target and draft engines whose sequences share slot numbers and steps."""
 
     def __init__(self, target: Engine, draft: Engine, health: DrafterHealth | None = None) -> None:
         self.target, self.draft = target, draft
@@ -31,7 +31,6 @@ class FusedPair:
         self.step = target.shared.beside_prompts(fused(target.runner, draft.runner, self._fell_back))
 
     def _fell_back(self, error: Exception) -> None:
-        """Counts a single call that failed, by the kind of its error, and logs the first of each kind."""
         kind, counts = type(error).__name__, self.target.fused_fallbacks
         counts[kind] += 1
         if counts[kind] == 1:
@@ -45,11 +44,7 @@ class FusedPair:
 
 
 class FusedRounds(Rounds):
-    """Rounds of a target and a draft model whose sequences share their slot's number and their steps.
-
-    A copy of `lookup` is verified without running the draft model. If that fails, rounds go undrafted and are counted
-    in `stats`, until a trial succeeds. `stops`: the tokens that end the text; None if a stop string may end it.
-    """
+    """Rounds of a target and a draft model in shared steps; without the model while that fails, or for a copy."""
 
     def __init__(
         self,
@@ -57,7 +52,7 @@ class FusedRounds(Rounds):
         request: Request,
         lookup: PolicedLookup | None = None,
         stats: SpeculationStats | None = None,
-        stops: Collection[int] | None = None,
+        stops: Collection[int] | None = None,  # None: a string may end the text
     ) -> None:
         self._pair, self._request, self._lookup, self._stops = pair, request, lookup, stops
         self._stats = stats if stats is not None else SpeculationStats()
@@ -80,7 +75,6 @@ class FusedRounds(Rounds):
         self._step_from(prompt)
 
     def _step_from(self, tokens: Sequence[int]) -> None:
-        """Begins with a new stepper, and nothing begun."""
         if self._target and self._draft:
             pair, lookup = self._pair, self._lookup
             self.stepper = FusedStepper(
@@ -89,15 +83,12 @@ class FusedRounds(Rounds):
             self._target.set_stepper(self.stepper)
 
     def plan(self, length: LengthPlan) -> None:
-        """Sets the lengths of the rounds that the device begins by itself, after the round that has begun."""
+        """Sets the lengths of the rounds that the device begins by itself."""
         if self.stepper:
             self.stepper.plan = length
 
     async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
-        """Runs a round.
-
-        A row that fails is retried once without a draft, on a refilled slot (see TargetSequence.verify).
-        """
+        """Runs a round; a failed row is retried without a draft, on a refilled slot."""
         try:
             return await self._round(tokens, k, model_k)
         except StructureEnded:
@@ -135,7 +126,7 @@ class FusedRounds(Rounds):
                 attempt.ended()
 
     async def _caught_up(self, draft: DraftSequence, tokens: Sequence[int]) -> Attempt | None:
-        """Fills the draft model's cache. Returns the attempt to draft, or None if none may be made or that failed."""
+        """Fills the draft model's cache; returns the attempt to draft, if one may be made and that worked."""
         attempt = self._pair.health.attempt()
         if attempt is None:
             return None
@@ -155,7 +146,6 @@ class FusedRounds(Rounds):
     def _read(
         self, target: TargetSequence, tokens: Sequence[int], row: FusedRow, done: TimedResult[FusedResult]
     ) -> tuple[Draft, Verdict]:
-        """Returns the draft and the verdict of a row, with their times."""
         result, proposed = done.value, done.value.proposal
         drafting, waited = result.draft_seconds, done.queue_seconds + result.draft_seconds - proposed.seconds
         verdict = target.verified(
@@ -166,7 +156,6 @@ class FusedRounds(Rounds):
         return draft, verdict
 
     def _report(self, attempt: Attempt, draft: DraftSequence, result: FusedResult) -> None:
-        """Reports the outcome of the draft in a step."""
         if result.draft_failed:
             attempt.failed(RuntimeError(result.draft_failed))
             draft.cacheable = False

@@ -15,12 +15,7 @@ from tandem.speculation.types import model_part
 
 
 class FusedStepper(Stepper):
-    """Makes the rows of one request, until a token of `stops`, or `end` tokens. `stops` None: the text may end it.
-
-    `asked`: the lengths of the row that the event loop asks for. `plan`: those of the rows that the device begins by
-    itself; a plan that does not last serves one. `model_ready`: whether the model may draft for the next row, after
-    `next_row` returned None for it.
-    """
+    """Makes one request's rows until a token of `stops` (None: text may end it) or `end` tokens."""
 
     def __init__(
         self,
@@ -38,9 +33,9 @@ class FusedStepper(Stepper):
         self.target, self.draft, self._lookup, self._health = target, draft, lookup, health
         self._end = end
         self._stops, self._ended = frozenset(stops or ()), stops is None
-        self.asked: LengthPlan | None = None
-        self.plan: LengthPlan | None = None
-        self.model_ready: bool | None = None
+        self.asked: LengthPlan | None = None  # lengths of the event loop's row
+        self.plan: LengthPlan | None = None  # of rows that the device begins; one that does not last serves one
+        self.model_ready: bool | None = None  # set after `next_row` returned None: may the model draft for it?
 
     @property
     def self_paced(self) -> bool:
@@ -56,7 +51,7 @@ class FusedStepper(Stepper):
         self._ended = self._ended or len(self.tokens) >= self._end or not self._stops.isdisjoint(new)
 
     def next_row(self) -> FusedRow | None:
-        """Returns the next row; None without lengths, or where the draft model must catch up or is down."""
+        """Returns the next row; None without lengths, or if the draft model must catch up or is down."""
         lengths, tokens = self.asked or self.plan, self.tokens
         if lengths is None:
             return None

@@ -36,8 +36,6 @@ MakeRounds = Callable[[GenerationRequest, SpeculationStats], Rounds]
 
 @dataclass(frozen=True, slots=True)
 class RequestDefaults:
-    """Defaults for unset fields."""
-
     sampling: SamplingParams = field(default_factory=SamplingParams)
     max_new_tokens: int | None = None  # None: up to the sequence length
     sources: Mapping[str, str] = field(default_factory=dict)  # by field: a flag, or a file of the model
@@ -57,11 +55,11 @@ class RequestDefaults:
         )
 
     def given(self, name: str, otherwise: Any) -> Any:
-        """A sampling field's default, or `otherwise` if neither operator nor model set it."""
+        """A sampling field's default, or `otherwise`."""
         return getattr(self.sampling, name) if name in self.sources else otherwise
 
     def over(self, values: Mapping[str, Any], source: str) -> RequestDefaults:
-        """These defaults, with `values` of a `source` for unset fields. Raises InvalidField."""
+        """Adds defaults of a `source` for unset fields. Raises InvalidField."""
         fresh = {name: value for name, value in values.items() if name not in self.sources}
         sampling = {name: value for name, value in fresh.items() if name != "max_new_tokens"}
         return RequestDefaults(
@@ -98,7 +96,7 @@ class Generator:
     async def generate(
         self, request: GenerationRequest, stats: SpeculationStats | None = None
     ) -> AsyncGenerator[Chunk | GenerationEnd, None]:
-        """Yields chunks as rounds commit them, then the end. Raises InvalidField or TooLong before any work."""
+        """Yields chunks, then the end. Raises InvalidField or TooLong before any work."""
         prompt = await self.prompt_tokens(request)
         request = self.defaults.complete(request, self._total(request) - len(prompt))
         if request.prediction:
@@ -188,7 +186,7 @@ def _tokens_ignore_lengths(request: GenerationRequest) -> bool:
 
 
 def check_tokens(field: str, tokens: list[int] | tuple[int, ...], vocab_size: int) -> None:
-    """Raises InvalidField, naming the first of `tokens` outside the vocabulary."""
+    """Raises InvalidField for the first token outside the vocabulary."""
     if not tokens or (min(tokens) >= 0 and max(tokens) < vocab_size):
         return
     for token in tokens:

@@ -39,7 +39,6 @@ from tandem.vocabularies.drafter import ForeignDrafter
 
 
 def target_info(loaded: Loaded, default_k: int | None, draft: str = "") -> ModelInfo:
-    """Returns the ModelInfo of a loaded target, as GetModelInfo reports it."""
     identity, limits, shapes = loaded.runner.identity, loaded.runner.limits, loaded.runner.shapes
     ends = {*identity.end_of_sequence_ids, *loaded.tokenizer.end_of_sequence_ids}
     features = loaded.engine.features
@@ -68,18 +67,18 @@ def target_info(loaded: Loaded, default_k: int | None, draft: str = "") -> Model
 
 
 def rehearsals(*models: Loaded | None) -> tuple[Rehearsal, ...]:
-    """Returns which of these models take the step times of another device."""
+    """Returns the models that take another device's step times."""
     told = (model.runner.identity.rehearsal for model in models if model)
     return tuple(each for each in told if each)
 
 
 def default_length(default_k: int | None, most: int) -> int:
-    """Returns the default draft length; with adaptive lengths (None), that of the first round of a process."""
+    """Returns the default draft length; if adaptive (None), a process's first."""
     return min(FIRST if default_k is None else default_k, most)
 
 
 def plain_generator(loaded: Loaded) -> Generator:
-    """Builds a generator that decodes plainly with the target alone."""
+    """Builds a generator without drafts."""
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
         if request.predicted:
@@ -100,12 +99,7 @@ def drafted_generator(
     pipeline: Pipeline,
     elsewhere: Callable[[GenerationRequest, SpeculationStats], DraftsElsewhere] | None = None,
 ) -> Generator:
-    """Builds a generator from the target and a drafter called `name`, made per request by `drafter`.
-
-    A request with a draft length of 0 gets no drafter. `pipeline`: whether the target waits for drafts; of rounds that
-    wait it has one at a time. If it does not wait, the drafter follows it by what `elsewhere` makes, or is asked for
-    each draft.
-    """
+    """Builds a generator with a drafter called `name` per request; `elsewhere` drafts for a target that never waits."""
     info, estimate = target_info(target, default_k, name), Estimate()
     most = info.max_speculation_length
 
@@ -146,7 +140,7 @@ def drafted_generator(
 
 
 def predicted_rounds(target: Loaded, request: GenerationRequest, stats: SpeculationStats, info: ModelInfo) -> Rounds:
-    """Returns rounds of a target for which the request's prediction drafts, and nothing else."""
+    """Returns rounds for which only the request's prediction drafts."""
     verifier = LocalVerifier(target.engine, request.of_models, stats)
     if request.drafts_sample:
         return DraftedRounds(verifier, PredictionDrafter(request.predicted), stats=stats)
@@ -157,20 +151,20 @@ def predicted_rounds(target: Loaded, request: GenerationRequest, stats: Speculat
 
 
 def fixed_length(request: GenerationRequest, info: ModelInfo) -> int | None:
-    """Returns the draft tokens of a round, or None if they adapt."""
+    """Returns a round's draft tokens; None: adaptive."""
     if request.speculation_length is not None:
         return request.speculation_length
     return None if info.adaptive_speculation_length else info.default_speculation_length
 
 
 def stop_tokens(request: GenerationRequest, info: ModelInfo) -> set[int]:
-    """Returns the tokens that end the request's text."""
+    """Returns the tokens that end the text."""
     ends = () if request.ignore_end_of_sequence else info.end_of_sequence_ids
     return {*ends, *request.stop_token_ids}
 
 
 def draft_name(draft: Loaded | None, choice: DraftChoice) -> str:
-    """Returns the name of the drafter in reports."""
+    """Returns the drafter's name in reports."""
     if draft is None:
         return "ngram"
     name = draft.runner.identity.model_name
@@ -178,7 +172,7 @@ def draft_name(draft: Loaded | None, choice: DraftChoice) -> str:
 
 
 def drafts_of(draft: Loaded | None, choice: DraftChoice) -> tuple[Drafts, ...]:
-    """Returns what a request may choose as its draft, besides the server's choice and none."""
+    """Returns a request's choices of drafts, besides auto and none."""
     if draft is None:
         return (Drafts.LOOKUP,)
     model = Drafts.HEAD if is_head(draft) else Drafts.MODEL
@@ -186,20 +180,17 @@ def drafts_of(draft: Loaded | None, choice: DraftChoice) -> tuple[Drafts, ...]:
 
 
 def drafts_for(request: Request, draft: Loaded | None) -> Loaded | None:
-    """Returns the draft model for a request; None if it has an adapter, which heads were trained without."""
+    """Returns the request's draft model; None with an adapter, which heads were trained without."""
     return None if draft and request.adapter and is_head(draft) else draft
 
 
 def is_head(draft: Loaded) -> bool:
-    """Whether a draft model is an EAGLE head."""
+    """Whether the draft is an EAGLE head."""
     return Trait.HEAD in draft.engine.can.traits
 
 
 def drafts_named(name: str) -> tuple[Drafts, ...]:
-    """Like `drafts_of`, for a DraftWorker with a draft of this `name` (see draft_name).
-
-    While a worker has not answered, its address stands for the name: it will be asked for either.
-    """
+    """Like `drafts_of`, for a DraftWorker's `name`; until it answers, its address allows lookup and model."""
     name = name.removeprefix("remote:")
     if name == "ngram":
         return (Drafts.LOOKUP,)
@@ -207,7 +198,7 @@ def drafts_named(name: str) -> tuple[Drafts, ...]:
 
 
 def check_drafts(request: Request, there: tuple[Drafts, ...]) -> None:
-    """Raises InvalidField if the request chooses drafts that are not `there`."""
+    """Raises InvalidField for a choice that is not `there`."""
     choices = (Drafts.AUTO, Drafts.NONE, *there)
     if request.drafts not in choices:
         names = ", ".join(each.value for each in choices)
@@ -222,10 +213,9 @@ def fused_generator(
     health: DrafterHealth | None = None,
     unfused: UnfusedPair | None = None,
 ) -> Generator:
-    """Builds a generator that drafts next to the target: by a model in the same step, n-gram lookup, or both.
+    """Builds a generator that drafts by a model in the target's step, lookup, or both. Raises ValueError.
 
-    `unfused`: the same models apart, for requests that the fused graph cannot answer. Raises ValueError if the
-    tokenizers differ.
+    `unfused`: the same models apart, for requests that the fused graph cannot answer.
     """
     if draft is not None:
         same_tokens(draft.tokenizer, target.tokenizer.sha256)
@@ -265,7 +255,7 @@ def fused_generator(
 
 
 def drafter_health(draft: Loaded | None) -> DrafterHealth:
-    """Returns the health record of this process's own draft model."""
+    """Returns the health of this process's draft model."""
     return DrafterHealth(f"model {draft.runner.identity.model_name} of this process" if draft else "of this process")
 
 
@@ -278,16 +268,11 @@ def make_drafter(
     tolerate_failures: Callable[[BonusDrafter], BonusDrafter] | None = None,
     inbox: FeatureInbox | None = None,
 ) -> BonusDrafter:
-    """Returns a drafter for one request.
-
-    Its `open` raises NoFreeSlot if all slots are taken for `slot_seconds` (None: it waits). `tolerate_failures` wraps
-    the model, the only part that can fail. `inbox`: of a head's features; without one a head elsewhere drafts nothing,
-    and lookup does.
-    """
+    """Returns one request's drafter; its `open` raises NoFreeSlot after `slot_seconds` (None: waits)."""
     draft = drafts_for(request, draft)
     away = draft is not None and not isinstance(draft.engine.can.features_in, No)
     if away and inbox is None and request.models_draft:
-        draft = None
+        draft = None  # a head elsewhere needs features: lookup drafts
     check_drafts(request, drafts_of(draft, choice))
     if draft is None or not request.models_draft:
         return NgramDrafter()
@@ -300,10 +285,7 @@ def make_drafter(
 def model_drafter(
     draft: Loaded, request: Request, vocab_size: int, slot_seconds: float | None, inbox: FeatureInbox | None
 ) -> BonusDrafter:
-    """Returns a drafter for one request of a target with `vocab_size` tokens.
-
-    `slot_seconds`: see ModelDrafter. `inbox`: of the features that a head reads.
-    """
+    """Returns one request's model drafter."""
     begin = partial(HeadSequence, inbox) if inbox else DraftSequence
     engine, limits = draft.engine, draft.runner.limits
     if draft.translation is None:
@@ -316,12 +298,12 @@ def model_drafter(
 
 
 def tolerance(health: DrafterHealth, stats: SpeculationStats) -> Callable[[BonusDrafter], BonusDrafter]:
-    """Returns what lets a model that fails leave rounds undrafted, which are counted in `stats`."""
+    """Returns a wrapper for models that fail: rounds go undrafted, counted in `stats`."""
     return lambda model: FallibleBonusDrafter(model, health, stats=stats, refusals=(RowFailed, NoFreeSlot))
 
 
 def worker_info(target: ModelInfo, draft: Loaded | None, config: ModelConfig) -> ModelInfo:
-    """Returns the ModelInfo of a generator that drafts here for a remote target: its info, with what drafts."""
+    """Returns a remote target's info with the drafter here."""
     return replace(
         target,
         draft_name=draft_name(draft, config.draft),

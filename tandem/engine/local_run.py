@@ -1,4 +1,4 @@
-"""Runs of a local target: speculation's RunVerifier, for drafts from elsewhere, and rounds that nothing drafts for."""
+"""Runs of a local target, with drafts from elsewhere or none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tandem.speculation.types import Draft, Proposer, Verdict
 
 
 class LocalRunVerifier:
-    """The run of a local target for one request. It ends at a token of `stops`. `estimate`: of what copies gain."""
+    """One request's run of a local target, until a token of `stops`."""
 
     window = MAX_UNREAD
 
@@ -56,7 +56,7 @@ class LocalRunVerifier:
             on_step(error)
 
     async def resume(self, tokens: Sequence[int], cause: Exception) -> None:
-        """Ends the run. A local target is not lost: raises any cause but that the run was ended."""
+        """Ends the run. Raises any other `cause`: a local target is not lost."""
         if not isinstance(cause, OutOfStep):
             raise cause
         await self._leave()
@@ -77,15 +77,12 @@ class LocalRunVerifier:
 
 
 class UndraftedRounds(Rounds):
-    """Rounds of a target beside which nothing drafts: plain ones, and with a `lookup` copies where they pay.
-
-    A copy has at most `most` tokens. `stops`: the tokens that end the text, if only they or its length end it: then the
-    device begins rounds by itself.
-    """
+    """Rounds without a drafter: plain, or with copies of `lookup`, of at most `most` tokens, where they pay."""
 
     def __init__(
         self, verifier: LocalVerifier, stops: Collection[int] | None, most: int = 0, lookup: PolicedLookup | None = None
     ) -> None:
+        # stops: tokens that end the text; None: a string may, so the device begins no round by itself
         self._verifier, self._stops, self._most = verifier, stops, most
         self._lookup = lookup if most else None
         self.lengths = FixedLength(most)
@@ -102,7 +99,6 @@ class UndraftedRounds(Rounds):
         sequence.set_stepper(RunStepper(sequence, run, self_paced=self._stops is not None))
 
     async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
-        """Returns the run's next step; `k` is not used."""
         assert self._verifier.sequence is not None, "open comes first"
         found = await self._verifier.sequence.next_verdict()
         assert found is not None, "the text has ended"

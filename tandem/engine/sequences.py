@@ -1,4 +1,4 @@
-"""Implements Verifier on a local runner, shared by many requests that hold one slot each."""
+"""A Verifier on a local runner; requests hold one slot each."""
 
 from __future__ import annotations
 
@@ -24,13 +24,9 @@ if TYPE_CHECKING:
 
 
 class KVSequence:
-    """The KV cache of one request's sequence in one slot. `held`: the tokens whose keys and values it holds.
+    """One request's KV cache in one slot; prefixes are shared within the caller's scope and the adapter."""
 
-    `adapter`: the number of the request's, until `release`. Prefixes are looked up and inserted in the caller's scope,
-    among those of the same adapter; not inserted if `cacheable` is false, because the cache may be corrupt.
-    """
-
-    cacheable = True
+    cacheable = True  # False: the cache may be corrupt
 
     processing: Processing | None = None
 
@@ -54,10 +50,7 @@ class KVSequence:
         seconds: float | None = None,
         name: Hashable = None,
     ) -> Self:
-        """Waits for a slot, and takes it with the request's adapter. `seconds`, `name`: see SlotPool.
-
-        Raises InvalidField if the engine cannot do what the request asks for, TooManyWaiting, NoFreeSlot.
-        """
+        """Waits for a slot, and takes it with the adapter. Raises InvalidField, TooManyWaiting, NoFreeSlot."""
         engine.admit(request)
         await engine.check_structure(request)
         with engine.adapters.taken(request.adapter) as adapter:
@@ -66,32 +59,31 @@ class KVSequence:
             )
 
     def processor(self, tokens: Sequence[int]) -> Processor | None:
-        """Returns the logits processing of a row that extends `tokens`."""
         return self.processing.after(tokens) if self.processing else None
 
     def truncate_to(self, tokens: Sequence[int], start: int = 0) -> int:
-        """Keeps the common prefix with `tokens`, and returns its length. Positions below `start` agree."""
+        """Keeps the common prefix with `tokens`; returns its length. Positions below `start` agree."""
         length = common(self.held, tokens, start)
         del self.held[length:]
         return length
 
     def step(self, step: Step, row: Any, prefill: bool = False) -> Coroutine[Any, Any, TimedResult[Any]]:
-        """Runs a row of this sequence (see Engine.run)."""
+        """Runs a row (see Engine.run)."""
         return self.engine.run(step, row, prefill, self)
 
     def set_stepper(self, stepper: Stepper | None) -> None:
-        """Drops the rows of the stepper before. From now on `stepper` makes those of `next_result`."""
+        """Replaces the stepper of `next_result`; drops the rows of the one before."""
         if self._stepper:
             self._stepper.end()
         self._stepper = stepper
 
     @property
     def device_waits(self) -> bool:
-        """Whether the device has begun no row whose result was not read: it waits for `next_result`."""
+        """Whether the device has begun no unread row."""
         return self._stepper is None or not self._stepper.unread
 
     async def next_result(self) -> tuple[Any, TimedResult[Any]] | None:
-        """Returns the stepper's next row and its result; None, at once, if it makes no row now."""
+        """Returns the stepper's next row and result; None, at once, without one."""
         stepper, engine = self._stepper, self.engine
         assert stepper is not None, "set_stepper comes first"
         engine.check_lost()
@@ -106,10 +98,7 @@ class KVSequence:
         return row, await engine.result(result, self)
 
     async def fill(self, tokens: Sequence[int]) -> int:
-        """Processes the part of `tokens` that is not held yet, in chunks, between which other rows' steps run.
-
-        Much of it may be processed elsewhere. Returns how many of them were copied from known prefixes instead.
-        """
+        """Processes the tokens not yet held, in chunks, here or elsewhere; returns the number copied from prefixes."""
         remote = None if self._invalid else self.engine.remote_prefill
         found = await remote.fill(self, tokens) if remote else None
         total, began = found or 0, len(self.held) if found is None else -1
@@ -127,17 +116,17 @@ class KVSequence:
         return total
 
     def invalidate(self) -> None:
-        """Forgets the tokens held, which may be unsound: they are processed again, not copied."""
+        """Forgets the tokens held, which may be unsound."""
         self.held.clear()
         self._invalid = True
 
     def close(self) -> None:
-        """Releases the sequence and its slot. Call it once."""
+        """Releases sequence and slot, once."""
         self.release()
         self.engine.slots.release(self.slot)
 
     def release(self) -> None:
-        """Schedules insertion into the prefix cache and releases the adapter; does not block. Call it once."""
+        """Schedules insertion into the prefix cache and releases the adapter, once; does not block."""
         self.set_stepper(None)
         self.engine.adapters.give_back(self.adapter)
         prefixes, batcher = self.engine.prefixes, self.engine.batcher
@@ -153,7 +142,7 @@ class KVSequence:
 
 
 class TargetSequence(KVSequence):
-    """A sequence of the target: prefilled, then used to verify round by round."""
+    """A sequence of the target, which verifies round by round."""
 
     def verify_row(
         self,
@@ -162,7 +151,7 @@ class TargetSequence(KVSequence):
         distributions: Sequence[SparseDistribution] = (),
         copied: bool = False,
     ) -> VerifyRow:
-        """Returns the row that verifies a draft after `tokens`. `copied`: it is a copy from the text."""
+        """Returns the row that verifies a draft after `tokens`."""
         return VerifyRow(
             self.slot,
             len(tokens) - 1,
@@ -178,17 +167,14 @@ class TargetSequence(KVSequence):
     async def verify(
         self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
     ) -> Verdict:
-        """Runs one pass over [last of tokens, draft...]; the accepted tokens stay held."""
+        """Runs one pass over [last of tokens, draft...]; accepted tokens stay held."""
         self.set_stepper(GivenRow(self.engine.verify, tokens, self.verify_row(tokens, draft, distributions)))
         found = await self.next_verdict()
         assert found is not None
         return found[1]
 
     async def next_verdict(self) -> tuple[VerifyRow, Verdict] | None:
-        """Returns the stepper's next row and its verdict; None if it makes no row now.
-
-        A row that fails is retried once on a refilled slot, since leftovers of an earlier sequence may be the cause.
-        """
+        """Returns the stepper's next row and verdict, or None; retries a failed row once, on a refilled slot."""
         assert self._stepper is not None, "set_stepper comes first"
         tokens = self._stepper.tokens
         for again in (True, False):
@@ -218,26 +204,22 @@ class TargetSequence(KVSequence):
         seconds: float,
         ended: float,
     ) -> Verdict:
-        """Records a step of `seconds` that verified `draft` after `last_token`, before which all is held.
-
-        Returns its verdict with these times: every verdict of this process gets them here.
-        """
+        """Records a step of `seconds` that verified `draft`; returns its verdict with these times."""
         verdict.queue_seconds, verdict.compute_seconds, verdict.ended = queue_seconds, seconds, ended
         self.held += [last_token, *draft[: verdict.accepted]]
         self.engine.adapters.committed(self.adapter, len(draft), verdict)
         return verdict
 
     def verify_only_row(self, tokens: Sequence[int], k: int) -> ProposeRow:
-        """Returns a fused row's part of the draft model, for a round in which that model does not run."""
+        """Returns the draft's part of a fused row for a round without the draft model."""
         processor = self.processor(tokens)
         return ProposeRow(self.slot, len(tokens) - 1, (tokens[-1],), k, self.request, processor=processor)
 
     def most_tokens(self, prompt_length: int) -> int:
-        """Returns how many tokens the sequence may have, with such a prompt."""
         return self.request.most_tokens(prompt_length) or self.engine.runner.limits.max_length
 
     async def features(self, spec: FeatureSpec, start: int, end: int) -> bytes:
-        """Returns the features of the held positions from `start` up to `end`."""
+        """Returns the features of held positions from `start` to `end`."""
         handed = self.engine.features
         assert handed is not None and end <= len(self.held), "a target that hands none out grants none"
         if start >= end:
@@ -247,7 +229,7 @@ class TargetSequence(KVSequence):
         return found
 
     def lacks(self, tokens: Sequence[int]) -> bool:
-        """Drops what is not of tokens[:-1], which extend those of the round before; returns if some are missing."""
+        """Drops tokens not in tokens[:-1], an extension of the last round's; returns whether some are missing."""
         position = len(tokens) - 1
         self.truncate_to(tokens, start=max(0, position - 1))
         del self.held[position:]
@@ -255,7 +237,7 @@ class TargetSequence(KVSequence):
 
 
 class GivenRow(Stepper):
-    """One row: the verification of a draft from elsewhere."""
+    """One row: verifies a draft from elsewhere."""
 
     def __init__(self, step: Step, tokens: Sequence[int], row: VerifyRow) -> None:
         super().__init__(step, tokens)
@@ -266,7 +248,7 @@ class GivenRow(Stepper):
 
 
 class RunStepper(Stepper):
-    """Makes the rows of a run, each with the drafts that have arrived, until the run pauses."""
+    """Makes a run's rows, with the drafts that came, until it pauses."""
 
     def __init__(self, sequence: TargetSequence, run: SelfPacedRun, self_paced: bool = True) -> None:
         super().__init__(sequence.engine.verify, run.tokens)
@@ -289,7 +271,7 @@ class RunStepper(Stepper):
 
 
 class LocalVerifier(VerifierHere):
-    """A local target for one request; `open` waits for a slot if all are taken. `stats` gets what was cached."""
+    """A local target for one request; `stats` counts cached tokens."""
 
     def __init__(self, engine: Engine, request: Request, stats: SpeculationStats | None = None) -> None:
         self._engine, self._request = engine, request
@@ -297,7 +279,7 @@ class LocalVerifier(VerifierHere):
         self.sequence: TargetSequence | None = None
 
     async def open(self, prompt: Sequence[int]) -> None:
-        """Takes a slot and processes the prompt, unless that was done. Raises InvalidField, NoFreeSlot."""
+        """Takes a slot and processes the prompt, once. Raises InvalidField, NoFreeSlot."""
         if self.sequence is None:
             self.sequence = await TargetSequence.admitted(self._engine, self._request, len(prompt))
             self.sequence.processing = await self._engine.processing(self._request, len(prompt))

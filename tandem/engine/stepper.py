@@ -1,8 +1,4 @@
-"""Steppers: the only makers of the rows that decode. Each row follows from the result of the one before.
-
-The device's thread makes a row as soon as the one before has ended, and the event loop reads the result later. Where
-the device must wait (for a draft length, a client's message, a prompt's chunks), the loop asks for the row instead.
-"""
+"""Steppers make all decoding rows: the device's thread as each step ends, or the event loop where the device waits."""
 
 from __future__ import annotations
 
@@ -14,42 +10,37 @@ from dataclasses import dataclass
 from typing import Any
 
 Step = Callable[[Sequence[Any]], Sequence[Any]]
-MOST_AHEAD = 16
-"""Rows of a sequence that may begin before the event loop has read the first of their results."""
+MOST_AHEAD = 16  # rows of a sequence that may begin before the event loop reads the first result
 
 
 class Stepper:
-    """Makes the rows of one sequence, for the same `step`. Only one thread at a time calls it.
-
-    `tokens`: those that the next row extends. `unread`: the rows whose results were not read, oldest first, each with
-    its result to come. `error`: why no further row could be made.
-    """
+    """Makes the rows of one sequence, for the same `step`; one thread at a time."""
 
     def __init__(self, step: Step, tokens: Sequence[int]) -> None:
-        self.step, self.tokens = step, tokens
-        self.unread = deque[tuple[Any, "asyncio.Future[Any]"]]()
-        self.error: Exception | None = None
+        self.step, self.tokens = step, tokens  # tokens: those that the next row extends
+        self.unread = deque[tuple[Any, "asyncio.Future[Any]"]]()  # rows and results, oldest first
+        self.error: Exception | None = None  # why no further row could be made
         self._open = True
 
     @property
     def self_paced(self) -> bool:
-        """Whether the device may begin the next row before the event loop has read the result of the last."""
+        """Whether the device may begin the next row before the event loop reads the last result."""
         return False
 
     @property
     def notifies_each_step(self) -> bool:
-        """Whether the event loop reads each result at once, not several together."""
+        """Whether the event loop reads each result at once."""
         return False
 
     def follow(self, row: Any, result: Any) -> None:
-        """Takes the result of a row, on the device's thread. A row that failed has none."""
+        """Takes the result of a row that did not fail, on the device's thread."""
 
     def next_row(self) -> Any:
         """Returns the next row; None if the event loop must act first."""
         raise NotImplementedError
 
     def after(self, row: Any, result: Any) -> Any:
-        """Returns the row after `row`, on the device's thread; None if the device does not begin it by itself."""
+        """Returns the row after `row`, on the device's thread; None if the event loop must make it."""
         try:
             if self._open and not isinstance(result, Exception):
                 self.follow(row, result)
@@ -60,7 +51,7 @@ class Stepper:
         return None
 
     def end(self) -> None:
-        """Drops the rows that were not read; the device stops after the step that runs."""
+        """Drops unread rows; the device stops after the running step."""
         self._open = False
         while self.unread:
             self.unread.popleft()[1].cancel()
@@ -68,10 +59,7 @@ class Stepper:
 
 @dataclass(slots=True)
 class Waiting:
-    """A row that waits for its step, and its result to come. `stepper`: what made it.
-
-    `size`: how much of the step's `limit` the row takes.
-    """
+    """A row that waits for its step, and its result."""
 
     step: Step
     row: Any
@@ -80,11 +68,11 @@ class Waiting:
     prefill: bool
     done: asyncio.Future[Any]
     stepper: Stepper | None = None
-    size: int = 1
+    size: int = 1  # counts against `limit`
 
 
 def next_rows(rows: Sequence[Waiting], results: Sequence[Any], loop: asyncio.AbstractEventLoop) -> list[Waiting]:
-    """Returns the rows that the steppers of `rows` make from their results, on the device's thread."""
+    """Returns the rows that the steppers make from the results, on the device's thread."""
     now, made = time.perf_counter(), list[Waiting]()
     for old, result in zip(rows, results, strict=True):
         if old.stepper and (row := old.stepper.after(old.row, result)) is not None:

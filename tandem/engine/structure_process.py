@@ -100,7 +100,7 @@ class StructureProcess:
 
     @classmethod
     def started(cls, given: Mapping[str, Any]) -> StructureProcess:
-        """Starts a process to fork from once `ready`; blocks for milliseconds. Raises OSError."""
+        """Starts a process to fork from once `ready`; blocks milliseconds. Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, structure_worker.__file__, str(theirs.fileno())]
@@ -229,7 +229,7 @@ class RemoteMatcher:
         self._failed = ""
 
     async def take(self, tokens: Sequence[int]) -> int:
-        """Takes tokens while they match; returns how many did. Raises Refused and Died."""
+        """See StructureProcess.take."""
         taken = await self._process.take(tokens) if tokens else 0
         self._tokens, self._sent, self._shared = list(tokens[:taken]), list(tokens[:taken]), taken
         return taken

@@ -41,10 +41,10 @@ Part = tuple[str, dict[str, Any], bool]
 
 
 def rewritten(text: str, compiles: Compiles) -> tuple[str, str]:
-    """Closes objects, drops keywords that cannot be enforced; returns the schema, and where one was dropped or "".
+    """Closes objects, drops unenforceable keywords; returns the schema, and where one was dropped or "".
 
-    Raises ValueError for keywords that cannot be checked either. An object has only the properties that its schema
-    names, unless it says otherwise. One that several schemas describe stays open: each would refuse the others' names.
+    Objects of several schemas stay open: each would refuse the others' names. Raises ValueError for keywords that
+    cannot be checked.
     """
     try:
         root = json.loads(text)
@@ -197,12 +197,10 @@ def call_schema(names: Iterable[str]) -> dict[str, Any]:
 
 
 def definitions(tools: dict[str, Any]) -> dict[str, Any]:
-    """Schemas of arguments, named by function for errors."""
     return {f"tools.{name}": moved(each, arguments_of(name)) for name, each in tools.items()}
 
 
 def arguments_of(name: str) -> str:
-    """The pointer to the schema of a function's arguments."""
     return f"#/$defs/{step(f'tools.{name}')}"
 
 
@@ -310,7 +308,6 @@ def reader(schema: str, calls: bool, dropped: bool, digits: int, text_of: TextOf
 
 
 def digit_tokens(vocabulary: Any, vocab_size: int) -> int:
-    """The `digits` of JsonText for a vocabulary."""
     return sum(1 << token for token in range(vocab_size) if vocabulary.decode_bytes([token])[:1].isdigit())
 
 

@@ -1,9 +1,8 @@
-"""A process that compiles structures and follows outputs; llguidance runs here, never in the server.
+"""A process that compiles structures and follows outputs with llguidance, apart from the server.
 
-The first process builds the vocabulary and only forks: for each structure a process that compiles it, and from that one
-a process per output. Each can be killed alone and has limits of memory and of processor time per message. A message is
-a packet on the process's own socket. If the other end closes, the process is killed; if it dies, its parent sends the
-signal in its place. It imports only structure_schemas.py of Tandem, to start quickly.
+The first process builds the vocabulary and forks one process per structure, which forks one per output: each can be
+killed alone and has its limits. Messages are packets on its socket; a closed socket kills it, and its parent reports
+its signal. Imports only structure_schemas.py of Tandem, to start quickly.
 """
 
 from __future__ import annotations
@@ -93,7 +92,6 @@ class Follower:
                 self._json.back(count - ends)
 
     def check(self) -> None:
-        """Raises ValueError if the structure cannot be followed further."""
         if self._matcher.is_error():
             raise ValueError(self._matcher.get_error())
 
@@ -104,8 +102,6 @@ class Follower:
 
 
 class Bytes:
-    """A llguidance tokenizer for single-byte tokens."""
-
     bos_token_id = None
 
     def __init__(self, tokens: Sequence[bytes], end: int) -> None:

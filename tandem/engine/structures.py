@@ -27,8 +27,6 @@ _MISMATCH = "the output in it does not match the structure"
 
 @runtime_checkable
 class Spelled(Protocol):
-    """A tokenizer whose tokens have known bytes."""
-
     end_of_sequence_ids: tuple[int, ...]
 
     def spelling(self) -> str | Sequence[bytes]:

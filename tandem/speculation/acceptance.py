@@ -1,8 +1,4 @@
-"""Verifies by agreement: commits the target's own draws up to and including the first that differs from the draft.
-
-The draft model draws with the same noise, so agreement is likely. The output is exactly what the target alone would
-draw with that seed, whatever the draft proposed.
-"""
+"""Agreement: commits the target's own seeded draws up to the first that differs from the draft."""
 
 from __future__ import annotations
 
@@ -13,10 +9,7 @@ from tandem.speculation.types import Verdict
 
 
 def agree(draft: Sequence[int], target_draw: Callable[[int], Drawn], margins: bool = False) -> Verdict:
-    """Commits draws 0, 1, ... while draw i equals draft[i], then one more (the correction, or the bonus).
-
-    `target_draw(i)` is the target's draw given the prefix and draft[:i]. It is called only for committed draws.
-    """
+    """Commits draws i = 0, 1, ... of the target after draft[:i] while they equal draft[i], then one more."""
     drawn: list[Drawn] = []
     for i in range(len(draft) + 1):
         drawn.append(target_draw(i))
@@ -30,6 +23,6 @@ def agree(draft: Sequence[int], target_draw: Callable[[int], Drawn], margins: bo
 
 
 def known_prefix(draft: Sequence[int], vocab_size: int) -> tuple[int, ...]:
-    """Returns the draft tokens before the first that is not in the target's vocabulary."""
+    """Returns the draft before its first token outside the target's vocabulary."""
     cut = next((i for i, token in enumerate(draft) if token >= vocab_size), len(draft))
     return tuple(draft[:cut])

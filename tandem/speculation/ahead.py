@@ -1,8 +1,4 @@
-"""Drafts for a verifier that never waits: anew from every arrival, dropping what the target has contradicted.
-
-`known` is what is known to be committed. The path is `known` and what was drafted after it. Tokens that arrive either
-follow the path, which is then only extended, or leave it, and drafting starts again from them.
-"""
+"""Drafts for a verifier that never waits: extends the path, or restarts when arriving tokens contradict it."""
 
 from __future__ import annotations
 
@@ -18,9 +14,8 @@ from tandem.speculation.lookahead import DraftPlan
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage
 from tandem.speculation.types import Proposer, SpeculationStats
 
+# A resting drafter drafts a token after each of a run's first tokens, and then every PROBED: requests differ.
 PROBED_FIRST, PROBED = 8, 4
-"""A drafter that rests drafts a token after each of the first tokens of a run, and then after so many, to see whether
-it would be accepted: requests differ more in that than processes do."""
 
 
 class ChoosesLookahead(Protocol):
@@ -28,43 +23,35 @@ class ChoosesLookahead(Protocol):
 
     @property
     def estimate(self) -> Estimate:
-        """Where times of drafting are recorded."""
+        """Records times of drafting."""
 
     @property
     def plan(self) -> DraftPlan:
         """How far to draft now."""
 
     def observe(self, hit: bool) -> None:
-        """Records whether the target's token was the one drafted for its place."""
+        """Records whether the target drew the drafted token."""
 
 
 @dataclass(slots=True)
 class DraftingAhead:
-    """Drafts for one run that ends at `end` tokens, and tells the verifier with `send`. A call drafts up to `chunk`.
-
-    The verifier may be `window` tokens ahead of those `used`. `measures`: the time of a call is that of drafting; if
-    not, the drafter measures its own.
-    """
+    """Drafts for one run and sends its messages."""
 
     drafter: Drafter
     lookahead: ChoosesLookahead
     send: Callable[[RunMessage], None]
     stats: SpeculationStats
-    known: list[int]
-    end: int
-    chunk: int
-    window: int = MAX_UNREAD
+    known: list[int]  # committed tokens; the path begins with them
+    end: int  # most tokens of the run
+    chunk: int  # most tokens of a drafter's call
+    window: int = MAX_UNREAD  # tokens that the verifier may be ahead of `used`
     clock: Callable[[], float] = time.perf_counter
-    measures: bool = True
-    drafts_here: bool = True
-    """If not, drafts are made elsewhere and adopted."""
-    copies: int = 0
-    """Tokens that the verifier may copy from the text in a step for which no draft has arrived."""
-    heard: Callable[[], None] | None = None
-    """Called when more tokens have arrived."""
+    measures: bool = True  # a call's time is that of drafting; else the drafter measures its own
+    drafts_here: bool = True  # else drafts are made elsewhere and adopted
+    copies: int = 0  # tokens that a step without a draft may copy from the text
+    heard: Callable[[], None] | None = None  # called when tokens arrive
     drafted: int = 0
-    """Tokens that were drafted."""
-    used: int = 0
+    used: int = 0  # tokens handed to the caller, prompt included
     _began_at: int = 0
     _path: list[int] = field(default_factory=list)
     _proposers: dict[int, Proposer] = field(default_factory=dict)
@@ -80,12 +67,10 @@ class DraftingAhead:
         self._leave_path()
 
     def begin(self) -> None:
-        """Lets the verifier run, before anything is drafted."""
         self._tell(self.lookahead.plan)
         self._news.set()
 
     def arrived(self, token_ids: Sequence[int]) -> None:
-        """Follows a step of the verifier."""
         for token in token_ids:
             at = len(self.known)
             if at < len(self._path):
@@ -99,7 +84,7 @@ class DraftingAhead:
             self.heard()
 
     def adopt(self, base: int, token_ids: Sequence[int], proposed_by: Sequence[Proposer] = ()) -> None:
-        """Takes a draft that was made elsewhere from the first `base` tokens known. Overtaken drafts are dropped."""
+        """Takes a draft from elsewhere, made after `base` tokens; drops it if contradicted."""
         for at, token in enumerate(token_ids, base):
             if at == len(self.known):
                 break
@@ -118,7 +103,7 @@ class DraftingAhead:
         self._news.set()
 
     def was_used(self, token_ids: Sequence[int]) -> None:
-        """Records that these tokens were handed to the caller, and acknowledges them where the verifier would stop."""
+        """Records tokens handed to the caller; acknowledges them before the verifier would stop."""
         for at in range(self.used, self.used + len(token_ids)):
             self._proposers.pop(at, None)
         self.used += len(token_ids)
@@ -126,12 +111,11 @@ class DraftingAhead:
             self._news.set()
 
     def proposers(self, count: int) -> tuple[Proposer, ...]:
-        """Returns what proposed the tokens for the first `count` places after those used, as far as is remembered."""
+        """Returns the proposers of the `count` tokens after those used, as far as known."""
         found = (self._proposers.get(at) for at in range(self.used, self.used + count))
         return tuple(proposer or Proposer.MODEL for proposer in found)
 
     async def run(self) -> None:
-        """Drafts until cancelled. Raises what the drafter raises."""
         while True:
             await self._news.wait()
             self._news.clear()
@@ -142,7 +126,7 @@ class DraftingAhead:
                 self._tell(plan)
 
     async def _draft_more(self) -> bool:
-        """Drafts one chunk, and returns whether there is more to draft."""
+        """Drafts one chunk; returns whether more may follow."""
         plan = self.lookahead.plan
         missing = min(len(self.known) + plan.depth, self.end - 1) - len(self._path)
         if missing < 1 or (plan.width == 0 and not self._probes):
@@ -165,7 +149,6 @@ class DraftingAhead:
 
     @property
     def _probes(self) -> bool:
-        """Whether a drafter that rests drafts a token now."""
         since = len(self.known) - self._began_at
         return since < PROBED_FIRST or since % PROBED == 0
 
@@ -183,7 +166,6 @@ class DraftingAhead:
         return min(self.end, self.used + self.window)
 
     def _must_acknowledge(self) -> bool:
-        """Returns whether the verifier would stop soon, although it need not."""
         more = self._allowed > self._until
         few = self.window // 2
         return (more and self._until - len(self.known) < few) or len(self.known) - self._acknowledged >= few

@@ -1,4 +1,4 @@
-"""Defines the messages of a chat, which a server puts into its model's template."""
+"""Messages of a chat, for the model's template."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from tandem.speculation.errors import InvalidField
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_MESSAGES = 4096
 MAX_TOOL_CALLS = 128
-MAX_CALLS_OF_CHAT = 1024
-"""Calls of tools of all messages: each is JSON that a server parses before it can do anything else."""
-MOST_DEPTH = 64
-"""Levels of JSON within another."""
+MAX_CALLS_OF_CHAT = 1024  # each call's JSON is parsed before anything else
+MOST_DEPTH = 64  # nested levels of JSON
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a tool that an assistant made. `arguments`: JSON."""
+    """An assistant's call of a tool; `arguments` are JSON."""
 
     id: str
     name: str
@@ -33,7 +31,7 @@ class ToolCall:
 
     @property
     def parsed(self) -> Any:
-        """The arguments as templates take them. Raises InvalidField."""
+        """The arguments for templates. Raises InvalidField."""
         try:
             found = json.loads(self.arguments or "{}")
             if "\\u" in self.arguments:
@@ -47,13 +45,13 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One message. `name`: of who speaks, if templates show it. `tool_call_id`: which call a tool answers."""
+    """One message of a chat."""
 
     role: str
     content: str = ""
-    name: str = ""
+    name: str = ""  # the speaker's
     tool_calls: tuple[ToolCall, ...] = ()
-    tool_call_id: str = ""
+    tool_call_id: str = ""  # the call that a tool answers
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -67,7 +65,6 @@ class ChatMessage:
 
     @property
     def for_template(self) -> dict[str, Any]:
-        """The message as templates take it, as the HTTP port gives it to them too."""
         found: dict[str, Any] = {
             "role": "system" if self.role == "developer" else self.role,
             "content": self.content,
@@ -82,13 +79,13 @@ class ChatMessage:
 
     @property
     def length(self) -> int:
-        """Characters of all its texts."""
+        """Characters of all texts."""
         calls = sum(len(each.id) + len(each.name) + len(each.arguments) for each in self.tool_calls)
         return len(self.content) + len(self.name) + len(self.tool_call_id) + calls
 
 
 def check_call_counts(counts: Sequence[int]) -> None:
-    """Raises InvalidField if a message, or a whole chat, has too many calls of tools; `counts`: of each message."""
+    """Raises InvalidField if a message or the chat has too many tool calls. `counts`: per message."""
     for i, count in enumerate(counts):
         if count > MAX_TOOL_CALLS:
             raise InvalidField(f"messages[{i}].tool_calls", f"{count} are above the limit of {MAX_TOOL_CALLS}")
@@ -97,7 +94,7 @@ def check_call_counts(counts: Sequence[int]) -> None:
 
 
 def check_chat(messages: tuple[ChatMessage, ...], chat: bool) -> None:
-    """Raises InvalidField for a chat without messages, or with too many; `chat`: the option, which is for texts."""
+    """Raises InvalidField for no or too many messages, or with the option `chat`, which is for texts."""
     if chat:
         raise InvalidField("chat", "is for a text; messages are a chat without it")
     if not messages:
@@ -108,7 +105,6 @@ def check_chat(messages: tuple[ChatMessage, ...], chat: bool) -> None:
 
 
 def deeper_than(value: Any, most: int) -> bool:
-    """Whether objects and lists of parsed JSON are nested deeper."""
     level, depth = [value], 0
     while level:
         if depth > most:

@@ -1,4 +1,4 @@
-"""Runs clean-up code to completion, even if the task is cancelled meanwhile."""
+"""Clean-up that a second cancellation does not cut short."""
 
 from __future__ import annotations
 
@@ -8,12 +8,7 @@ from typing import Any
 
 
 async def finish(work: Coroutine[Any, Any, None]) -> None:
-    """Awaits `work` to its end, however often this task is cancelled meanwhile; then raises the cancellation.
-
-    Without this, a second cancellation (for example a deadline that passes while a failed round is being cleaned up)
-    skips the rest of a `finally` block that awaits. `work` runs in a task that nothing else can cancel, so it must end
-    by itself.
-    """
+    """Awaits `work`, which must end by itself, through any cancellations; then raises the cancellation."""
     task = asyncio.create_task(work, name="finish")
     cancelled: asyncio.CancelledError | None = None
     while not task.done():

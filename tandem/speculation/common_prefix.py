@@ -1,17 +1,14 @@
-"""Compares token sequences, which differ near their ends if at all."""
+"""Common prefixes of token sequences."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-_BLOCK = 512
+_BLOCK = 512  # slices of this size are compared: a loop over tokens takes milliseconds of long texts
 
 
 def common(left: Sequence[int], right: Sequence[int], start: int = 0) -> int:
-    """Returns the length of the common prefix. Positions below `start` are known to agree.
-
-    Whole blocks are compared as slices: a loop over the tokens would take milliseconds of every round of a long text.
-    """
+    """Returns the length of the common prefix; positions below `start` agree."""
     if type(left) is not type(right):  # slices of a list and a tuple are never equal
         left, right = list(left), list(right)
     end = min(len(left), len(right))

@@ -1,4 +1,4 @@
-"""Chooses how many rounds to keep in flight: as many as are drafted while one travels and is verified."""
+"""Pipeline depth: how many rounds to keep in flight."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import math
 
 from tandem.speculation.estimate import Estimate
 
+# Round trip / verification below which depth stays minimal: on shared cores drafting ahead costs more than it saves
+# (measured at 1 ms / 11 ms: `auto` took 1.1 to 1.2 times as long per token as stop-and-wait).
 SHORT_NETWORK = 0.25
-"""With a round trip below this share of a verification, depth stays at its minimum: where draft and target share cores,
-drafting ahead then costs more than it saves. Measured on one machine (network 1 ms, verification 11 ms): without this
-rule `auto` took 1.1 to 1.2 times as long per token as stop-and-wait."""
 
 
 class Pipeline(enum.Enum):
-    """Whether rounds overlap, or the target does not wait for them. The values are used on the command line."""
+    """Whether rounds overlap, or the target never waits. The values are command-line values."""
 
     OFF = "off"
     ON = "on"
@@ -23,7 +22,7 @@ class Pipeline(enum.Enum):
 
 
 class Depth:
-    """Chooses the depth for one request; `estimate` is shared by all requests to a target."""
+    """Chooses the depth for one request; all requests to a target share `estimate`."""
 
     def __init__(self, pipeline: Pipeline, most: int, estimate: Estimate | None = None) -> None:
         if most < 1:
@@ -33,7 +32,7 @@ class Depth:
         self.estimate = estimate or Estimate()
 
     def of(self, k: int) -> int:
-        """Returns how many rounds of `k` draft tokens to keep in flight now; 1 if nothing is drafted."""
+        """Returns how many rounds of `k` draft tokens to keep in flight."""
         times = self.estimate.times
         if k == 0:
             return 1

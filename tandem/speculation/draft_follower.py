@@ -1,4 +1,4 @@
-"""Drafts for a remote target that never waits: anew whenever its tokens arrive, as far ahead as it asks."""
+"""Drafts for a remote target that never waits, anew whenever its tokens arrive."""
 
 from __future__ import annotations
 
@@ -12,26 +12,24 @@ from tandem.speculation.lookahead import DraftPlan
 from tandem.speculation.run_on import RunMessage
 from tandem.speculation.types import Proposer, SpeculationStats
 
-_AT_ONCE = 2
-"""Tokens of the window of a run whose drafts are told after every arrival."""
-_MOST_UNANSWERED = 32
-"""Arrivals that may pass without a draft: a drafter whose drafts are all overtaken still says that it is alive."""
+_AT_ONCE = 2  # run window that acknowledges every arrival
+_MOST_UNANSWERED = 32  # arrivals after which an empty draft shows that the drafter lives
 
 
 @dataclass(slots=True)
 class GivenPlan:
-    """The plan that the target's side chose, with an estimate of its own."""
+    """The plan that the target's side chose."""
 
     plan: DraftPlan
     estimate: Estimate = field(default_factory=Estimate)
 
     def observe(self, hit: bool) -> None:
-        """The target's side records it."""
+        """Does nothing: the target's side records acceptance."""
 
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """A draft after `base` tokens, what proposed its tokens, and what was spent since the one before."""
+    """A draft after `base` tokens, with its costs since the one before."""
 
     base: int
     token_ids: tuple[int, ...]
@@ -43,10 +41,7 @@ class Followed:
 
 
 class Follower:
-    """Follows one sequence that begins with `tokens` and has at most `end`. `drafter` is open.
-
-    `news` is called when there is a draft to take, and after every arrival in any case. A call drafts up to `chunk`.
-    """
+    """Drafts after `tokens`, up to `end`, in calls of at most `chunk` tokens; calls `news` when `take` has a draft."""
 
     def __init__(
         self, drafter: Drafter, tokens: Sequence[int], plan: DraftPlan, end: int, chunk: int, news: Callable[[], None]
@@ -62,7 +57,6 @@ class Follower:
         self._told = (0, 0.0, 0.0)  # tokens and seconds of drafting in the drafts taken
 
     def arrived(self, token_ids: Sequence[int], plan: DraftPlan) -> None:
-        """Follows tokens that the target committed."""
         self._lookahead.plan = plan
         self._arrivals += 1
         self._ahead.arrived(token_ids)
@@ -72,7 +66,6 @@ class Follower:
             self._drew(RunMessage(len(known), known[-1], (), 0, 0))
 
     async def run(self) -> None:
-        """Drafts until cancelled. Raises what the drafter raises."""
         self._ahead.begin()
         await self._ahead.run()
 

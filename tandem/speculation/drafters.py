@@ -1,4 +1,4 @@
-"""Defines the drafter protocols and prompt lookup. A drafter may be wrong, but it never changes the output."""
+"""Drafter protocols and prompt lookup. A drafter may be wrong; it never changes the output."""
 
 from __future__ import annotations
 
@@ -13,31 +13,24 @@ class Drafter(Protocol):
     """Proposes draft tokens for one request."""
 
     async def open(self, prompt: Sequence[int]) -> None:
-        """Prepares for a request whose prompt is `prompt`."""
+        """Prepares for a request with this prompt."""
 
     async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
-        """Returns at most `k` tokens that may follow `tokens`, which are the prompt and everything committed.
-
-        A draft model may propose at most `model_k` of them (None: all).
-        """
+        """Returns at most `k` tokens after `tokens` (prompt and output), at most `model_k` (None: `k`) of a model."""
 
     async def close(self) -> None:
-        """Frees what `open` took. May be called at any time, and more than once."""
+        """Frees resources; idempotent, at any time."""
 
 
 class BonusDrafter(Drafter, Protocol):
-    """A drafter that can also predict the bonus token of a round. Its calls may be cancelled at any time."""
+    """A Drafter that also predicts a round's bonus token. Its calls may be cancelled at any time."""
 
     async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
-        """Returns one token or none, drawn with the same noise as the target's own draw, whatever the rule."""
+        """Returns one token or none, drawn with the noise of the target's draw under either rule."""
 
 
 class NgramDrafter:
-    """Prompt lookup (Saxena 2023): proposes what followed the longest earlier occurrence of the last tokens.
-
-    The latest of several occurrences is used. A copy that reaches the end of the tokens continues with itself, so text
-    that repeats with any period is continued. `only_grows`: tokens are never taken back, and so not compared again.
-    """
+    """Prompt lookup (Saxena 2023): copies what followed the longest match of the last tokens, the latest of several."""
 
     def __init__(self, longest: int = 5, shortest: int = 1, only_grows: bool = False) -> None:
         if not 1 <= shortest <= longest:
@@ -57,7 +50,7 @@ class NgramDrafter:
         return Draft(copied, proposed_by=(Proposer.NGRAM,) * len(copied))
 
     def match(self, tokens: Sequence[int], k: int) -> tuple[int, tuple[int, ...]]:
-        """Returns how many of the last tokens occurred before (0: none), and the `k` tokens that followed there."""
+        """Returns the length of the match (0: none) and the `k` tokens after it."""
         self.note(tokens)
         size, start = self._find(tokens)
         again = len(tokens) - start  # a copy that reaches the end goes on with itself
@@ -79,7 +72,7 @@ class NgramDrafter:
         self._entries.clear()
 
     def note(self, tokens: Sequence[int]) -> None:
-        """Indexes `tokens`: stores for every n-gram the position of the token that last followed it."""
+        """Indexes `tokens`: for every n-gram the position after its latest occurrence."""
         start = self._known(tokens)
         self._roll_back(start)
         for at in range(start, len(tokens)):
@@ -90,7 +83,6 @@ class NgramDrafter:
         self._indexed += tokens[start:]
 
     def _roll_back(self, length: int) -> None:
-        """Reduces the index to the first `length` tokens. Pipelining needs this after every wrong prediction."""
         del self._indexed[length:]
         while len(self._entries) > length:
             for gram, before in self._entries.pop():

@@ -1,9 +1,8 @@
-"""Draws tokens with seeded noise: each token is the argmax over v of warped(logit_v) + G(seed, position, v).
+"""Seeded draws: a token is the argmax over v of warped(logit_v) + G(seed, position, v).
 
-G is Gumbel noise from Philox4x64-10 keyed by (seed, position) with the token as counter, so a draw depends only on the
-logits, the parameters and the absolute position. By the Gumbel-max theorem (Gumbel 1954; Maddison et al. 2014) the
-token follows the warped distribution exactly. Warping applies temperature, top-k, top-p and min-p in this order. Among
-equal logits the lower id comes first, so the set of kept tokens is always unique.
+G is Gumbel noise of Philox4x64-10 keyed by (seed, position), with the token as counter: a draw depends only on logits,
+parameters and absolute position, and follows the warped distribution exactly (Gumbel 1954; Maddison et al. 2014).
+Warping is temperature, top-k, top-p, min-p, in this order; of equal logits the lower id comes first.
 """
 
 from __future__ import annotations
@@ -28,28 +27,25 @@ _HEAD = 64  # candidates whose noise is computed before the rest is pruned by a 
 
 
 class BadLogits(ArithmeticError):
-    """No token can be drawn from the model's logits: they are NaN or infinite."""
+    """The logits are NaN or infinite: no token can be drawn."""
 
 
 class StructureFailed(BadLogits):
-    """The structure of a request cannot be followed any further. The message says why."""
+    """A request's structure cannot be followed further; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A token and its margin: the distance to the runner-up in logits, before temperature; 0 is a tie."""
+    """A token and its margin to the runner-up, in logits before temperature; 0 is a tie."""
 
     token: int
     margin: float
 
 
 class Purpose(enum.IntEnum):
-    """What random numbers are used for: at each (seed, position) every purpose has its own stream.
+    """Streams of random numbers, independent at each (seed, position)."""
 
-    TOKEN is the noise of `draw`, used by agreement, by plain decoding and for the rejection rule's bonus token.
-    """
-
-    TOKEN = 0
+    TOKEN = 0  # `draw`: agreement, plain decoding, and the rejection rule's bonus
     DRAFT = 1
     ACCEPT = 2
     RESIDUAL = 3
@@ -57,11 +53,7 @@ class Purpose(enum.IntEnum):
 
 @functools.lru_cache(maxsize=32)  # a draft model next to the target has just used the same words
 def words(seed: int, position: int, count: int, purpose: Purpose = Purpose.TOKEN) -> Words:
-    """Returns the first `count` words, uint64 [count], of the stream of (seed, position, purpose).
-
-    Word v of the TOKEN stream belongs to token v. The purpose is the highest word of the counter, which no stream
-    counts up to, so streams never overlap.
-    """
+    """Returns the first `count` words of a stream, uint64 [count]; word v of TOKEN belongs to token v."""
     key = np.array([seed, position], dtype=np.uint64)
     stream = np.random.Philox(key=key, counter=int(purpose) << 192).random_raw(count)
     stream.flags.writeable = False
@@ -69,18 +61,18 @@ def words(seed: int, position: int, count: int, purpose: Purpose = Purpose.TOKEN
 
 
 def uniform(seed: int, position: int, purpose: Purpose) -> float:
-    """Returns one uniform number with 52 random bits, strictly inside (0, 1)."""
+    """Returns a uniform number of 52 random bits in (0, 1)."""
     return ((int(words(seed, position, 1, purpose)[0]) >> 12) + 0.5) * 2.0**-52
 
 
 def gumbel(raw: Words) -> Floats:
-    """Turns words, uint64 [n], into Gumbel(0, 1) noise, float64 [n], through uniforms of 52 bits inside (0, 1)."""
+    """Turns words, uint64 [n], into Gumbel(0, 1) noise, float64 [n]."""
     uniforms = ((raw >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
     return -log(-log(uniforms))
 
 
 def draw(logits: NDArray[np.float32], params: SamplingParams, position: int) -> Drawn:
-    """Draws the token at absolute `position` from `logits`, float32 [vocabulary]. Raises BadLogits."""
+    """Draws the token at absolute `position` from logits, float32 [vocabulary]. Raises BadLogits."""
     if params.greedy:
         return _greedy(logits)
     scores = _scores(logits, params)
@@ -93,11 +85,7 @@ def draw(logits: NDArray[np.float32], params: SamplingParams, position: int) -> 
 
 
 def probabilities(logits: NDArray[np.float32], params: SamplingParams) -> tuple[Ids, Floats]:
-    """Returns the distribution that `draw` follows at a temperature above 0.
-
-    `logits`: float32 [vocabulary]. Returns ascending ids, int64 [n], and their probabilities, float64 [n]. Raises
-    BadLogits.
-    """
+    """Returns the distribution of `draw` at temperature > 0: ascending ids, probabilities [n]. Raises BadLogits."""
     scores = _scores(logits, params)
     survivors = surviving(scores, params)
     ids = np.arange(len(scores)) if survivors is None else np.sort(survivors)
@@ -106,11 +94,7 @@ def probabilities(logits: NDArray[np.float32], params: SamplingParams) -> tuple[
 
 
 def likeliest(logits: NDArray[np.float32], params: SamplingParams, most: int) -> tuple[Ids, Floats]:
-    """Returns the `most` likeliest of the tokens that warping keeps.
-
-    `logits`: float32 [vocabulary]. Returns ascending ids, int64 [n], and weights, float64 [n], the largest being 1.
-    Raises BadLogits.
-    """
+    """Returns the `most` likeliest warped tokens: ascending ids, weights [n], the largest 1. Raises BadLogits."""
     scores = _scores(logits, params)
     ids = surviving(scores, params)
     if ids is None:
@@ -122,7 +106,7 @@ def likeliest(logits: NDArray[np.float32], params: SamplingParams, most: int) ->
 
 
 def _scores(logits: NDArray[np.float32], params: SamplingParams) -> Floats:
-    """Returns logits / temperature, shifted so that the largest is 0. Raises BadLogits."""
+    """Returns logits / temperature, shifted to a largest of 0. Raises BadLogits."""
     top = float(logits.max())
     if not np.isfinite(top):
         raise BadLogits("no finite largest logit")
@@ -131,13 +115,13 @@ def _scores(logits: NDArray[np.float32], params: SamplingParams) -> Floats:
 
 
 def best_token(logits: NDArray[np.float32]) -> int:
-    """Returns the id of the largest of `logits`, float32 [vocabulary], the lowest among equals; -1 if it is unsound."""
+    """Returns the id of the largest logit, the lowest among equals; -1 if not finite."""
     token = int(np.argmax(logits))
     return token if np.isfinite(logits[token]) else -1
 
 
 def greedy_token(logits: NDArray[np.float32]) -> int:
-    """Returns the token with the largest logit. Raises BadLogits if no finite logit is the largest."""
+    """Returns the token with the largest logit. Raises BadLogits."""
     token = best_token(logits)
     if token < 0:
         raise BadLogits("no finite largest logit")
@@ -162,10 +146,7 @@ def _best(noisy: Floats, candidates: Ids, temperature: float) -> Drawn:
 
 
 def surviving(scores: Floats, params: SamplingParams) -> Ids | None:
-    """Returns the ids, int64 [n], that top-k, top-p and min-p keep, or None if they keep all.
-
-    `scores`: logits / temperature, float64 [vocabulary].
-    """
+    """Returns the ids that top-k, top-p and min-p keep, or None for all. `scores`: logits / temperature."""
     ids: Ids | None = None
     if 0 < params.top_k < len(scores):
         ids = largest(scores, params.top_k)
@@ -178,7 +159,7 @@ def surviving(scores: Floats, params: SamplingParams) -> Ids | None:
 
 
 def largest(scores: Scores, k: int) -> Ids:
-    """Returns the ids of the k largest scores, the largest first and the lower id first among equals."""
+    """Returns the ids of the k largest scores, in descending order, the lower id first among equals."""
     pool = _reaching(scores, k)
     among = scores[pool]
     threshold = -np.partition(-among, k - 1)[k - 1]
@@ -189,11 +170,7 @@ def largest(scores: Scores, k: int) -> Ids:
 
 
 def _reaching(scores: Scores, k: int) -> Ids:
-    """Returns ascending ids of a small set of scores that contains the k largest and all their equals.
-
-    At least k scores reach the k-th largest block maximum, so scores below that can be dropped. This is ten times as
-    fast as a partition of the whole vocabulary.
-    """
+    # At least k scores reach the k-th largest block maximum: ten times as fast as a partition of the vocabulary.
     blocks = len(scores) // _BLOCK
     if blocks <= k:
         return np.arange(len(scores))
@@ -202,7 +179,7 @@ def _reaching(scores: Scores, k: int) -> Ids:
 
 
 def _nucleus(scores: Floats, ids: Ids | None, top_p: float) -> Ids:
-    """Returns the fewest candidates, most likely first, whose total probability reaches top_p."""
+    """Returns the fewest candidates, likeliest first, whose total probability reaches top_p."""
     pool = scores if ids is None else scores[ids]
     top = pool.max()
     whole = total(exp(pool - top))
@@ -219,11 +196,8 @@ def _nucleus(scores: Floats, ids: Ids | None, top_p: float) -> Ids:
 
 
 def _possible_winners(scores: Floats, raw: Words) -> Ids:
-    """Returns the ids that can come first or second, without computing the noise of all of them.
-
-    A token outside the head matters only if its noise exceeds (second best of the head - largest score outside it),
-    which is a threshold on its raw word. The threshold is rounded down, so no winner is ever missed.
-    """
+    # Outside the head a token needs noise above (second best of the head - largest score outside): a threshold on its
+    # raw word, rounded down.
     if len(scores) <= 2 * _HEAD:
         return np.arange(len(scores))
     head = largest(scores, _HEAD)

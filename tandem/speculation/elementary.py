@@ -1,7 +1,7 @@
-"""exp, log and a sum of float64, each as one sequence of IEEE operations, so that their bits are the same everywhere.
+"""exp, log and sum of float64 as fixed sequences of IEEE operations: the same bits on every CPU.
 
-numpy's own depend on the instructions of the CPU. The formulas are those of fdlibm (Sun Microsystems, 1993), whose
-errors are below 1 ulp. tandem/runners/native/elementary.h does the same in C++, operation by operation.
+The formulas of fdlibm (Sun Microsystems, 1993), errors below 1 ulp; tandem/runners/native/elementary.h is the same in
+C++.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ _ONE, _ROOT_HALF, _FRACTION = (np.int64(bits) for bits in (0x3FF << 52, 0x3FE6A0
 
 
 def exp(x: ArrayLike) -> Floats:
-    """Returns e^x, in the shape of x, which has no NaN: 0 below -708, and above 709 what it is there."""
+    """Returns e^x in x's shape, without NaN: 0 below -708, e^709 above 709."""
     return _by_blocks(_exp, x)
 
 
 def log(x: ArrayLike) -> Floats:
-    """Returns the natural logarithm of finite x >= 0, in its shape; below 2^-1022 what it is there."""
+    """Returns the natural logarithm of finite x >= 0 in x's shape; log(2^-1022) below."""
     return _by_blocks(_log, x)
 
 
 def total(values: Floats) -> float:
-    """Returns the sum: value i is added to lane i % LANES, in order, then the lanes are added in order."""
+    """Returns the sum: value i goes to lane i % LANES, then lanes are added in order."""
     rows = np.zeros((-(-len(values) // LANES), LANES))
     rows.reshape(-1)[: len(values)] = values
     return float(np.add.accumulate(rows.sum(axis=0))[-1])  # numpy adds whole rows in order, and none pairwise
@@ -70,7 +70,7 @@ def _by_blocks(function: Callable[[Floats], Floats], x: ArrayLike) -> Floats:
 
 
 def _exp(x: Floats) -> Floats:
-    """x = k ln 2 + r with |r| <= ln 2 / 2, and e^x = 2^k e^r; k is added to the exponent of e^r."""
+    # x = k ln 2 + r with |r| <= ln 2 / 2; e^x = 2^k e^r
     held = np.minimum(np.maximum(x, -709.0), 709.0)
     shifted = held * _LOG2_E + _MAGIC
     k = shifted - _MAGIC
@@ -84,7 +84,7 @@ def _exp(x: Floats) -> Floats:
 
 
 def _log(x: Floats) -> Floats:
-    """x = 2^k (1 + f) with 1 + f between the roots of 1/2 and 2; log(1 + f) is a series in s = f / (2 + f)."""
+    # x = 2^k (1 + f), 1 + f between the roots of 1/2 and 2; log(1 + f) is a series in s = f / (2 + f)
     bits = np.maximum(x, 2.0**-1022).view(np.int64) + (_ONE - _ROOT_HALF)
     k = ((bits >> 52) - 1023).astype(np.float64)
     f = ((bits & _FRACTION) + _ROOT_HALF).view(np.float64) - 1.0

@@ -1,4 +1,4 @@
-"""The family of errors: TandemError, and those of arguments, which are ValueErrors or TypeErrors too."""
+"""Errors: TandemError, and argument errors that are also ValueErrors or TypeErrors."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ _LONGEST_QUOTED = 60
 
 
 class TandemError(Exception):
-    """A failed call, or a wrong argument. `code` is the gRPC status name; `retry_seconds` says when to retry, if known.
+    """A failed call or a wrong argument.
 
-    `reason` is the server's ErrorInfo reason, or the client's own (docs/sessions.md, docs/python.md). `field` names the
-    field of the request that is at fault, if one is. `produced` holds the tokens that a generation had committed before
-    it failed; if they come from the status alone, only the last ones. `request_id` identifies the request in the
-    server's log lines, if the server sent it.
+    `code`: gRPC status name. `retry_seconds`: when to retry, if known. `reason`: see docs/sessions.md, docs/python.md.
+    `field`: the request's field at fault. `produced`: tokens committed before the failure, perhaps only the last ones.
     """
 
     def __init__(
@@ -35,16 +33,14 @@ class TandemError(Exception):
 
     @property
     def outcome(self) -> Outcome:
-        """Why the call failed, by its code."""
         return outcome_of(self.code)
 
     def __reduce__(self) -> tuple[Callable[..., TandemError], tuple[Any, ...], dict[str, Any]]:
-        """Pickles the error as it is, for another process; its class is not called with what it says."""
         return type(self).__new__, (type(self), *self.args), dict(self.__dict__)
 
 
 class InvalidField(TandemError, ValueError):
-    """A field of a request, or an argument, is wrong: `field` is its name, `fault` what is wrong with it."""
+    """A field of a request, or an argument, is wrong: `fault` says how."""
 
     def __init__(self, field: str, fault: str, message: str = "") -> None:
         said = message or f"{field}: {fault}"
@@ -53,7 +49,7 @@ class InvalidField(TandemError, ValueError):
 
 
 class WrongType(InvalidField, TypeError):
-    """An argument is of the wrong type. `expected`: what it must be, with its article."""
+    """An argument has the wrong type. `expected` includes the article."""
 
     def __init__(self, field: str, expected: str, given: object) -> None:
         quoted = repr(given)
@@ -62,14 +58,14 @@ class WrongType(InvalidField, TypeError):
 
 
 class NoSuchOption(InvalidField, TypeError):
-    """An argument has a name that no option of a request has."""
+    """A request has no option of this name."""
 
     def __init__(self, name: str, hint: str = "") -> None:
         super().__init__(name, "no such option", f"a request has no option {name}{hint}")
 
 
 class TooLong(TandemError, ValueError):
-    """The prompt and the tokens to generate exceed the sequence length."""
+    """Prompt and new tokens exceed the sequence length."""
 
     def __init__(self, message: str) -> None:
         super().__init__("OUT_OF_RANGE", message, reason="SEQUENCE_TOO_LONG")

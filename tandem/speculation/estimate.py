@@ -1,8 +1,4 @@
-"""Estimates what drafts gain and cost, from what the requests of a process measured, and chooses lengths by it.
-
-Acceptance is known by position and by source (a draft model, or copies from the text), the time of steps as a line in
-their tokens. Seconds are arguments; no clock is read.
-"""
+"""What drafts gain and cost, measured by a process's requests: acceptance by position and source, times as lines."""
 
 from __future__ import annotations
 
@@ -15,40 +11,31 @@ from typing import NamedTuple
 
 from tandem.speculation.types import Draft, Proposer, Verdict
 
-PRIOR = {Proposer.MODEL: 0.7, Proposer.NGRAM: 0.7}
-"""Acceptance of a draft token before anything was drafted."""
+PRIOR = {Proposer.MODEL: 0.7, Proposer.NGRAM: 0.7}  # acceptance of a draft token, before any data
+# Acceptance of a copy before any data, by the length of its match (5: or more)
 PRIOR_COPIES = {1: 0.2, 2: 0.4, 3: 0.55, 4: 0.64, 5: 0.84}
-"""The same of a copy, by the tokens of the match before it; 5: at least so many."""
-PRIOR_COPIED, COPIED_FADING = 0.2, 0.98
-"""The share of drafts that are copies, before anything was drafted; factor by which a draft fades those before it."""
-PRIOR_AHEAD = 0.6
-"""Acceptance of a token drafted ahead, for its place alone, before anything was drafted."""
-PROCESS_FADING, REQUEST_FADING = 0.998, 0.96
-"""Factors by which a draft fades the drafts before it: in what a process knows, and in what a request does."""
-TOGETHER, EACH = 6.0, 20.0
-"""The weight of prior acceptance, in trials: at all positions together, and at each."""
-LOWEST, HIGHEST = 0.02, 0.99
-"""Bounds of an estimated acceptance."""
+PRIOR_COPIED, COPIED_FADING = 0.2, 0.98  # prior share of drafts that are copies; decay per draft
+PRIOR_AHEAD = 0.6  # prior acceptance of a token drafted ahead
+PROCESS_FADING, REQUEST_FADING = 0.998, 0.96  # decay of acceptance counts per draft
+TOGETHER, EACH = 6.0, 20.0  # weight of the prior, in trials: over all positions, and at each
+LOWEST, HIGHEST = 0.02, 0.99  # bounds of acceptance
+# Decay per step of co-batched rows and tokens, and of their committed tokens; smoothing of times
 SHARE_FADING, COMMITTED_FADING, SMOOTHING = 0.8, 0.97, 0.2
-"""Factors by which a step fades what steps before it were shared with, and what these rows committed, which is taken to
-be as much as this one; weight of a new smoothed time."""
+# Steps kept of a size; fewer use the lower quartile; steps between fits; most sizes
 KEPT, FEW, REFRESH, MOST_SIZES = 25, 8, 4, 256
-"""Steps of a size whose median is taken; those that are few; steps after which the line is fitted again; sizes kept."""
-PRIOR_STEPS = 4.0
-"""The weight, in steps, of the slope that is assumed until sizes differ."""
-LEAST_GAIN = 1.03
-"""How much faster than plain steps drafts must be expected to be: no expectation is quite right."""
+PRIOR_STEPS = 4.0  # weight of the assumed slope, in steps
+LEAST_GAIN = 1.03  # expected speedup that drafts need
 
 
 class Acceptance:
-    """Conditional acceptance of a draft's positions. `prior`: one rate for all, or the estimate of other requests."""
+    """Conditional acceptance by position. `prior`: one rate, or the estimate of other requests."""
 
     def __init__(self, prior: float | Acceptance, fading: float) -> None:
         self._prior, self._fading = prior, fading
         self._counts: tuple[tuple[float, float], ...] = ()  # (trials, hits) by position; other threads read it
 
     def note(self, drafted: int, accepted: int) -> None:
-        """Records a draft of `drafted` tokens. Tokens after the first rejected one are no trials."""
+        """Records a draft; tokens after the first rejected one are no trials."""
         fade, found = self._fading, list[tuple[float, float]]()
         counts = itertools.chain(self._counts, itertools.repeat((0.0, 0.0)))
         for i, (trials, hits) in zip(range(max(drafted, len(self._counts))), counts, strict=False):
@@ -57,10 +44,7 @@ class Acceptance:
         self._counts = tuple(found)
 
     def rates(self, most: int) -> list[float]:
-        """Returns the acceptance of the first `most` positions, each given that those before were accepted.
-
-        A text is easier or harder at every position: all trials move all rates, then each position's own move it.
-        """
+        """Returns the acceptance of the first `most` positions, each given that all before were accepted."""
         prior = [self._prior] * most if isinstance(self._prior, float) else self._prior.rates(most)
         counts = self._counts
         excess = sum(hits - trials * rate for (trials, hits), rate in zip(counts, prior, strict=False))
@@ -74,44 +58,34 @@ class Acceptance:
 
 
 def expected_by_length(rates: Sequence[float]) -> list[float]:
-    """Returns the expected tokens of a round, by draft length from 0: the target's own and the accepted ones."""
+    """Returns the expected tokens of a round by draft length from 0, the target's own included."""
     return [1.0, *(1.0 + sum_ for sum_ in itertools.accumulate(itertools.accumulate(rates, mul)))]
 
 
 def best_length(
     tokens: Sequence[float], seconds: Sequence[float], company: float = 0.0, least_gain: float = LEAST_GAIN
 ) -> int:
-    """Returns the draft length that commits most tokens per second; 0 unless one is `least_gain` as fast as none.
-
-    `tokens[n]`, `seconds[n]`: those of a round of n draft tokens. `company`: tokens of other rows that wait for it.
-    """
+    """Returns the draft length with most tokens per second, given tokens[n] and seconds[n] of a round of n drafts."""
     rates = [(t + company) / max(s, 1e-9) for t, s in zip(tokens, seconds, strict=False)]
     best = rates.index(max(rates))
     return best if rates[best] > least_gain * rates[0] else 0
 
 
 class Line:
-    """Seconds of steps by size, as fixed + slope * size: a fit to the medians of the last steps of each size.
-
-    Disturbances only make steps longer, so of few steps of a size the lower quartile counts. `growing_share`: the share
-    of a step's time that is assumed to grow with its size until sizes differ.
-    """
+    """Seconds of steps as fixed + slope * size, fitted to medians by size; the slope is assumed until sizes differ."""
 
     def __init__(self, growing_share: float) -> None:
         self._growing_share = growing_share
         self._seconds: dict[float, deque[float]] = {}
         self._steps = 0
         self._fit = (0.0, 0.0)
-        self.fixed_share = 1.0
-        """The part of a mean step that does not grow with its size."""
+        self.fixed_share = 1.0  # share of a mean step that does not grow with size
 
     @property
     def known(self) -> bool:
-        """Whether a step was measured."""
         return self._steps > 0
 
     def note(self, size: float, seconds: float) -> None:
-        """Records that a step of this size took `seconds`."""
         if self._steps == 1:
             self._seconds.clear()  # the first step of a process takes longer than those after it
         self._seconds.setdefault(size, deque(maxlen=KEPT)).append(seconds)
@@ -133,17 +107,17 @@ class Line:
         self.fixed_share = min(1.0, self._fit[0] / y) if y else 1.0
 
     def at(self, size: float) -> float:
-        """Returns the expected seconds of a step of this size."""
         fixed, slope = self._fit
         return fixed + slope * size
 
 
 def _middle(seconds: Collection[float]) -> float:
+    # Disturbances only lengthen steps: of few, the lower quartile
     return sorted(seconds)[(len(seconds) - 1) // (4 if len(seconds) < FEW else 2)]
 
 
 class Times(NamedTuple):
-    """Seconds of a draft token, of a verification with its wait in the queue, and of a round trip."""
+    """Seconds of a draft token, of a verification with its queue, and of a round trip."""
 
     draft: float
     verify: float
@@ -152,8 +126,6 @@ class Times(NamedTuple):
 
 @dataclass(slots=True)
 class Smoothed:
-    """A value in which each new one weighs SMOOTHING; None before the first."""
-
     value: float | None = None
 
     def note(self, value: float) -> None:
@@ -161,26 +133,21 @@ class Smoothed:
 
 
 class Estimate:
-    """What the requests of a process that share a target measured.
-
-    `acceptance`: of drafts that rounds waited for, by source; `copies`: of copies, used or not, by the tokens of the
-    match before them; `ahead`: of each token drafted ahead. `target`: seconds of target steps by the tokens of all
-    their rows; `draft`: a row's share of drafts, by their tokens; `rest`: of a round beside both, by whether it asked
-    for a draft; `copied`: the share of these that got a copy. `rows`, `others`, `company`: other rows
-    that share a row's step, their tokens, and those of them that are committed.
-    """
+    """Measurements that all requests to a target share."""
 
     def __init__(self) -> None:
+        # Acceptance of waited-for drafts; of copies, used or not, by the length of their match
         self.acceptance = {source: Acceptance(rate, PROCESS_FADING) for source, rate in PRIOR.items()}
         self.copies = {size: Acceptance(rate, PROCESS_FADING) for size, rate in PRIOR_COPIES.items()}
-        self.ahead = Acceptance(PRIOR_AHEAD, PROCESS_FADING)
+        self.ahead = Acceptance(PRIOR_AHEAD, PROCESS_FADING)  # of a token drafted ahead
+        # Seconds by the step's tokens; by draft tokens; by whether a draft was requested
         self.target, self.draft, self.rest = Line(0.1), Line(1.0), Line(0.0)
-        self.rows = self.others = self.company = 0.0
-        self.rounds, self.copied = 0, PRIOR_COPIED
+        self.rows = self.others = self.company = 0.0  # co-batched rows, their tokens, and their committed tokens
+        self.rounds, self.copied = 0, PRIOR_COPIED  # copied: share of drafts that are copies
         self._token, self._verify, self._rtt = Smoothed(), Smoothed(), Smoothed()
 
     def observe(self, requested: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
-        """Records a round that waited for its draft, for which `requested` tokens were asked."""
+        """Records a round that waited for a draft of `requested` tokens."""
         self.rounds += 1
         drafted = len(draft.token_ids)
         self.stepped(drafted + 1, verdict)
@@ -195,7 +162,7 @@ class Estimate:
             self.acceptance[source_of(draft)].note(drafted, verdict.accepted)
 
     def stepped(self, tokens: int, verdict: Verdict) -> None:
-        """Records a target step, in which this row had `tokens` tokens."""
+        """Records a target step in which this row had `tokens` tokens."""
         whole = verdict.step_tokens or verdict.rows * max(verdict.width, tokens)
         self.rows += (1 - SHARE_FADING) * (verdict.rows - 1 - self.rows)
         self.others += (1 - SHARE_FADING) * (whole - tokens - self.others)
@@ -204,31 +171,28 @@ class Estimate:
             self.target.note(whole, verdict.compute_seconds)
 
     def drafted(self, tokens: int, seconds: float) -> None:
-        """Records a draft of `tokens` tokens for a target elsewhere."""
         if tokens:
             self._token.note(seconds / tokens)
 
     def verified(self, verify_seconds: float, network_seconds: float | None) -> None:
-        """Records a verification elsewhere: its seconds at the target, and those of the network, if known."""
+        """Records a remote verification: seconds at the target, and of the network if known."""
         self._verify.note(verify_seconds)
         if network_seconds is not None:
             self._rtt.note(network_seconds)
 
     def travelled(self, network_seconds: float) -> None:
-        """Records the seconds of a round trip."""
         self._rtt.note(network_seconds)
 
     @property
     def times(self) -> Times | None:
-        """The times of a pair that is apart, or None until each was measured."""
+        """The times of a remote pair; None until all are measured."""
         draft, verify, rtt = self._token.value, self._verify.value, self._rtt.value
         return None if draft is None or verify is None or rtt is None else Times(draft, verify, rtt)
 
     def steps(self, most: int) -> list[float]:
-        """Returns the seconds of target steps that verify 0 to `most` draft tokens of a row, others' included."""
+        """Returns the seconds of target steps that verify 0 to `most` draft tokens of a row."""
         return [self.target.at(self.others + 1 + n) for n in range(most + 1)]
 
 
 def source_of(draft: Draft) -> Proposer:
-    """Returns the source of a draft's first token."""
     return draft.proposed_by[0] if draft.proposed_by else Proposer.MODEL

@@ -1,7 +1,4 @@
-"""Handles drafters that fail: rounds are decoded without a draft, with the same tokens, until the drafter recovers.
-
-Only the first call that fails delays a round. From then on trial calls are made, at growing intervals.
-"""
+"""Drafters that fail: rounds go on undrafted, with the same tokens, and trials at growing intervals end that."""
 
 from __future__ import annotations
 
@@ -21,47 +18,45 @@ Wrapped = TypeVar("Wrapped", bound=Drafter)
 
 
 class DrafterRefused(RuntimeError):
-    """A drafter refuses this request (it is full, or the text is too long) but may serve others."""
+    """A drafter refuses this request (full, or text too long) but may serve others."""
 
 
 class DrafterLate(RuntimeError):
-    """A drafter missed a deadline that was too short to conclude that it has failed."""
+    """A drafter missed a deadline too short to prove a failure."""
 
 
 @dataclass(slots=True)
 class Attempt:
-    """A call of a drafter, whose outcome must be reported. `trial`: made to find out whether the drafter is back."""
+    """A drafter's call, whose outcome must be reported. `trial`: tests whether a failed drafter is back."""
 
     health: DrafterHealth
     trial: bool = False
     _open: bool = True
 
     def failed(self, error: Exception) -> None:
-        """Reports that the call failed."""
         self._open = False
         self.health.failed(error, self.trial)
 
     def succeeded(self) -> None:
-        """Reports that the drafter answered."""
         self._open = False
         if not self.health.backoff.up:
             self.health.succeeded()
 
     def refused(self, backoff: Backoff, reason: object) -> None:
-        """Reports that the drafter refused the request that has this `backoff`: a refusal is an answer."""
+        """Reports a refusal, which is an answer, to the request with this `backoff`."""
         self.succeeded()
         if backoff.failed(trial=not backoff.up):
             log.debug("drafter %s refused a request: %s", self.health.name, reason)
 
     def ended(self) -> None:
-        """Gives up a trial without an outcome, so that another may soon be made. Does nothing after a report."""
+        """Ends a trial without outcome, so that another may soon follow; no effect after a report."""
         if self.trial and self._open:
             self.health.backoff.given_up()
         self._open = False
 
 
 class DrafterHealth:
-    """The health of one drafter, shared by the requests of a process. Logs each change once."""
+    """The health of one drafter, shared by a process's requests; logs each change once."""
 
     def __init__(self, name: str, backoff: Backoff | None = None) -> None:
         self.name, self.backoff = name, backoff or Backoff()
@@ -72,10 +67,7 @@ class DrafterHealth:
         return self.backoff.up
 
     def attempt(self, own: Backoff | None = None) -> Attempt | None:
-        """Returns the attempt that may be made now: a call if the drafter is up, a trial if one is due, or None.
-
-        `own`: the backoff of the request that asks; a request that must wait takes no trial from others.
-        """
+        """Returns a call, a trial if one is due, or None. A request that waits by its `own` backoff takes no trial."""
         if own and not own.up and not own.ready():
             return None
         if self.backoff.up:
@@ -83,12 +75,11 @@ class DrafterHealth:
         return Attempt(self, trial=True) if self.backoff.due() else None
 
     def skipped(self, stats: SpeculationStats) -> None:
-        """Counts a round that went undrafted, here and in the statistics of its request."""
+        """Counts an undrafted round, here and in its request's statistics."""
         self.undrafted += 1
         stats.undrafted_rounds += 1
 
     def failed(self, error: Exception, trial: bool = False) -> None:
-        """Records that a call failed."""
         self.failures += 1
         if self.backoff.failed(trial):
             reason = " ".join(f"{error}".split()) or type(error).__name__
@@ -100,7 +91,6 @@ class DrafterHealth:
             )
 
     def succeeded(self) -> None:
-        """Records that a call was answered."""
         down = self.backoff.succeeded()
         if down is not None:
             log.info(
@@ -109,11 +99,7 @@ class DrafterHealth:
 
 
 class FallibleDrafter(Generic[Wrapped]):
-    """Wraps a drafter for one request: proposes nothing for as long as it fails, and raises no exceptions.
-
-    The wrapped drafter must limit the time of its calls. `refusals`: exceptions that concern only this request, which
-    has its own `backoff` for them. Rounds that go undrafted are counted in `stats`.
-    """
+    """One request's drafter, with bounded calls: proposes nothing while it fails or refuses, and never raises."""
 
     def __init__(
         self,
@@ -145,7 +131,7 @@ class FallibleDrafter(Generic[Wrapped]):
         await self._drafter.close()
 
     def _attempt(self, tokens: Sequence[int], call: _Call) -> Attempt | None:
-        """Returns the attempt to make now, or begins a trial beside the rounds if one is due."""
+        """Returns the attempt to make now, or starts a due trial in the background."""
         if self._trial and not self._trial.done():
             return None  # one call at a time
         attempt = self._health.attempt(self._backoff)
@@ -159,10 +145,7 @@ class FallibleDrafter(Generic[Wrapped]):
     async def _draft(
         self, tokens: Sequence[int], call: _Call, counts: bool = False, attempt: Attempt | None = None
     ) -> Draft:
-        """Drafts by `call`, if an attempt may be made now or was begun, and reports its outcome.
-
-        `counts`: if it fails, or none may be made, a round goes undrafted.
-        """
+        """Drafts if an attempt may be made, and reports its outcome. `counts`: a failure is an undrafted round."""
         draft = None
         if attempt := attempt or self._attempt(tokens, call):
             try:
@@ -185,8 +168,6 @@ class FallibleDrafter(Generic[Wrapped]):
 
 
 class FallibleBonusDrafter(FallibleDrafter[BonusDrafter]):
-    """A FallibleDrafter that also drafts bonus tokens; if that fails, there is none."""
-
     def draft_bonus(self, tokens: Sequence[int]) -> Coroutine[Any, Any, Draft]:
         return self._draft(tokens, self._drafter.draft_bonus)
 

@@ -1,9 +1,4 @@
-"""Features: hidden states of a target after some of its layers, as bytes for a draft head in another process.
-
-They are written position by position, and layer after layer in the order asked for. As bfloat16, a layer has 2 bytes
-for each unit of hidden size. As int8 it has one, after a 32-bit scale of its own: a value is the scale times the byte.
-All numbers are little-endian. What is not finite counts as 0.
-"""
+"""Hidden states of a target's layers, as bytes for a draft head elsewhere: by position, then layer; little-endian."""
 
 from __future__ import annotations
 
@@ -22,7 +17,7 @@ _SCALE = 4  # bytes
 
 
 class FeatureFormat(enum.Enum):
-    """The number format of features on the wire. The values are used on the command line and in reports."""
+    """Number format on the wire. The values are used on the command line and in reports."""
 
     BFLOAT16 = "bfloat16"
     INT8 = "int8"
@@ -30,7 +25,7 @@ class FeatureFormat(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class FeatureSpec:
-    """Which features a session gets: those after so many `layers`, each of `hidden_size` units, in this format."""
+    """A session's features: after these layer counts, `hidden_size` units each."""
 
     layers: tuple[int, ...]
     hidden_size: int
@@ -46,14 +41,13 @@ class FeatureSpec:
         return len(self.layers) * (2 * self.hidden_size if plain else _SCALE + self.hidden_size)
 
     def positions(self, data: bytes) -> int:
-        """Returns of how many positions these are the features. Raises InvalidField."""
         count, rest = divmod(len(data), self.position_bytes)
         if rest:
             raise InvalidField("features", f"{len(data)} bytes are not positions of {self.position_bytes}")
         return count
 
     def encode(self, values: NDArray[np.float32]) -> bytes:
-        """Bytes of values [positions, layers, hidden]."""
+        """Encodes values [positions, layers, hidden]."""
         values = _finite(values.astype(np.float32))
         if self.format is FeatureFormat.BFLOAT16:
             return _as_bfloat16(values).tobytes()
@@ -62,7 +56,7 @@ class FeatureSpec:
         return np.concatenate([scales.view(np.int8), numbers], axis=-1).tobytes()
 
     def decode(self, data: bytes) -> NDArray[np.float32]:
-        """Values [positions, layers * hidden] of what `encode` wrote. Raises InvalidField if the size is wrong."""
+        """Decodes to values [positions, layers * hidden]. Raises InvalidField."""
         count = self.positions(data)
         if self.format is FeatureFormat.BFLOAT16:
             wide = np.frombuffer(data, dtype="<u2").astype(np.uint32) << 16
@@ -78,36 +72,28 @@ def _finite(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _as_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """The upper halves of finite 32-bit floats, rounded to nearest, ties to even."""
+    # Rounded to nearest, ties to even
     bits = np.ascontiguousarray(values).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
 
 
 class FeatureInbox:
-    """The features of one request, on their way from verdicts to a head.
-
-    `opened`, `came` and `look` are called where the verdicts arrive, `take` on the head's device thread. Those of
-    positions `first` up to `end` have come, without a gap. `epoch` counts how often a gap made them start anew. `seen`:
-    first and end when a step was planned, which uses those features and no later ones. `handed_out`: the target in use
-    hands features out. While a head rests, those of the last `context` positions wait, or DEFAULT_CONTEXT if that is
-    more; what it did not get before them is a gap.
-    """
+    """One request's features: verdicts' side calls `opened`, `came`, `look`; the head's device thread `take`."""
 
     def __init__(self, spec: FeatureSpec, context: int = DEFAULT_CONTEXT) -> None:
         self.spec, self._context = spec, context
-        self.first = self.end = self.epoch = 0
-        self.seen = 0, 0
-        self.handed_out = True
+        self.first = self.end = self.epoch = 0  # epoch: restarts after gaps
+        self.seen = 0, 0  # first and end when the next step was planned
+        self.handed_out = True  # by the target in use
         self._begun = False
         self._waiting: deque[tuple[int, bytes]] = deque()  # without a gap, up to `end`
         self._planned: deque[tuple[int, bytes]] = deque()
 
     def wanted(self, prefix_length: int) -> int:
-        """The first position whose features the reply to an opening must have, for a prefix of so many tokens."""
+        """Returns the first position that the reply to an opening must have."""
         return self.end if self._begun else max(0, prefix_length - 1 - self._context)
 
     def opened(self, start: int, data: bytes) -> None:
-        """Takes the features of an opening, of positions `start` and on. Raises InvalidField."""
         self.spec.positions(data)
         self.handed_out = True
         if not self._begun or start > self.end:
@@ -118,7 +104,7 @@ class FeatureInbox:
         self.came(start, data)
 
     def came(self, start: int, data: bytes) -> None:
-        """Takes the features of a verdict. Those behind a gap, or known, are of no use. Raises InvalidField."""
+        """Takes a verdict's features; drops those known or after a gap. Raises InvalidField."""
         count = self.spec.positions(data)
         if not self._begun or not self.first <= start <= self.end < start + count:
             return
@@ -130,14 +116,14 @@ class FeatureInbox:
             self.epoch += 1
 
     def look(self) -> int:
-        """Marks all features that have arrived as usable by the next steps; returns `end`."""
+        """Lets the next steps use all features that came; returns `end`."""
         self.seen = self.first, self.end
         self._planned += self._waiting
         self._waiting.clear()
         return self.end
 
     def take(self) -> list[tuple[int, NDArray[np.float32]]]:
-        """The features marked usable since the last call: starts, and values [positions, layers * hidden]."""
+        """Returns newly usable features: starts, and values [positions, layers * hidden]."""
         taken = []
         while self._planned:
             start, data = self._planned.popleft()

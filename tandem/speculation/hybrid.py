@@ -1,4 +1,4 @@
-"""Combines prompt lookup and a draft model: the model drafts where there is no copy."""
+"""Prompt lookup with a draft model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tandem.speculation.types import Draft
 
 
 class HybridDrafter:
-    """Asks the lookup first, since a copy needs no draft step, and the model where the lookup proposes nothing."""
+    """Copies where lookup finds a match, at no draft step; else the model drafts."""
 
     def __init__(self, lookup: PolicedLookup, model: BonusDrafter) -> None:
         self._lookup, self._model = lookup, model

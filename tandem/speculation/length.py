@@ -1,4 +1,4 @@
-"""Chooses how many draft tokens a round asks for: a fixed number, or the one that commits most tokens per second."""
+"""Draft lengths: fixed, or the one that commits most tokens per second."""
 
 from __future__ import annotations
 
@@ -11,22 +11,16 @@ from typing import NamedTuple, Protocol
 from tandem.speculation.estimate import REQUEST_FADING, Acceptance, Estimate, best_length, expected_by_length, source_of
 from tandem.speculation.types import Draft, Proposer, Verdict
 
-FIRST = 3
-"""Draft tokens of the first round of a process."""
-TRIED = 8
-"""The number of first rounds of a process that try widely different lengths, to measure costs."""
+FIRST = 3  # draft tokens of a process's first round
+TRIED = 8  # first rounds that try different lengths, to measure costs
+# Share of a session's time for unpromising model drafts of one token; most credit, in rounds. A trial slows the rows of
+# its step, which divide both.
 TRIAL_SHARE, TRIALS_SAVED = 0.01, 0.4
-"""The share of its time that a session may lose by model drafts of one token that are not expected to pay and fail; the
-most of a round's time that it saves up for them. Both are divided among the rows of a step, whom a trial slows too."""
-LONGEST_OF_MODEL = 8
-"""Most tokens of a model's draft, each of which costs time; a copy is free and may be as long as drafts may be."""
+LONGEST_OF_MODEL = 8  # each token of a model costs time; a copy is free
 
 
 class LengthPlan(NamedTuple):
-    """The most draft tokens of a round, copied and of a model; if both are 0, nothing is drafted.
-
-    `lasts`: rounds after this one may have these lengths too.
-    """
+    """The most draft tokens of a round: copied, and of a model. `lasts`: the plan holds for later rounds too."""
 
     copied: int
     model_k: int
@@ -34,27 +28,21 @@ class LengthPlan(NamedTuple):
 
     @property
     def k(self) -> int:
-        """The most draft tokens of the round: a copy may be longer than a model's draft."""
         return max(self.copied, self.model_k)
 
 
 class LengthPolicy(Protocol):
-    """Chooses the draft lengths of one session.
-
-    It may have to choose for a round before the outcome of the one under way is reported.
-    """
+    """Chooses a session's draft lengths, perhaps before the round under way is reported."""
 
     def choose(self, remaining: int) -> LengthPlan:
-        """Returns how many draft tokens to ask for: 0 to `remaining` - 1, given `remaining` >= 1 tokens to produce."""
+        """Returns a length of 0 to `remaining` - 1; `remaining` >= 1 tokens are left."""
 
     def observe(self, requested: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
-        """Reports the oldest round not reported yet: the number of draft tokens `requested`, its `seconds` in all."""
+        """Reports the oldest unreported round, of `requested` draft tokens and `seconds` in all."""
 
 
 @dataclass(frozen=True, slots=True)
 class FixedLength:
-    """Chooses the same length every round."""
-
     length: int
 
     def __post_init__(self) -> None:
@@ -66,11 +54,11 @@ class FixedLength:
         return LengthPlan(length, length)
 
     def observe(self, requested: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
-        """Does nothing: the length is fixed."""
+        """Does nothing."""
 
 
 class AdaptiveLength:
-    """Chooses lengths of at most `most` for one session; sessions share what they measure in `estimate`."""
+    """Lengths of at most `most` for one session; sessions share `estimate`."""
 
     def __init__(self, most: int, estimate: Estimate) -> None:
         self._most, self._estimate = most, estimate
@@ -91,7 +79,6 @@ class AdaptiveLength:
         return LengthPlan(copied if model or self._worth_asking(copied) else 0, model)
 
     def _worth_asking(self, copied: int) -> bool:
-        """Returns whether copies alone, of a lookup that may be elsewhere, gain more than asking for them takes."""
         known = self._estimate
         gained = known.copied * sum(itertools.accumulate(self._acceptance[Proposer.NGRAM].rates(copied), operator.mul))
         return gained * known.steps(0)[0] > known.rest.at(1) - known.rest.at(0)

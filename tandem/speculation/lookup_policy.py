@@ -1,4 +1,4 @@
-"""Decides when a copy from prompt lookup is a draft: if it follows a match that is long enough."""
+"""Chooses which copies of prompt lookup are drafts."""
 
 from __future__ import annotations
 
@@ -19,24 +19,15 @@ from tandem.speculation.estimate import (
 from tandem.speculation.prediction import PredictionDrafter
 from tandem.speculation.types import Draft, Proposer, Verdict
 
-LONGEST = 8
-"""Longest match to look for, in tokens."""
-LEAST = 3
-"""Shortest match whose copy takes the place of a model's draft. In replays, learning it gained less than 2 %."""
-AT_ONCE = 512
-"""Tokens of a prompt that are indexed at once: some milliseconds."""
-TRIED, TRIED_AGAIN = 2, 64
-"""Tokens of a copy that is tried after so many plain steps in a row: late steps may have ended copies by themselves."""
-MOST_COPIED = 32
-"""Most tokens of a copy whose length is chosen by what steps take."""
+LONGEST = 8  # tokens of a match
+LEAST = 3  # shortest match that replaces a model's draft; learning it gained < 2 % in replays
+AT_ONCE = 512  # prompt tokens indexed in one go: some milliseconds
+TRIED, TRIED_AGAIN = 2, 64  # tokens copied on trial after TRIED_AGAIN plain steps: late steps may have ended copies
+MOST_COPIED = 32  # tokens
 
 
 class PolicedLookup:
-    """Prompt lookup for one request. A `prediction` is looked up in place of the text.
-
-    Beside a draft model `copy` is called alone. Where nothing else drafts, `copy_alone` chooses lengths by what copies
-    would have gained, used or not, and by the steps that the caller reports. Another thread may ask for copies.
-    """
+    """Prompt lookup, or by a `prediction`. `copy` serves with a draft model, `copy_alone` where nothing else drafts."""
 
     def __init__(
         self, estimate: Estimate, only_grows: bool = False, prediction: PredictionDrafter | None = None
@@ -56,13 +47,13 @@ class PolicedLookup:
         self._expected = ()
 
     def copy(self, tokens: Sequence[int], k: int) -> Draft:
-        """Returns a copy of at most `k` tokens, or nothing after a short match."""
+        """Copies at most `k` tokens; none after a short match."""
         size, copied = self._match(tokens, k)
         copied = copied if size >= LEAST else ()
         return Draft(copied, proposed_by=(Proposer.NGRAM,) * len(copied))
 
     def copy_alone(self, tokens: Sequence[int], most: int) -> tuple[int, ...]:
-        """Returns the copy of at most `most` tokens by which a step without a draft gains most; empty if by none."""
+        """Returns the copy of at most `most` tokens that gains most; empty if none does."""
         new = tokens[self._matched : self._matched + len(self._expected)]
         if new:
             right = common(new, self._expected)
@@ -88,5 +79,4 @@ class PolicedLookup:
         await self._lookup.close()
 
     def stepped(self, drafted: int, seconds: float, rows: int = 1) -> None:
-        """Records that a step of the target took `seconds`: one of its `rows` rows verified `drafted` draft tokens."""
         self._estimate.stepped(drafted + 1, Verdict((), 0, 0.0, seconds, rows=rows, step_tokens=drafted + rows))

@@ -1,4 +1,4 @@
-"""Runs the generation loop of every architecture: draft, verify, commit. A draft length of 0 is plain decoding."""
+"""The generation loop of every architecture: draft, verify, commit. A draft length of 0 is plain decoding."""
 
 from __future__ import annotations
 
@@ -17,29 +17,27 @@ from tandem.speculation.types import (
     Verdict,
 )
 
+# Seconds for which tokens wait for later ones: readers see no gap, and each hand-out costs the steps' cores 1.3 ms.
 TOGETHER = 1 / 60
-"""Seconds for which tokens may wait for those after them: no reader sees them come apart. Handing them out costs time
-of cores that the next steps run on: 1.3 ms, measured on two."""
 
 
 class Rounds(Protocol):
-    """Rounds of draft and verification, wherever the two models run. Implementations inherit what they don't need."""
+    """Rounds of draft and verification, wherever the models run."""
 
-    lengths: LengthPolicy | None = None
-    """Chooses the draft lengths, where the rounds do not leave that to their caller."""
+    lengths: LengthPolicy | None = None  # chooses draft lengths, if the rounds do
 
     def plan(self, length: LengthPlan) -> None:
-        """Sets the lengths of the rounds after the one that has begun."""
+        """Sets the lengths of rounds after the one under way."""
         return
 
     async def open(self, prompt: Sequence[int]) -> None:
-        """Prepares for a request whose prompt is `prompt`."""
+        """Prepares for a request with this prompt."""
 
     async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
-        """Drafts at most `k` tokens, at most `model_k` of them by a model (None: all), and verifies them."""
+        """Drafts at most `k` tokens, at most `model_k` (None: `k`) of a model, and verifies them."""
 
     async def close(self) -> None:
-        """Frees what `open` took. May be called at any time, and more than once."""
+        """Frees resources; idempotent, at any time."""
 
 
 async def speculate(
@@ -49,13 +47,7 @@ async def speculate(
     stopping: Stopping,
     stats: SpeculationStats,
 ) -> AsyncGenerator[Chunk, None]:
-    """Yields what each round commits, up to the stop. `lengths` chooses draft lengths from the results.
-
-    A round begins as soon as the previous one has ended, with a length chosen beforehand; the statistics and the text
-    of the previous round are worked out while it runs. It waits only if the text of the previous round may end the
-    generation. What rounds of this process commit that have run already goes together (see TOGETHER). `stats` is
-    updated as rounds end. `rounds` is closed in any case.
-    """
+    """Yields what rounds commit, up to the stop; updates `stats`; closes `rounds`."""
     tokens = list(prompt)
     under_way: _Round | None = None
     held, since = Chunk(), -1.0  # the first tokens are not held
@@ -74,6 +66,7 @@ async def speculate(
             ended = verdict.ended or now
             done, under_way = under_way, None
             tokens += verdict.token_ids
+            # The next round begins at once, unless text may stop the generation.
             if left := stopping.left_after(verdict.token_ids):
                 under_way = _Round(rounds, tokens, min(length.k, left - 1), length.model_k, ended)
                 for _ in range(2):  # so that it is submitted before the bookkeeping of the round before
@@ -101,7 +94,7 @@ async def _clean_up(rounds: Rounds, under_way: _Round | None) -> None:
 
 
 class _Round:
-    """A round under way, of at most `k` draft tokens. `started`: the earliest time at which it could begin."""
+    """A round under way. `started`: its earliest possible start."""
 
     def __init__(self, rounds: Rounds, tokens: Sequence[int], k: int, model_k: int | None, started: float) -> None:
         self.k, self.started = k, started
@@ -109,7 +102,6 @@ class _Round:
 
     @property
     def done(self) -> bool:
-        """Whether the round has ended with a result."""
         return self.task.done() and not self.task.cancelled() and self.task.exception() is None
 
     async def cancel(self) -> None:

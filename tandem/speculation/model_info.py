@@ -1,4 +1,4 @@
-"""Describes what a server runs."""
+"""What a server runs."""
 
 from __future__ import annotations
 
@@ -7,26 +7,20 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Rehearsal:
-    """A model whose steps take the times of a device that is not here. The counts rise while it runs.
+    """A model whose steps take the times of another device, and the steps that were slower than that."""
 
-    `part`: target or draft. `late_steps` ended `late_seconds` later, together, than that device's would have.
-    """
-
-    part: str
+    part: str  # target or draft
     name: str
     device: str
     source: str
     steps: int = 0
     late_steps: int = 0
-    late_seconds: float = 0.0
+    late_seconds: float = 0.0  # in all
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Describes the model that a server runs; proto/tandem/v1/generation.proto defines the fields.
-
-    `adapters`: name and revision of each. `arithmetic`: what bits depend on besides weights and number format.
-    """
+    """A server's model; proto/tandem/v1/generation.proto defines the fields."""
 
     model_name: str
     weights_revision: str
@@ -45,10 +39,10 @@ class ModelInfo:
     startup_seconds: float = 0.0
     end_of_sequence_ids: tuple[int, ...] = ()
     adaptive_speculation_length: bool = False
-    adapters: tuple[tuple[str, str], ...] = ()
+    adapters: tuple[tuple[str, str], ...] = ()  # name, revision
     feature_layers: tuple[int, ...] = ()
     feature_size: int = 0
     rehearsals: tuple[Rehearsal, ...] = ()
-    arithmetic: str = ""
+    arithmetic: str = ""  # decides bits besides weights and number format
     receipt_key: str = ""
     max_unread_tokens: int = 0

@@ -1,8 +1,4 @@
-"""Rounds at a verifier that never waits: it steps on by itself, and drafts follow it as well as they can.
-
-Every step is a round of the loop: its verdict is what the step committed. Tokens do not depend on when drafts arrive,
-because under agreement each is the target's own draw.
-"""
+"""Rounds at a verifier that never waits: a step is a round. Under agreement no token depends on when drafts arrive."""
 
 from __future__ import annotations
 
@@ -21,21 +17,17 @@ from tandem.speculation.rounds import ATTEMPTS, OutOfStep, RoundsLost, TargetSes
 from tandem.speculation.run_on import RunMessage
 from tandem.speculation.types import Draft, Proposer, SpeculationStats, Verdict
 
-REJECTED = -1
-"""Stands for a draft token that was rejected: the verifier does not send it back, and only the number counts."""
+REJECTED = -1  # stands for a rejected draft token: only the number counts
 
 
 @dataclass(frozen=True, slots=True)
 class RunStep:
-    """A step of a run: its verdict on `drafted` draft tokens. `rtt`: the round trip, if it was measured.
-
-    `copied`: the target copied them from the text itself.
-    """
+    """A step's verdict on `drafted` draft tokens."""
 
     verdict: Verdict
     drafted: int
-    rtt: float | None = None
-    copied: bool = False
+    rtt: float | None = None  # round trip, if measured
+    copied: bool = False  # by the target, from the text
 
 
 OnStep = Callable[[RunStep | Exception], None]
@@ -46,42 +38,34 @@ class RunVerifier(TargetSession, Protocol):
 
     @property
     def window(self) -> int:
-        """Tokens that it may be ahead of those acknowledged."""
+        """Most unacknowledged tokens."""
 
     def begin(self, tokens: Sequence[int], on_step: OnStep) -> None:
-        """Begins a run of the open session, which holds the committed `tokens`. The first message lets it step.
-
-        `on_step` is called with each step, and at last with RoundsLost if the run is lost, or with another error.
-        """
+        """Begins a run after `tokens`, with the first message; `on_step` gets its steps, and at last its error."""
 
     def send(self, message: RunMessage) -> None:
-        """Sends a message to the run."""
+        """Sends the run a message."""
 
 
+# Feeds a run with another process's drafts, given the prompt's length
 DraftsElsewhere = Callable[[DraftingAhead, int], Awaitable[None]]
-"""Feeds a run, whose prompt has so many tokens, with the drafts of another process, until cancelled."""
 
 
 @dataclass(slots=True)
 class NeverWaitingRounds(Rounds):
-    """Rounds of a drafter and a verifier that never waits.
-
-    The verifier goes no further than `most_total` tokens, prompt included, or `most_new` tokens without it. A call of
-    the drafter drafts at most `chunk` tokens. `measures`: see DraftingAhead. `elsewhere`: drafts without being asked,
-    in place of `drafter`. `copies`: the verifier may copy from the text where no draft has arrived.
-    """
+    """Rounds of a drafter and a verifier that never waits."""
 
     verifier: RunVerifier
     drafter: Drafter
     lookahead: LookaheadPolicy
     stats: SpeculationStats
-    most_total: int
-    chunk: int
-    most_new: int | None = None
+    most_total: int  # tokens, prompt included
+    chunk: int  # most tokens of a drafter's call
+    most_new: int | None = None  # tokens after the prompt
     clock: Callable[[], float] = time.perf_counter
-    measures: bool = True
-    elsewhere: DraftsElsewhere | None = None
-    copies: bool = False
+    measures: bool = True  # see DraftingAhead
+    elsewhere: DraftsElsewhere | None = None  # in place of `drafter`
+    copies: bool = False  # steps without a draft may copy from the text
     _end: int = 0
     _prompt: list[int] = field(default_factory=list)
     _ahead: DraftingAhead | None = None
@@ -92,7 +76,6 @@ class NeverWaitingRounds(Rounds):
     _verified: int = 0  # draft tokens that steps of this run verified
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Begins before `open`, at a verifier whose runs may: drafting does not wait for the session either."""
         self._begin_request(prompt)
         self._begin(prompt)
 
@@ -105,7 +88,6 @@ class NeverWaitingRounds(Rounds):
         self._end = self.most_total if self.most_new is None else min(self.most_total, len(prompt) + self.most_new)
 
     async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
-        """Returns the verifier's next step after `tokens`. `k` is not used: the verifier has begun already."""
         stale = 0
         while True:
             if self._ahead is None:
@@ -129,7 +111,7 @@ class NeverWaitingRounds(Rounds):
             return draft, found.verdict
 
     async def suspend(self, tokens: Sequence[int]) -> None:
-        """Ends the run, so that the session holds `tokens`."""
+        """Ends the run; the session then holds `tokens`."""
         await self._leave()
         await self.verifier.resume(tokens, OutOfStep("the run was ended"))
 
@@ -176,7 +158,6 @@ class NeverWaitingRounds(Rounds):
         self._steps.put_nowait(step)
 
     async def _draft(self, ahead: DraftingAhead) -> None:
-        """Opens the drafter beside the target's first steps, and drafts."""
         if ahead.drafts_here:
             await self._open_drafter()
         await ahead.run()
@@ -200,7 +181,7 @@ class NeverWaitingRounds(Rounds):
         return Draft((*accepted, *rejected), proposed_by=by, ahead=True)
 
     def _wait_counts(self, step: RunStep, waited: float) -> None:
-        """Counts as network time only waiting that the target's own time does not explain; a local target has none."""
+        # Network time is waiting that a remote target's own time does not explain.
         now = self.clock()
         beside_target = step.verdict.queue_seconds + step.verdict.compute_seconds
         if step.rtt is not None:
@@ -208,7 +189,6 @@ class NeverWaitingRounds(Rounds):
         self._ended = now
 
     async def _leave(self) -> None:
-        """Stops drafting, and counts the draft tokens that no step verified."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""What a status code says about a failed call: the one classification, for those who call and those who answer."""
+"""Classifies failed calls by status code, for clients and servers."""
 
 from __future__ import annotations
 
@@ -35,16 +35,11 @@ _OUTCOMES = {
     "UNIMPLEMENTED": Outcome.NOT_OFFERED,
 }
 
-SILENT = frozenset({Outcome.GONE, Outcome.LATE})
-"""No server has answered: another one, or its successor, gives the same tokens."""
-LOST = SILENT | {Outcome.FORGOTTEN}
-"""Reopening the session may help."""
-REQUESTS_OWN = frozenset({Outcome.REFUSED, Outcome.FORGOTTEN, Outcome.FULL})
-"""It concerns one request: the server is well."""
-WORTH_REPEATING = SILENT | {Outcome.FULL, Outcome.FAULT}
-"""An idempotent call may succeed if it is made again."""
+SILENT = frozenset({Outcome.GONE, Outcome.LATE})  # no server answered: another gives the same tokens
+LOST = SILENT | {Outcome.FORGOTTEN}  # reopening the session may help
+REQUESTS_OWN = frozenset({Outcome.REFUSED, Outcome.FORGOTTEN, Outcome.FULL})  # concerns one request: the server is well
+WORTH_REPEATING = SILENT | {Outcome.FULL, Outcome.FAULT}  # an idempotent call may succeed when repeated
 
 
 def outcome_of(code: str) -> Outcome:
-    """Classifies the name of a gRPC status code that is not OK."""
     return _OUTCOMES.get(code, Outcome.FAULT)

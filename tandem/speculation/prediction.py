@@ -1,4 +1,4 @@
-"""Follows an output through the text that its client predicted it to be (OpenAI's predicted outputs)."""
+"""Follows an output through its client's prediction (OpenAI's predicted outputs)."""
 
 from __future__ import annotations
 
@@ -9,30 +9,21 @@ from typing import NamedTuple
 
 from tandem.speculation.drafters import NgramDrafter
 
-LONGEST = 8
-"""Agreeing tokens that are counted; a prediction that was not contradicted yet counts as so many."""
-SURE = 4
-"""Agreeing tokens from which the output is taken to have gone on there."""
-NEAR = 64
-"""Places of a token to compare, on either side of the expected one."""
+LONGEST = 8  # most agreeing tokens counted; the value of a prediction not yet contradicted
+SURE = 4  # agreeing tokens that fix the place
+NEAR = 64  # occurrences compared on either side of the expected place
 
 
 class _Place(NamedTuple):
-    """`at`: the predicted tokens before this place; `size`: the last of them that agree with the output (0: lost).
-
-    `expected`: where the output would be, had it gone on from the last sure place token by token.
-    """
+    """A place after `at` predicted tokens."""
 
     at: int
-    size: int
-    expected: int
+    size: int  # last tokens that agree with the output; 0: lost
+    expected: int  # the place if the output had followed the last sure one token by token
 
 
 class PredictionDrafter(NgramDrafter):
-    """Proposes how the prediction goes on, where lookup proposes how the text does.
-
-    Where the output differs, it goes on after the place where most of the last tokens agree; of several, the nearest.
-    """
+    """Proposes what follows where most of the output's last tokens agree; of several places the nearest."""
 
     def __init__(self, predicted: Sequence[int], only_grows: bool = False) -> None:
         super().__init__(only_grows=only_grows)
@@ -47,17 +38,16 @@ class PredictionDrafter(NgramDrafter):
         self._start = len(prompt)
 
     async def close(self) -> None:
-        """Forgets nothing: it may be opened again."""
+        """Does nothing: it may be opened again."""
 
     def match(self, tokens: Sequence[int], k: int) -> tuple[int, tuple[int, ...]]:
-        """Returns how many of the last tokens agree (0: none), and the `k` predicted tokens after them."""
+        """Returns the number of agreeing tokens (0: none) and the `k` predicted ones after them."""
         self.note(tokens)
         place = self._places[-1]
         copied = self._predicted[place.at : place.at + k] if place.size else ()
         return place.size if copied else 0, copied
 
     def note(self, tokens: Sequence[int]) -> None:
-        """Follows the output, which may have lost tokens."""
         same = self._known(tokens)
         del self._indexed[same:], self._places[1 + max(0, same - self._start) :]
         for token in tokens[same:]:
@@ -76,6 +66,5 @@ class PredictionDrafter(NgramDrafter):
         return _Place(found[2], found[0], expected + 1) if found else _Place(expected + 1, 0, expected + 1)
 
     def _agreeing(self, at: int) -> int:
-        """Returns how many of the output's last tokens stand before a place."""
         most = min(LONGEST, at, len(self._indexed) - self._start)
         return next((n for n in range(most) if self._predicted[at - 1 - n] != self._indexed[-1 - n]), most)

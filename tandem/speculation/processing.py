@@ -1,8 +1,4 @@
-"""Changes logits before a token is drawn from them: repetition, frequency and presence penalty, bias, structure.
-
-What is done to the logits at a position depends only on the request and on the tokens before it. So the target's rows
-of a round, each with the draft tokens before it, are changed as plain decoding would change them, one after another.
-"""
+"""Logits processing: penalties, bias and structure, a function of the request and of the tokens before the position."""
 
 from __future__ import annotations
 
@@ -21,30 +17,23 @@ Mask = NDArray[np.bool_]
 
 
 class Matcher(Protocol):
-    """Follows the output through a structure, token by token."""
+    """Follows the output through a structure. `mask`, `allows` and `advance` raise StructureFailed."""
 
     def mask(self) -> Mask:
-        """Returns which tokens may come next, bool [vocabulary].
-
-        Raises StructureFailed if the structure can be followed no further, like `allows` and `advance`.
-        """
+        """Returns which tokens may come next, bool [vocabulary] or shorter."""
 
     def allows(self, token: int) -> bool:
-        """Returns whether the mask has `token`, in less time than the whole mask takes."""
+        """Returns mask[token], without the whole mask."""
 
     def advance(self, token: int) -> bool:
-        """Takes a token. Returns False, and takes nothing, if it does not match. A mask may have fewer tokens."""
+        """Takes a matching token; returns whether it matches."""
 
     def back(self, count: int) -> None:
         """Takes back the last `count` tokens."""
 
 
 class Processing:
-    """The logits processing of one sequence whose first `prompt_length` tokens are the prompt.
-
-    Follows the sequence: a row costs as much as the tokens by which it differs from the row before. Only one thread at
-    a time may call `logits`, `keeps` and `mask`; `after` may be called from any. `output`: what `matcher` has taken.
-    """
+    """The logits processing of one sequence; `after` is thread-safe. `output`: the tokens that `matcher` has taken."""
 
     def __init__(
         self, sampling: SamplingParams, prompt_length: int, matcher: Matcher | None = None, output: Sequence[int] = ()
@@ -61,20 +50,17 @@ class Processing:
         self._last: tuple[int, ...] = ()
 
     def __reduce__(self) -> tuple[type[Processing], tuple[SamplingParams, int]]:
-        """A process that gets a copy follows the tokens by itself; a matcher cannot be sent."""
+        """Copies follow the tokens by themselves; a matcher cannot be sent."""
         if self._structure:
             raise TypeError("a structure's matcher cannot be sent to another process")
         return Processing, (self._sampling, self._prompt_length)
 
     def after(self, tokens: Sequence[int]) -> Processor:
-        """Returns the processor of a round that extends `tokens`, of which it keeps a copy."""
+        """Returns the processor of a round that extends `tokens`."""
         return Processor(self, tuple(tokens))
 
     def logits(self, raw: Logits, tokens: tuple[int, ...], draft: Sequence[int]) -> Logits:
-        """Returns the changed logits, float32 [vocabulary], of the token after `tokens` and `draft`.
-
-        The next call overwrites them.
-        """
+        """Returns changed logits, float32 [vocabulary], after `tokens` and `draft`, valid until the next call."""
         if self._changed.shape != raw.shape:
             self._changed = np.empty_like(raw)
         logits = self._changed
@@ -92,16 +78,14 @@ class Processing:
         return logits
 
     def keeps(self, token: int, tokens: tuple[int, ...], draft: Sequence[int]) -> bool:
-        """Returns whether `token`, if its raw logit is the largest, has the largest changed one too; False if unknown.
-
-        A structure lowers logits and raises none, and to ask it about one token is far cheaper than a mask of all.
-        """
+        """Returns whether `token`, if best before processing, stays best; False if unknown."""
         if self._structure is None or self._changes:
             return False
+        # A structure only lowers logits; this is far cheaper than a mask.
         return self._structure.allows(tokens[self._prompt_length :], draft, token)
 
     def mask(self, tokens: tuple[int, ...], draft: Sequence[int]) -> Mask | None:
-        """Returns which tokens may follow, bool [vocabulary], if that is all that changes the logits; else None."""
+        """Returns which tokens may follow, bool [vocabulary], if nothing else changes logits; else None."""
         if self._structure is None or self._changes:
             return None
         return self._structure.mask(tokens[self._prompt_length :], draft)
@@ -118,7 +102,6 @@ class Processing:
             logits[ids] -= np.float32(params.presence_penalty)
 
     def _follow(self, tokens: tuple[int, ...], draft: Sequence[int]) -> None:
-        """Counts exactly `tokens` and `draft`."""
         if tokens is not self._last:  # the next row of the same round extends the same tokens
             self._count(common(self._followed, tokens), tokens)
             self._last = tokens
@@ -126,7 +109,7 @@ class Processing:
         self._count(start + common(self._followed[start:], draft), draft, start)
 
     def _count(self, kept: int, tokens: Sequence[int], start: int = 0) -> None:
-        """Keeps the first `kept` tokens and adds those of `tokens`, which begin at position `start`, after them."""
+        """Keeps the first `kept` tokens, then adds the rest of `tokens`, which begin at position `start`."""
         while len(self._followed) > kept:
             token = self._followed.pop()
             for counts in self._counting(len(self._followed)):
@@ -137,7 +120,6 @@ class Processing:
             self._followed.append(token)
 
     def _counting(self, position: int) -> Iterator[Counts]:
-        """Yields the counts that a token at `position` belongs to."""
         if self._seen:
             yield self._seen
         if self._generated and position >= self._prompt_length:
@@ -146,32 +128,23 @@ class Processing:
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """The processing of one round, which extends `tokens`."""
+    """The processing of one round, which extends `tokens`. Raises BadLogits."""
 
     processing: Processing
     tokens: tuple[int, ...]
 
     def logits(self, raw: Logits, draft: Sequence[int]) -> Logits:
-        """Returns the changed logits, float32 [vocabulary], of the token after `draft`, until the next call.
-
-        Raises BadLogits.
-        """
         return self.processing.logits(raw, self.tokens, draft)
 
     def keeps(self, token: int, draft: Sequence[int]) -> bool:
-        """Returns whether `token`, if its raw logit after `draft` is the largest, stays so; False if unknown."""
         return self.processing.keeps(token, self.tokens, draft)
 
     def mask(self, draft: Sequence[int]) -> Mask | None:
-        """Returns which tokens may follow `draft`, bool [vocabulary], if only that changes logits; else None.
-
-        Raises BadLogits.
-        """
         return self.processing.mask(self.tokens, draft)
 
 
 class Counts:
-    """How often each token was added; the last one added is always the first one removed."""
+    """Occurrences by token; the last one added is the first removed."""
 
     def __init__(self) -> None:
         self._place: dict[int, int] = {}
@@ -202,10 +175,7 @@ class Counts:
 
 
 class StructureMasks:
-    """The masks of a structure along an output and its drafts.
-
-    Keeps what it knows along the draft followed last: after the draft model, the target asks for the same.
-    """
+    """A structure's masks along an output and its last draft, which draft model and target both need."""
 
     def __init__(self, matcher: Matcher, output: Sequence[int] = ()) -> None:
         self._matcher = matcher
@@ -216,7 +186,7 @@ class StructureMasks:
         self._output: tuple[int, ...] = ()
 
     def allows(self, output: tuple[int, ...], draft: Sequence[int], token: int) -> bool:
-        """Returns whether `token` may follow `output` and `draft`; False if these do not match."""
+        """Returns whether `token` may follow; False if output or draft do not match."""
         end = self._reach(output, draft)
         if end in self._masks:
             return token < len(self._masks[end]) and bool(self._masks[end][token])
@@ -228,7 +198,7 @@ class StructureMasks:
         return True
 
     def mask(self, output: tuple[int, ...], draft: Sequence[int]) -> Mask | None:
-        """Returns which tokens may follow `output` and `draft`, bool [vocabulary]; None if these do not match."""
+        """Returns which tokens may follow, bool [vocabulary]; None if output or draft do not match."""
         end = self._reach(output, draft)
         if end not in self._masks:
             self._follow(end, (*output, *draft))
@@ -238,7 +208,7 @@ class StructureMasks:
         return self._masks[end]
 
     def _reach(self, output: tuple[int, ...], draft: Sequence[int]) -> int:
-        """Follows `output` and `draft`, if what is followed does not begin with them; returns their length."""
+        """Follows `output` and `draft` unless followed already; returns their length."""
         if output != self._output:
             self._forget(lambda at: at < len(output))
             kept = common(self._followed, output)
@@ -252,7 +222,6 @@ class StructureMasks:
         return end
 
     def _follow(self, kept: int, tokens: Sequence[int]) -> None:
-        """Keeps the first `kept` of the followed tokens, and follows those of `tokens` after them."""
         del self._followed[kept:]
         self._forget(lambda at: at > kept)
         if self._taken > kept:
@@ -270,7 +239,6 @@ class StructureMasks:
 
 
 def _apply(mask: Mask, logits: Logits) -> None:
-    """Sets the logits of tokens that are not in the mask to -inf; tokens beyond the mask are not in it."""
     known = min(len(mask), len(logits))
     np.copyto(logits[:known], np.float32(-np.inf), where=~mask[:known])
     logits[known:] = -np.inf

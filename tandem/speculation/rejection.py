@@ -1,18 +1,13 @@
-"""Verifies by rejection sampling (Leviathan et al. 2023; Chen et al. 2023), the exact rule with the most acceptance.
+"""Rejection sampling (Leviathan et al. 2023; Chen et al. 2023): the exact rule with the highest acceptance.
 
-The draft model draws x from q and sends q. The verifier accepts x with probability min(1, p(x) / q(x)), where p is the
-target's warped distribution. At the first rejection it draws from the residual norm(max(0, p - q)) and the round ends;
-after full acceptance it draws one more token, the bonus, from p. So every token follows p, whatever q is, and a share
-of 1 - TV(p, q) of them comes from the draft. This holds as long as
+The draft model draws x from q and sends q; the verifier accepts x with probability min(1, p(x) / q(x)), p being the
+target's warped distribution. A rejection draws from norm(max(0, p - q)) and ends the round; full acceptance draws a
+bonus from p. So every token follows p, and a share 1 - TV(p, q) comes from the draft, provided that
 
-- x was drawn from exactly the q that is sent: here a truncated one (`support`), with the 32-bit weights that are sent;
-- every decision has its own random number, which a retry does not change. The numbers are seeded by (seed, position,
-  purpose). A position's token is either a residual or a bonus, never both, so these two could share a stream. Since no
-  other decision of this rule uses the noise of `draw`, the bonus is simply `draw`, and a round with nothing drafted
-  (k = 0) is plain decoding, token for token. A draft token whose noise is coupled to the target's draw, as under
-  agreement, would be verified exactly too, because acceptance and residual do not use that noise;
-- the number of drafted tokens depends only on what was known before they were drawn, never on the tokens themselves. So
-  tokens that the target does not have are removed from q beforehand, and do not end a draft as they do under agreement.
+- x was drawn from the q that is sent: truncated (`support`), with 32-bit weights;
+- each decision has its own random number, seeded by (seed, position, purpose), which a retry does not change. The bonus
+  is `draw`, so k = 0 is plain decoding, token for token;
+- the number of drafted tokens does not depend on the tokens: tokens unknown to the target are removed from q before.
 """
 
 from __future__ import annotations
@@ -40,39 +35,34 @@ Logits = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Probabilities `p`, float64 [n], of ascending token `ids`, int64 [n]; every other token has probability 0."""
+    """Probabilities `p`, float64 [n], of ascending token `ids`, int64 [n]; others have probability 0."""
 
     ids: Ids
     p: Floats
 
     def of(self, token: int) -> float:
-        """Returns the probability of `token`."""
         at = int(np.searchsorted(self.ids, token))
         return float(self.p[at]) if at < len(self.ids) and self.ids[at] == token else 0.0
 
     def at(self, share: float) -> int:
-        """Returns the token at `share` of the total mass: a draw from the distribution for a uniform `share`."""
+        """Returns the token at `share` of the mass: a draw for a uniform `share`."""
         mass = np.cumsum(self.p)
         last = int(np.searchsorted(mass, mass[-1]))  # rounding must not reach past it, to a token without mass
         return int(self.ids[min(int(np.searchsorted(mass, share * mass[-1], side="right")), last)])
 
 
 def exactly(sent: SparseDistribution) -> Distribution:
-    """Normalizes the sent weights. fsum rounds once, so both sides divide by the same number on any machine."""
+    """Normalizes sent weights; fsum rounds once, so both sides get the same numbers."""
     weights = np.array(sent.weights)
     return Distribution(np.array(sent.token_ids, dtype=np.int64), weights / math.fsum(sent.weights))
 
 
 def warped(logits: Logits, params: SamplingParams) -> Distribution:
-    """Returns the target's p, which plain decoding draws from; `logits`: float32 [vocabulary]. Raises BadLogits."""
     return Distribution(*probabilities(logits, params))
 
 
 def support(logits: Logits, params: SamplingParams, most: int = SUPPORT) -> SparseDistribution:
-    """Returns the draft's q: its warped distribution, cut to the `most` likeliest tokens above FLOOR.
-
-    `logits`: float32 [vocabulary]. Raises BadLogits.
-    """
+    """Returns the draft's q: the warped distribution, cut to `most` tokens above FLOOR. Raises BadLogits."""
     ids, weights = likeliest(logits, params, most)
     rounded = weights.astype(np.float32)
     kept = rounded >= FLOOR
@@ -82,10 +72,7 @@ def support(logits: Logits, params: SamplingParams, most: int = SUPPORT) -> Spar
 def draft_token(
     logits: Logits, params: SamplingParams, position: int, target_vocab_size: int | None = None, most: int = SUPPORT
 ) -> tuple[int, SparseDistribution]:
-    """Draws the draft's token at `position`; returns it with the distribution that it was drawn from.
-
-    `logits`: float32 [vocabulary]. Only ids below `target_vocab_size` are drawn.
-    """
+    """Draws the draft's token below `target_vocab_size` at `position`; returns it with its q."""
     try:
         sent = support(logits[:target_vocab_size], params, most)
     except BadLogits:
@@ -94,14 +81,14 @@ def draft_token(
 
 
 def acceptance_probability(p: float, q: float) -> float:
-    """Returns min(1, p / q) for a drawn token. Raises ValueError if q is 0, so that it cannot have been drawn."""
+    """Returns min(1, p / q). Raises ValueError if q is 0."""
     if q <= 0:
         raise ValueError("draft: a proposed token has probability 0 in its own distribution")
     return min(1.0, p / q)
 
 
 def residual(p: Distribution, q: Distribution) -> Distribution:
-    """Returns norm(max(0, p - q)), or p if rounding leaves no mass (p = q)."""
+    """Returns norm(max(0, p - q)), or p if rounding leaves no mass."""
     left = p.p.copy()
     at = np.searchsorted(p.ids, q.ids)
     at[at == len(p.ids)] = 0
@@ -112,7 +99,7 @@ def residual(p: Distribution, q: Distribution) -> Distribution:
 
 
 class Chance(Protocol):
-    """The source of the random decisions at draft token i of a round."""
+    """The random decisions at draft token i of a round."""
 
     def accept(self, i: int, probability: float) -> bool:
         """Returns True with this probability."""
@@ -123,10 +110,7 @@ class Chance(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Seeded:
-    """Chance that depends only on the seed and the absolute position.
-
-    `start` is the position of the first draft token.
-    """
+    """Chance by seed and absolute position. `start`: the position of draft token 0."""
 
     seed: int
     start: int
@@ -145,10 +129,7 @@ def reject(
     bonus: Callable[[int], Drawn],
     chance: Chance,
 ) -> Verdict:
-    """Commits draft tokens up to the first rejection and then its correction, or all of them and the bonus.
-
-    `target(i)` is p given the prefix and draft[:i], and `bonus(i)` a draw from it. Both are called only where needed.
-    """
+    """Commits drafts up to the first rejection and its correction, or all and a bonus. target(i): p after draft[:i]."""
     for i, (token, q) in enumerate(zip(draft, drawn_from, strict=True)):
         p = target(i)
         if not chance.accept(i, acceptance_probability(p.of(token), q.of(token))):
@@ -163,11 +144,7 @@ def reject_seeded(
     params: SamplingParams,
     start: int,
 ) -> Verdict:
-    """Applies the rule to `logits(i)`, the target's logits, float32 [vocabulary], after draft[:i].
-
-    `start` is the position of draft[0]. If nothing was `sent`, every token was proposed with probability 1. Raises
-    BadLogits.
-    """
+    """Applies the rule to logits(i) after draft[:i]; nothing `sent`: q is 1. Raises BadLogits."""
     drawn_from = [exactly(each) for each in sent] if sent else [certain(token) for token in draft]
     return reject(
         draft,
@@ -179,5 +156,5 @@ def reject_seeded(
 
 
 def certain(token: int) -> Distribution:
-    """Returns the distribution with all mass on one token: the q of a copied or greedy draft token."""
+    """Returns the q of a copied or greedy token: all mass on it."""
     return Distribution(np.array([token]), np.ones(1))

@@ -1,8 +1,4 @@
-"""Defines a request: one frozen value, made where it enters, that everything on its way holds.
-
-Rows of a step, sessions, and verifiers at a distance read from it what they need, so a new option is one field here and
-the place that reads it.
-"""
+"""A request: one frozen value from the entry on. Rows, sessions and remote verifiers read their options from it."""
 
 from __future__ import annotations
 
@@ -22,14 +18,14 @@ MAX_LOGPROBS = 20
 
 
 class Rule(enum.Enum):
-    """How draft tokens are verified. The values are used on the command line and in reports."""
+    """How drafts are verified. The values are used on the command line and in reports."""
 
     AGREEMENT = "agreement"
     REJECTION = "rejection"
 
 
 class Drafts(enum.Enum):
-    """What drafts for a request: the server's own choice, nothing, or one of the things that it may have."""
+    """Which drafter serves a request."""
 
     AUTO = "auto"
     NONE = "none"
@@ -40,22 +36,15 @@ class Drafts(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a request asks of the models: everything but its prompt and where its text ends.
-
-    `margins`: report the margin between the two best logits of every token. `logprobs`: report the log-probability of
-    every token, and the `logprobs` likeliest tokens in its place. `adapter`: the name of the LoRA adapter that changes
-    the target; empty: none. `features`: hidden states that verdicts carry, for a draft head elsewhere. `drafts`: what
-    drafts; NONE is a `speculation_length` of 0. `speculation_length` and the token limits, if None, take the server's
-    defaults. `deadline` (seconds of time.monotonic) is local to this process and never sent: nothing waits beyond it.
-    """
+    """A request without its prompt and stop conditions. Unset lengths and limits take the server's defaults."""
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
     rule: Rule = Rule.AGREEMENT
-    margins: bool = False
+    margins: bool = False  # report each token's margin to the runner-up
     logprobs: int | None = None
-    adapter: str = ""
+    adapter: str = ""  # the target's LoRA adapter
     features: FeatureSpec | None = None
-    drafts: Drafts = Drafts.AUTO
+    drafts: Drafts = Drafts.AUTO  # NONE is a speculation_length of 0
     speculation_length: int | None = None
     max_new_tokens: int | None = None
     max_total_tokens: int | None = None
@@ -77,29 +66,23 @@ class Request:
 
     @property
     def models_draft(self) -> bool:
-        """Whether a draft model may draft for it. Without, it needs neither a slot of one nor the target's features."""
+        """Whether a draft model may draft; if not, it needs no slot of one and no features."""
         return self.speculation_length != 0 and self.drafts not in (Drafts.NONE, Drafts.LOOKUP)
 
     @property
     def drafts_sample(self) -> bool:
-        """Whether the draft draws from a distribution that the verifier must know."""
+        """Whether the verifier needs the distributions that drafts are drawn from."""
         return self.rule is Rule.REJECTION and not self.sampling.greedy
 
     def most_tokens(self, prompt_length: int) -> int | None:
-        """Returns the most tokens of a sequence that begins with such a prompt, or None if nothing bounds them."""
+        """Returns the most tokens of a sequence with such a prompt; None: unbounded."""
         with_new = None if self.max_new_tokens is None else prompt_length + self.max_new_tokens
         return min((most for most in (with_new, self.max_total_tokens) if most is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest(Request):
-    """A request for one continuation, with its prompt and where its text ends.
-
-    Exactly one of `text`, `token_ids` and `messages`, a chat for the model's template, is set. The fields of `sampling`
-    named in `unset_sampling` take the server's defaults, and are not sent. `receipt`: the end has a signed receipt.
-    `prediction`: a text that the output may be for the most part, which drafts in place of all else; `predicted` are
-    its tokens, set where it is tokenized.
-    """
+    """A request for one continuation, of exactly one of `text`, `token_ids` and `messages` (a chat)."""
 
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
@@ -108,10 +91,10 @@ class GenerationRequest(Request):
     stop_token_ids: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
     ignore_end_of_sequence: bool = False
-    unset_sampling: frozenset[str] = frozenset()
+    unset_sampling: frozenset[str] = frozenset()  # fields that take the server's defaults, unsent
     receipt: bool = False
-    prediction: str = ""
-    predicted: tuple[int, ...] = ()
+    prediction: str = ""  # text like the output, the only drafter
+    predicted: tuple[int, ...] = ()  # its tokens, set where it is tokenized
 
     def __post_init__(self) -> None:
         Request.__post_init__(self)
@@ -128,15 +111,12 @@ class GenerationRequest(Request):
 
     @property
     def of_models(self) -> Request:
-        """The part that rows of steps hold. It is kept small: rows may be sent to other processes in every step."""
+        """The part that rows hold, kept small: rows may go to other processes each step."""
         return Request(**{each.name: getattr(self, each.name) for each in fields(Request)})
 
 
 class RequestOptions(TypedDict, total=False):
-    """Options of a request as callers in Python give them, each with what it must be and what it means.
-
-    Enumerations are given by the names of their members' values.
-    """
+    """Options in Python: type, rule for values, meaning. Enumerations are given by value."""
 
     max_new_tokens: Annotated[
         int | None,
@@ -195,5 +175,4 @@ _ENUMERATIONS: Mapping[str, type[enum.Enum]] = {"rule": Rule, "drafts": Drafts}
 
 
 def members(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options that are enumerations, as members instead of names. Raises InvalidField."""
     return {name: member_named(kind, name, options[name]) for name, kind in _ENUMERATIONS.items() if name in options}

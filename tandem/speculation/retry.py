@@ -1,4 +1,4 @@
-"""Spaces retries and decides when to give up. Pure: clock and chance are arguments."""
+"""Spaces retries and ends them. Pure: clock and chance are arguments."""
 
 from __future__ import annotations
 
@@ -9,26 +9,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 FIRST_SECONDS, LONGEST_SECONDS = 1.0, 30.0
-FULL_SECONDS = 0.2
-"""The wait before a full server is asked again that does not say when."""
-MOST_PATIENT = 64
-"""How many times as long as the first wait for a server a later one may be."""
-MIN_WAIT = 0.3
-"""Shortest wait before giving up on a server, however near the deadline: a health check needs a round trip."""
+FULL_SECONDS = 0.2  # wait for a full server that does not state one
+MOST_PATIENT = 64  # longest wait for a server / first wait
+MIN_WAIT = 0.3  # shortest wait before giving up on a server: a health check needs a round trip
 
 
 def doubled(first: float, longest: float, times: int) -> float:
-    """Returns `first` seconds, doubled so many times, but at most `longest`."""
     return min(longest, first * 2.0 ** min(times, 30))
 
 
 @dataclass(frozen=True, slots=True)
 class Persistence:
-    """How long a request keeps retrying without progress; waits between attempts double from `first` to `longest`.
-
-    It gives up after `seconds`, but not before `attempts` were made, or as many as fit into `seconds` if each fails at
-    once: on a busy machine attempts take longer, and none is lost to that.
-    """
+    """How long a request retries without progress: `seconds`, and at least `attempts` if their waits fit into that."""
 
     seconds: float = 60.0
     first: float = 0.05
@@ -41,11 +33,7 @@ class Persistence:
 
 
 class RetryBudget:
-    """Limits the retries of one request since its last progress.
-
-    `deadline` is the request's own, on the same clock; the request gives up slightly earlier to leave time for its
-    error. `admission`: seconds from `opening` during which full servers are retried.
-    """
+    """The retries of one request since its last progress; full servers are retried for `admission` seconds."""
 
     def __init__(
         self,
@@ -64,27 +52,19 @@ class RetryBudget:
         self.attempts = self.failures = 0  # since the last progress, and of the whole request
 
     def progress(self) -> None:
-        """Resets the budget: the next failure is a new one."""
         self._since, self.attempts = None, 0
 
     def opening(self) -> None:
-        """Starts the `admission` period, because a session is about to be opened or reopened."""
         self._admission_ends = self._clock() + self._admission
 
     def full(self, seconds: float | None) -> float | None:
-        """Returns the seconds to wait before retrying a full server; None when admission has taken too long.
-
-        `seconds`: when the server says to retry, if it does.
-        """
+        """Returns the seconds before retrying a full server, by its hint `seconds`; None after admission."""
         self.progress()
         wait = self.limited(seconds or FULL_SECONDS)
         return None if self._clock() + wait > self._admission_ends else wait
 
     def wait(self) -> float | None:
-        """Returns the seconds to wait before the next attempt (0.0 before the first), or None to give up.
-
-        Half of each wait is random, so that clients that lost the same server do not return at the same time.
-        """
+        """Returns the seconds before the next attempt (0.0 before the first); None: give up."""
         now, persistence = self._clock(), self._persistence
         if self._since is None:
             self._since, self._waited, self._end = now, 0.0, math.inf
@@ -93,7 +73,7 @@ class RetryBudget:
         pause = 0.0
         if self.attempts:
             longest = doubled(persistence.first, persistence.longest, self.attempts - 1)
-            pause = longest * (0.5 + 0.5 * self._chance())
+            pause = longest * (0.5 + 0.5 * self._chance())  # clients of one lost server must not return together
         # Until enough attempts were made, only the waits between them count, not how long each took.
         spent = now - self._since if self.attempts >= persistence.attempts else self._waited
         if spent + pause >= persistence.seconds or now + pause >= self._end:
@@ -105,35 +85,27 @@ class RetryBudget:
 
     @property
     def seconds(self) -> float:
-        """How long the request has been retrying."""
         return 0.0 if self._since is None else self._clock() - self._since
 
     @property
     def over(self) -> bool:
-        """True once the request's deadline has (nearly) passed: a failure now says nothing about the server."""
+        """Whether the deadline has nearly passed: a failure then proves nothing about the server."""
         return self._deadline is not None and self._clock() >= self._deadline - 0.05
 
     def limited(self, seconds: float) -> float:
-        """Limits a call's timeout to the request's deadline."""
+        """Limits a call's timeout to the deadline."""
         return seconds if self._deadline is None else max(0.001, min(seconds, self._deadline - self._clock()))
 
     def before_another(self, seconds: float, share: float) -> float:
-        """Returns how long to wait for a server before trying another: at most `share` of the time until the deadline.
-
-        `seconds` doubles with each failure of the request, up to MOST_PATIENT times, so that slow servers are not left
-        for one another over and over.
-        """
-        wait = doubled(seconds, MOST_PATIENT * seconds, self.failures)
+        """Returns how long to wait for a server before another: at most `share` of the time left."""
+        wait = doubled(seconds, MOST_PATIENT * seconds, self.failures)  # slow servers are not left over and over
         if self._deadline is None:
             return wait
         return max(MIN_WAIT, min(wait, share * (self._deadline - self._clock())))
 
 
 class Backoff:
-    """Schedules trials after a failure: the first after `first` seconds, then doubling the wait up to `longest`.
-
-    A failure soon after a success does not reset the wait: it keeps growing.
-    """
+    """Spaces trials: waits double from `first` to `longest` seconds, and go on growing after a brief success."""
 
     def __init__(
         self,
@@ -149,29 +121,23 @@ class Backoff:
 
     @property
     def seconds(self) -> float:
-        """Seconds since it last went up or down."""
         return self._clock() - self._changed
 
     def ready(self) -> bool:
-        """Returns whether a call may be made now: it is up, or a trial is due."""
         return self.up or self._clock() >= self._next_trial
 
     def due(self) -> bool:
-        """Returns True to one caller per wait period, which must then make the trial."""
+        """Returns True to one caller per wait, which must make the trial."""
         if self.up or not self.ready():
             return False
         self._next_trial = self._clock() + self.wait_seconds
         return True
 
     def given_up(self) -> None:
-        """Records that the last trial ended without an outcome: the next is due in `first` seconds at the latest."""
         self._next_trial = min(self._next_trial, self._clock() + self.first)
 
     def failed(self, trial: bool = False) -> bool:
-        """Records a failure.
-
-        Returns True if the state changes. Calls already under way at the first failure are ignored.
-        """
+        """Records a failure; returns whether the state changes. Earlier calls that fail later are ignored."""
         if not self.up and not trial:
             return False
         changed, again = self.up, trial or self.seconds < self._longest
@@ -182,7 +148,7 @@ class Backoff:
         return changed
 
     def succeeded(self) -> float | None:
-        """Records a success; returns the seconds that it was down, or None if it was up."""
+        """Records a success; returns the seconds of downtime, or None if it was up."""
         if self.up:
             return None
         down = self.seconds

@@ -1,9 +1,8 @@
-"""Runs rounds of a drafter and a verifier, one at a time or several in flight.
+"""Rounds of a drafter and a verifier, one at a time or several in flight.
 
-A round is [last token, d1..dk]. If all of it is accepted, it commits one token more, the bonus. To have another round
-in flight, the drafter drafts that token too (with the noise of the target's draw) and k more after it. If a bonus or
-draft token was wrong, the rounds after it are stale: the verifier computes nothing for them, and drafting starts again
-from the committed tokens. No verdict depends on this, so no token does.
+A round is [last token, d1..dk]; full acceptance commits one more token, the bonus. To have another round in flight, the
+drafter drafts the bonus (with the noise of the target's draw) and k more. A wrong bonus or draft token makes later
+rounds stale: the verifier skips them, and drafting restarts. No verdict depends on this.
 """
 
 from __future__ import annotations
@@ -22,12 +21,11 @@ from tandem.speculation.loop import Rounds
 from tandem.speculation.types import Draft, SparseDistribution, SpeculationStats, Verdict
 
 MAX_IN_FLIGHT = 8
-ATTEMPTS = 3
-"""Times that a round may be stale, its session reopened each time, before the request fails."""
+ATTEMPTS = 3  # stale rounds, each after a reopening, before the request fails
 
 
 class RoundsLost(Exception):
-    """The rounds in flight are lost, and possibly the session. `cause`: the error to report if recovery fails."""
+    """The rounds in flight, and perhaps the session, are lost. `cause`: the error if recovery fails."""
 
     def __init__(self, cause: Exception) -> None:
         super().__init__(str(cause))
@@ -35,12 +33,12 @@ class RoundsLost(Exception):
 
 
 class OutOfStep(RuntimeError):
-    """The verifier holds other tokens than were committed, even after the session was reopened."""
+    """The verifier holds other tokens than were committed, even after a reopening."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to one round; no verdict if it was stale. `network_seconds`: time not spent at the target."""
+    """A round's answer; no verdict if stale. `network_seconds`: time not spent at the target."""
 
     verdict: Verdict | None
     committed_length: int
@@ -48,23 +46,23 @@ class Answer:
 
 
 class TargetSession(Protocol):
-    """The target model's session of one request, in this process or remote."""
+    """The target's session of one request."""
 
     async def open(self, prompt: Sequence[int]) -> None:
         """Takes a KV slot and processes the prompt."""
 
     async def resume(self, tokens: Sequence[int], cause: Exception) -> None:
-        """Reopens the session with the committed `tokens`, after RoundsLost or OutOfStep. May raise `cause`."""
+        """Reopens the session with the committed `tokens`, or raises `cause`."""
 
     async def close(self) -> None:
-        """Frees the slot. May be called at any time, and more than once."""
+        """Frees the slot; idempotent, at any time."""
 
 
 class Verifier(TargetSession, Protocol):
     """Answers rounds in order."""
 
     def send(self, tokens: Sequence[int], draft: Draft) -> asyncio.Future[Answer]:
-        """Sends a round that extends `tokens`, which stay as they are. The answer may raise RoundsLost."""
+        """Sends a round that extends `tokens`, which must not change. The answer may raise RoundsLost."""
 
 
 class VerifierHere(Verifier):
@@ -73,7 +71,6 @@ class VerifierHere(Verifier):
     async def verify(
         self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
     ) -> Verdict:
-        """Runs one pass over [last of tokens, draft...] and returns what the target commits after `tokens`."""
         raise NotImplementedError
 
     def send(self, tokens: Sequence[int], draft: Draft) -> asyncio.Future[Answer]:
@@ -88,7 +85,7 @@ class VerifierHere(Verifier):
 
 @dataclass(slots=True)
 class _Flight:
-    """A round in flight: its draft, and when it was sent. `ahead`: it began with a drafted bonus token."""
+    """A round in flight. `ahead`: it begins with a drafted bonus token."""
 
     draft: Draft
     answer: asyncio.Future[Answer]
@@ -98,16 +95,13 @@ class _Flight:
 
 @dataclass(slots=True)
 class DraftedRounds(Rounds):
-    """Rounds with as many in flight as `depth` chooses; None: each waits for its verdict. No drafter: plain decoding.
-
-    Nothing is drafted ahead beyond `most_total` tokens, prompt included, or `most_new` tokens without it.
-    """
+    """Rounds with up to `depth` in flight (None: one). No drafter: plain decoding."""
 
     verifier: Verifier
     drafter: Drafter | None = None
     depth: Depth | None = None
     stats: SpeculationStats = field(default_factory=SpeculationStats)
-    most_total: int = sys.maxsize
+    most_total: int = sys.maxsize  # tokens, prompt included, that are drafted ahead
     most_new: int | None = None
     clock: Callable[[], float] = time.perf_counter
     _end: int = 0
@@ -126,7 +120,7 @@ class DraftedRounds(Rounds):
         self._end = self.most_total if self.most_new is None else min(self.most_total, len(prompt) + self.most_new)
 
     async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
-        """Returns the verdict on the round that extends `tokens`: one in flight already, or a new one of `k` drafts."""
+        """Returns the verdict on the round after `tokens`: one in flight, or a new one of `k` draft tokens."""
         self._k, self._model_k = k, model_k
         if not self._flights and not (self._ahead and await self._ahead_sent()):
             self._path = tokens
@@ -163,7 +157,7 @@ class DraftedRounds(Rounds):
             await self.verifier.close()
 
     async def _first_answer(self) -> Answer:
-        """Waits for the answer to the oldest round in flight; meanwhile drafts ahead as far as it pays and may go."""
+        """Waits for the oldest round in flight, and drafts ahead as far as it pays."""
         answer = self._flights[0].answer
         while not answer.done():
             deepest = self.depth.of(self._k) if self.depth else 1
@@ -179,10 +173,7 @@ class DraftedRounds(Rounds):
         return answer.result()
 
     async def _draft_ahead(self) -> bool:
-        """Drafts the bonus token of the last round in flight and a round after it, and sends that.
-
-        Returns False if no bonus token was drafted.
-        """
+        """Drafts and sends a bonus token and a round after it; returns False without bonus."""
         bonus = await self._drafted(bonus=True)
         self.stats.spent(bonus)
         if not bonus.token_ids:
@@ -192,14 +183,12 @@ class DraftedRounds(Rounds):
         return True
 
     async def _ahead_sent(self) -> bool:
-        """Waits for the round that is being drafted. Raises what the drafter raises."""
         assert self._ahead is not None
         sent = await self._ahead
         self._ahead, self._no_bonus = None, not sent
         return sent
 
     async def _drafted(self, bonus: bool = False) -> Draft:
-        """Drafts what follows the path: a round, or its bonus token."""
         began, path, drafter = self.clock(), self._path, cast(BonusDrafter, self.drafter)
         if bonus:
             draft = await drafter.draft_bonus(path)
@@ -210,7 +199,6 @@ class DraftedRounds(Rounds):
         return draft
 
     def _send(self, draft: Draft, ahead: bool) -> None:
-        """Sends a round that extends the path."""
         if self.depth:
             self.stats.sent(len(self._flights))
         answer = self.verifier.send(self._path, draft)
@@ -218,14 +206,11 @@ class DraftedRounds(Rounds):
         self._path = [*self._path, *draft.token_ids]
 
     def _follows(self, tokens: Sequence[int], flight: _Flight, verdict: Verdict, network_seconds: float) -> bool:
-        """Records a verdict; returns whether it matches the path, so that the rounds in flight after it continue.
-
-        Counts as network time only waiting that nothing else explains: overlapping rounds do not wait twice.
-        """
+        """Records a verdict; returns whether the rounds in flight still follow."""
         now, beside_target = self.clock(), verdict.queue_seconds + verdict.compute_seconds
         waited = now - max(flight.sent, self._answered) - beside_target
         self._answered = now
-        self.stats.network_seconds += min(network_seconds, max(0.0, waited))
+        self.stats.network_seconds += min(network_seconds, max(0.0, waited))  # overlapping rounds do not wait twice
         self.stats.guessed_rounds += flight.ahead
         self._no_bonus = False
         if not self.depth:
@@ -236,7 +221,6 @@ class DraftedRounds(Rounds):
         return matches or not (self._flights or self._ahead)
 
     async def _drop_in_flight(self) -> None:
-        """Drops all rounds in flight and the one being drafted, which are stale."""
         if self._ahead:
             self._ahead.cancel()
             await asyncio.gather(self._ahead, return_exceptions=True)

@@ -1,7 +1,4 @@
-"""Applies a request's verification rule to logits, for the draft and for the target. Runners call this.
-
-At temperature 0, and with nothing drafted, both rules are the same: comparison with the target's own draws.
-"""
+"""Applies a request's verification rule to logits. At temperature 0 or k = 0 both rules are agreement."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from tandem.speculation.types import Request, SamplingParams, SparseDistribution
 
 
 def settled(best: int, params: SamplingParams, processor: Processor | None, draft: Sequence[int]) -> bool:
-    """Returns whether the token after `draft` is `best`, the id of the largest raw logit (-1: none is sound)."""
+    """Returns whether `best`, the id of the largest raw logit (-1: not finite), is the next token."""
     return best >= 0 and params.greedy and (processor is None or processor.keeps(best, draft))
 
 
@@ -31,11 +28,7 @@ def draft_token(
     processor: Processor | None = None,
     drafted: Sequence[int] = (),
 ) -> tuple[int, SparseDistribution | None]:
-    """Draws a draft token for `position`; returns it with its distribution, if the verifier must know that.
-
-    `logits`: float32 [vocabulary]. `target_vocab_size` is used by the rejection rule only.
-    `drafted`: the draft tokens before it, which `processor` needs.
-    """
+    """Draws a draft token after `drafted`; returns it with its q, if the verifier needs that."""
     params = request.sampling
     try:
         if params.greedy and settled(best := best_token(logits), params, processor, drafted):
@@ -62,12 +55,7 @@ def verify_draft(
     logprobs_of: LogprobsOf = all_logprobs,
     best: Callable[[int], int] | None = None,
 ) -> Verdict:
-    """Returns what a round commits.
-
-    `logits(i)`: the target's logits, float32 [vocabulary], after draft[:i]. `start`: the position of draft[0].
-    `processor` changes logits before tokens are drawn. `best(i)`: the id of the largest of logits(i), -1 if they are
-    unsound; None: to be found. Raises BadLogits.
-    """
+    """Returns what a round commits, by logits(i) after draft[:i] and their best(i). Raises BadLogits."""
     params = request.sampling
     best = best or (lambda i: best_token(logits(i)))
 

@@ -1,9 +1,4 @@
-"""Decides what a verifier that never waits does next: which draft it verifies, whether it steps plainly, or pauses.
-
-It runs on by itself up to a limit that its client moves: the tokens that the client has not acknowledged are bounded,
-so that a client that reads slowly stops the target, and a stop token ends the run. Where no draft continues what is
-committed, a copy from the text is verified if it gains more than it costs: it needs no round trip.
-"""
+"""The next step of a verifier that never waits: a draft, a copy, a plain step, or a pause at its client's limits."""
 
 from __future__ import annotations
 
@@ -15,33 +10,24 @@ from dataclasses import dataclass
 from tandem.speculation.lookup_policy import PolicedLookup
 from tandem.speculation.types import MAX_DRAFTED
 
-MAX_UNREAD = 256
-"""Tokens that a run may be ahead of those that its client has acknowledged."""
-DRAFTING = 16
-"""Steps without a draft from the client after which it is taken to rest."""
+MAX_UNREAD = 256  # tokens that a run may be ahead of the client's acknowledgement
+DRAFTING = 16  # steps without a client's draft after which the client rests
 
 
 @dataclass(frozen=True, slots=True)
 class RunMessage:
-    """A client's message to a run: a draft after `base_length` tokens ending in `last_token`, and the run's new limits.
-
-    It acknowledges those tokens. The run goes on until `run_until` tokens are committed, prompt included; each of its
-    steps verifies at most `most_drafts` draft tokens, or `most_copies` tokens copied from the text.
-    """
+    """A client's draft after `base_length` tokens, which it acknowledges, and the run's new limits."""
 
     base_length: int
     last_token: int
     token_ids: tuple[int, ...]
-    run_until: int
-    most_drafts: int
-    most_copies: int = 0
+    run_until: int  # tokens, prompt included
+    most_drafts: int  # per step
+    most_copies: int = 0  # per step, from the text
 
 
 class SelfPacedRun:
-    """The run of one session. It ends at one of the tokens `stops`. `lookup`: for copies, opened with `tokens`.
-
-    Messages come on the event loop; `follow` and `next_draft` may be called on the device's thread.
-    """
+    """One session's run. Messages come on the event loop; `follow` and `next_draft` may run on the device's thread."""
 
     def __init__(
         self,
@@ -60,11 +46,9 @@ class SelfPacedRun:
         self.news = asyncio.Event()  # a message has come
         self.messages = 0
         self.stopped = False
-        self.copied = False
-        """Whether the newest draft is a copy from the text."""
+        self.copied = False  # the newest draft is a copy
 
     def receive(self, message: RunMessage) -> None:
-        """Stores a message's drafts and moves the limits."""
         self.messages += 1
         with self._lock:
             self._until, self._most, self._most_copies = message.run_until, message.most_drafts, message.most_copies
@@ -77,13 +61,13 @@ class SelfPacedRun:
         self.news.set()
 
     def _keep(self, late: tuple[int, ...], draft: tuple[int, ...]) -> None:
-        """Keeps a new draft unless `late`, committed meanwhile, contradicts it, or the last one begins with it."""
+        """Keeps a draft unless tokens committed meanwhile contradict it, or the kept one begins with it."""
         ahead = draft[len(late) :][:MAX_DRAFTED]
         if draft[: len(late)] == late and self._draft[: len(ahead)] != ahead:
             self._draft = ahead
 
     def next_draft(self) -> tuple[int, ...] | None:
-        """Returns the draft that the next step verifies, empty for a plain step, or None while the run must pause."""
+        """Returns the next step's draft, empty for a plain step; None: pause."""
         with self._lock:
             room = min(self._until, self._acknowledged + self._max_unread) - len(self.tokens)
             if self.stopped or room < 1:
@@ -98,11 +82,9 @@ class SelfPacedRun:
 
     @property
     def client_is_drafting(self) -> bool:
-        """Whether the client has drafted lately, so that each step is reported to it at once."""
         return self._undrafted <= DRAFTING
 
     def follow(self, token_ids: Sequence[int]) -> None:
-        """Takes the tokens that a step committed."""
         with self._lock:
             committed, self._draft = self._draft[: len(token_ids)], self._draft[len(token_ids) :]
             if committed != tuple(token_ids):
@@ -111,10 +93,9 @@ class SelfPacedRun:
         self.note_stops(token_ids)
 
     def stepped(self, drafted: int, seconds: float, rows: int) -> None:
-        """Records a step of `rows` rows, which verified `drafted` draft tokens of this one; 0 seconds: not known."""
+        """Records a step of `rows` rows; this one verified `drafted` draft tokens. 0 seconds: unknown."""
         if self._lookup and self._most_copies and seconds > 0:
             self._lookup.stepped(drafted, seconds, rows)
 
     def note_stops(self, token_ids: Sequence[int]) -> None:
-        """Ends the run if a stop is among these tokens, of a step or of a reply that is replayed."""
         self.stopped = self.stopped or not self._stops.isdisjoint(token_ids)

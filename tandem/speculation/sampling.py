@@ -1,4 +1,4 @@
-"""Defines how a request's tokens are drawn: warping, seed, penalties, biases and the structure of the output."""
+"""How tokens are drawn: warping, seed, penalties, biases, structure."""
 
 from __future__ import annotations
 
@@ -17,21 +17,19 @@ from tandem.speculation.errors import WrongType
 Member = TypeVar("Member", bound=enum.Enum)
 
 MAX_BIASES = 1024
-LEAST_REPETITION_PENALTY = 0.01
-"""Far below it, a logit divided by it is infinite in 32 bits."""
-LONGEST_STRUCTURE = 65536
-"""Characters of a structure's text."""
+LEAST_REPETITION_PENALTY = 0.01  # far lower ones overflow 32-bit logits
+LONGEST_STRUCTURE = 65536  # characters
 
 
 def member_named(kind: type[Member], field: str, name: str) -> Member:
-    """Returns the member of an enumeration whose value is `name`. Raises InvalidField naming the field."""
+    """Returns the enumeration's member of value `name`. Raises InvalidField."""
     if name not in {member.value for member in kind}:
         raise InvalidField(field, f"{name!r} is not one of {', '.join(member.value for member in kind)}")
     return kind(name)
 
 
 class StructureKind(enum.Enum):
-    """The language that a structure is written in. The values are used in messages."""
+    """A structure's language. The values are used in messages."""
 
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
@@ -42,11 +40,10 @@ class StructureKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """What the whole output must match: a JSON schema, a regular expression, one of several strings, or a grammar.
+    """What the whole output must match; it may end only at a match, with an end-of-sequence token.
 
-    `text`: a JSON object, an expression in the syntax of Rust's regex, a JSON list of strings, or a Lark grammar. The
-    output may end only where it matches, and then only with an end-of-sequence token. Of the kind TOKENS, it is a JSON
-    list of token ids that the output begins with, whatever follows: with `logprobs`, that scores a known text.
+    `text`: a JSON schema, a regex in Rust's syntax, a JSON list of strings, or a Lark grammar. Of kind TOKENS: a JSON
+    list of token ids that the output begins with; with `logprobs`, that scores a known text.
     """
 
     kind: StructureKind
@@ -70,7 +67,6 @@ class Structure:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The strings of a choice. Raises InvalidField."""
         choices = self._json()
         if not (isinstance(choices, list) and choices and all(isinstance(c, str) and c for c in choices)):
             raise InvalidField("structure", "the choice is not a JSON list of strings that are not empty")
@@ -78,7 +74,6 @@ class Structure:
 
     @property
     def known_tokens(self) -> tuple[int, ...]:
-        """The token ids that the output begins with. Raises InvalidField."""
         tokens = self._json()
         if not (isinstance(tokens, list) and tokens and all(type(token) is int and token >= 0 for token in tokens)):
             raise InvalidField("structure", "the tokens are not a JSON list of token ids")
@@ -93,22 +88,17 @@ class Structure:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 keep every token.
-
-    `logit_bias`: (token id, bias) with ascending ids. Presence and frequency penalties are subtracted from the logits
-    of generated tokens, as in OpenAI's API; the repetition penalty divides (or, below 0, multiplies) the logits of
-    tokens of the prompt or output, as in transformers. `structure`: what the output must match.
-    """
+    """How tokens are drawn. Temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 keep every token."""
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, bias), ascending
+    presence_penalty: float = 0.0  # of output tokens, subtracted, as OpenAI's
     frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    repetition_penalty: float = 1.0  # of prompt and output, divides (below 0 multiplies), as in transformers
     structure: Structure | None = None
 
     def __post_init__(self) -> None:
@@ -155,7 +145,6 @@ class SamplingParams:
 
     @property
     def processed(self) -> tuple[str, ...]:
-        """The fields that change logits depending on the tokens before them; usually none."""
         return tuple(name for name, plain in _PLAIN if getattr(self, name) != plain)
 
 
@@ -167,8 +156,8 @@ _TYPES: tuple[tuple[tuple[str, ...], Any, str], ...] = (
     (("structure",), Structure | None, "a tandem.Structure, or None"),
 )
 
+# A server may have defaults of these.
 SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty")
-"""The fields for which a server may have defaults of its own."""
 
 _PLAIN: tuple[tuple[str, object], ...] = (
     ("logit_bias", ()),

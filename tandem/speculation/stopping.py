@@ -1,4 +1,4 @@
-"""Ends a generation at the first stop condition. Nothing is ever emitted past a stop."""
+"""Ends a generation at the first stop condition; nothing after it is emitted."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from tandem.speculation.types import Chunk, FinishReason, TokenLogprobs
 
 
 class TextStream(Protocol):
-    """Decodes tokens to text incrementally. Special tokens have no text."""
+    """Decodes tokens incrementally; special tokens have no text."""
 
     def push(self, token: int) -> str:
-        """Returns the text completed by this token; "" while a character is incomplete."""
+        """Returns the text that the token completes."""
 
     def flush(self) -> str:
-        """Returns the text held back, with replacement characters where it is incomplete."""
+        """Returns the rest, with replacement characters."""
 
 
 class NoText:
-    """A TextStream without a tokenizer: the output has no text."""
-
     def push(self, token: int) -> str:
         return ""
 
@@ -31,9 +29,7 @@ class NoText:
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
-    """The stop conditions of a generation; `max_new_tokens` already respects the sequence length."""
-
-    max_new_tokens: int
+    max_new_tokens: int  # within the sequence length
     end_of_sequence_ids: frozenset[int] = frozenset()
     stop_token_ids: frozenset[int] = frozenset()
     stop_strings: tuple[str, ...] = ()
@@ -41,7 +37,7 @@ class StopRules:
 
 @dataclass(slots=True)
 class Stopping:
-    """Cuts committed tokens at the first stop, and holds back text that may become a stop string."""
+    """Cuts tokens at the first stop; holds back text that may become a stop string."""
 
     rules: StopRules
     text: TextStream
@@ -51,11 +47,10 @@ class Stopping:
 
     @property
     def remaining(self) -> int:
-        """The number of tokens that may still be produced."""
         return 0 if self.reason else self.rules.max_new_tokens - self.emitted
 
     def left_after(self, tokens: Sequence[int]) -> int:
-        """Returns how many tokens may still be produced after `tokens`; 0 if none, or if it depends on their text."""
+        """Returns the tokens that may follow `tokens`; 0 also if their text decides."""
         rules = self.rules
         stops = any(t in rules.end_of_sequence_ids or t in rules.stop_token_ids for t in tokens)
         if self.reason or rules.stop_strings or stops:
@@ -65,7 +60,7 @@ class Stopping:
     def push(
         self, tokens: Sequence[int], margins: Sequence[float] = (), logprobs: Sequence[TokenLogprobs] = ()
     ) -> Chunk:
-        """Returns the part of the newly committed `tokens` up to and including the stop, with its text."""
+        """Returns `tokens` up to and including the stop, with their text."""
         kept: list[int] = []
         text = ""
         for token in tokens:
@@ -93,20 +88,15 @@ class Stopping:
         return text
 
     def _finish(self, reason: FinishReason) -> str:
-        """Ends the generation and returns the rest of the text, up to a stop string if it completes one."""
         self.reason = reason
         self._held += self.text.flush()
         return self._held[: self._stop_in_held()]
 
     def _stop_in_held(self) -> int | None:
-        """Returns where the first stop string begins in the text held back; None if there is none."""
         return min((at for each in self.rules.stop_strings if (at := self._held.find(each)) >= 0), default=None)
 
     def _begun(self) -> int:
-        """Returns the length of the longest end of the text held back that may become a stop string.
-
-        All of what was held before had begun one, so that each character is looked at about once for each string.
-        """
+        """Returns the length of the held text's longest suffix that may become a stop string."""
         strings, held = self.rules.stop_strings, self._held
         if not strings:
             return 0

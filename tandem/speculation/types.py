@@ -1,7 +1,4 @@
-"""Defines the data types of a generation: request, drafts, verdicts, chunks and statistics.
-
-The types are independent of any wire format.
-"""
+"""Data types of a generation, independent of wire formats."""
 
 from __future__ import annotations
 
@@ -24,16 +21,12 @@ from tandem.speculation.sampling import SamplingParams as SamplingParams
 from tandem.speculation.sampling import Structure as Structure
 from tandem.speculation.sampling import StructureKind as StructureKind
 
-MAX_DRAFTED = 256
-"""The most draft tokens that a message brings and a run holds."""
+MAX_DRAFTED = 256  # draft tokens of a message, and of a run
 
 
 @dataclass(frozen=True, slots=True)
 class SparseDistribution:
-    """The distribution that a draft token was drawn from: ascending ids, each with a 32-bit float weight above 0.
-
-    This is exactly what crosses the wire, so the drafter and the verifier compute with the same numbers.
-    """
+    """A draft token's distribution as sent: ascending ids, 32-bit float weights above 0."""
 
     token_ids: tuple[int, ...]
     weights: tuple[float, ...]
@@ -55,7 +48,7 @@ class SparseDistribution:
 
 
 class FinishReason(enum.Enum):
-    """Why a generation ended. The values are those of the wire format."""
+    """Why a generation ended. The values are the wire format's."""
 
     END_OF_SEQUENCE = 1
     STOP_TOKEN = 2
@@ -65,11 +58,7 @@ class FinishReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """The log-probability of a token, and of the likeliest tokens in its place, as (token id, log-probability).
-
-    They are the target's own: log-softmax of its raw logits, before temperature, penalties, biases and structure, in
-    64-bit arithmetic. `top` is sorted by value, then by id.
-    """
+    """Log-softmax of the target's raw logits, before warping, of a token and the `top` (id, value), best first."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
@@ -84,45 +73,32 @@ class Proposer(enum.Enum):
 
 @dataclass(slots=True)
 class Verdict:
-    """The result of one verification: `accepted` draft tokens, then one token drawn by the target.
-
-    It is not copied on its way: the step that makes it notes its size, and the sequence its seconds, once. They are
-    measured next to the target; so is when its step `ended` (perf_counter; of a step elsewhere: when it was read, or
-    0). `margins` (in logits, 0 is a tie) are filled in only on request, and never under the rejection rule, which
-    compares no scores; `logprobs` on request, one per token. `rows` rows shared the step; the widest had `width` tokens
-    (0: unknown, taken to be this row's), and all of them together `step_tokens` (0: unknown, taken to be rows * width).
-    `features`, on request: those of the last token that was fed before and of the accepted tokens, as bytes (see
-    features.py).
-    """
+    """One verification's result: `accepted` draft tokens, then one drawn by the target, whose seconds these are."""
 
     token_ids: tuple[int, ...]
     accepted: int
     queue_seconds: float = 0.0
     compute_seconds: float = 0.0
-    margins: tuple[float, ...] = ()
-    rows: int = 1
-    width: int = 0
-    step_tokens: int = 0
+    margins: tuple[float, ...] = ()  # logits, on request, under agreement
+    rows: int = 1  # of the step
+    width: int = 0  # tokens of the widest row; 0: this row's
+    step_tokens: int = 0  # 0: rows * width
     logprobs: tuple[TokenLogprobs, ...] = ()
-    features: bytes = b""
-    ended: float = 0.0
+    features: bytes = b""  # of the last token fed before, and of the accepted ones
+    ended: float = 0.0  # perf_counter; 0: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Proposed tokens, the proposer of each, and the seconds they took in steps shared by `rows` rows.
-
-    Under the rejection rule `distributions` holds the distribution that each token was drawn from; if it is empty, each
-    token was proposed with probability 1. `ahead`: the round did not wait for it.
-    """
+    """Proposed tokens and the seconds of their steps."""
 
     token_ids: tuple[int, ...] = ()
     queue_seconds: float = 0.0
     compute_seconds: float = 0.0
     proposed_by: tuple[Proposer, ...] = ()
-    distributions: tuple[SparseDistribution, ...] = ()
-    rows: int = 1
-    ahead: bool = False
+    distributions: tuple[SparseDistribution, ...] = ()  # under rejection, per token; empty: probability 1
+    rows: int = 1  # of the steps
+    ahead: bool = False  # the round did not wait for it
 
     def __post_init__(self) -> None:
         if self.distributions and len(self.distributions) != len(self.token_ids):
@@ -132,13 +108,12 @@ class Draft:
 
 
 def model_part(k: int, model_k: int | None) -> int:
-    """Returns how many of `k` draft tokens a model may propose; all of them if `model_k` is None."""
     return k if model_k is None else min(k, model_k)
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens committed together, and the text that they complete. `logprobs`: one per token, if asked for."""
+    """Tokens committed together, and the text that they complete."""
 
     token_ids: tuple[int, ...] = ()
     text: str = ""
@@ -156,11 +131,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class SpeculationStats:
-    """Statistics of one request, defined in generation.proto. Times are in seconds, bytes are of protobuf payload.
-
-    `placement`: where the models ran, if not as the server's role says ("apart" for a fused pair's); known there alone,
-    like `verifiers`: receipt key, arithmetic and adapter revision of each verifier elsewhere, in turn.
-    """
+    """Statistics of one request, defined in generation.proto. Bytes are protobuf payload."""
 
     rounds: int = 0
     drafted: int = 0
@@ -181,12 +152,12 @@ class SpeculationStats:
     sent_by_depth: list[int] = field(default_factory=list)
     guessed_rounds: int = 0
     undrafted_rounds: int = 0
-    placement: str = ""
+    placement: str = ""  # if not as the server's role says
     run_steps: int = 0
     wasted_steps: int = 0
     cached_prompt_tokens: int = 0
     feature_bytes: int = 0
-    verifiers: list[tuple[str, str, str]] = field(default_factory=list)
+    verifiers: list[tuple[str, str, str]] = field(default_factory=list)  # receipt key, arithmetic, adapter revision
 
     @property
     def wasted_drafts(self) -> int:
@@ -194,7 +165,7 @@ class SpeculationStats:
 
     @property
     def mean_in_flight(self) -> float | None:
-        """The mean number of rounds in flight when a round was sent, counting that round."""
+        """The mean number of rounds in flight when one was sent, that one included."""
         sent = sum(self.sent_by_depth)
         return sum((i + 1) * n for i, n in enumerate(self.sent_by_depth)) / sent if sent else None
 
@@ -203,33 +174,30 @@ class SpeculationStats:
         return len(self.sent_by_depth)
 
     def sent(self, others: int) -> None:
-        """Counts a round that was sent while `others` others were in flight."""
         self.sent_by_depth += [0] * (others + 1 - len(self.sent_by_depth))
         self.sent_by_depth[others] += 1
 
     def stale(self, draft: Draft, drafted_bonus: bool = True) -> None:
-        """Counts a round that was sent ahead and committed nothing; `drafted_bonus`: it began with a bonus token."""
+        """Counts a round sent ahead that committed nothing."""
         self.stale_rounds += 1
         self.stale_drafts += len(draft.token_ids) + drafted_bonus
         self.spent(draft)
 
     def spent(self, draft: Draft) -> None:
-        """Adds the seconds that a draft took."""
         self.draft_seconds += draft.compute_seconds
         self.queue_seconds += draft.queue_seconds
 
     @property
     def rounds_by_length(self) -> list[int]:
-        """Entry n is the number of rounds that verified n draft tokens."""
+        """Entry n: rounds that verified n draft tokens."""
         return rounds_by_length(self.rounds, self.drafted_per_position)
 
     @property
     def acceptance_histogram(self) -> tuple[int, ...]:
-        """Entry n is the number of rounds of which n draft tokens were accepted, up to the longest draft."""
+        """Entry n: rounds that accepted n draft tokens."""
         return tuple(rounds_by_length(self.rounds, self.accepted_per_position))
 
     def observe(self, drafted: Sequence[int], verdict: Verdict, proposed_by: Sequence[Proposer] = ()) -> None:
-        """Counts a verified round, and its draft tokens by proposer as far as that is known."""
         self.rounds += 1
         self.drafted += len(drafted)
         self.accepted += verdict.accepted
@@ -248,14 +216,14 @@ class SpeculationStats:
 
 
 def rounds_by_length(rounds: int, drafted_per_position: Sequence[int]) -> list[int]:
-    """Returns how many of the rounds had exactly 0, 1, 2, ... draft tokens, or accepted ones, by those of positions."""
+    """Returns the rounds with exactly 0, 1, 2, ... draft (or accepted) tokens."""
     at_least = [rounds, *drafted_per_position]
     return [max(0, n - longer) for n, longer in itertools.zip_longest(at_least, at_least[1:], fillvalue=0)]
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationEnd:
-    """Ends the stream of a generation: why it stopped, token counts and statistics; a receipt's JSON if asked for."""
+    """The end of a generation: why, counts, statistics, and the receipt's JSON."""
 
     finish_reason: FinishReason
     prompt_tokens: int

@@ -1,4 +1,4 @@
-"""Chooses whether the rounds of a request wait for a target at a distance, when its session opens."""
+"""Whether a request's rounds wait for a remote target, chosen when its session opens."""
 
 from __future__ import annotations
 
@@ -11,16 +11,11 @@ from tandem.speculation.lookahead import LookaheadPolicy
 from tandem.speculation.loop import Rounds
 from tandem.speculation.types import Draft, Verdict
 
-NEAR_SECONDS = 0.005
-"""Until the times of a target are known, a round trip below this is waited for."""
+NEAR_SECONDS = 0.005  # a shorter round trip is waited for until the target's times are known
 
 
 def never_waits(pipeline: Pipeline, most: int, estimate: Estimate, opening_rtt: float = 0.0) -> bool:
-    """Returns whether a target that never waits is expected to serve best, with drafts of at most `most` tokens.
-
-    In replays it did from a round trip of a tenth of a step on. Nearer, drafts may come from the target's own machine,
-    whose steps drafting ahead slows.
-    """
+    """Returns whether a never-waiting target likely serves best, with drafts of at most `most` tokens."""
     if pipeline is not Pipeline.AUTO:
         return pipeline is Pipeline.NEVER_WAITING
     if most == 0:
@@ -31,18 +26,14 @@ def never_waits(pipeline: Pipeline, most: int, estimate: Estimate, opening_rtt: 
 
 @dataclass(slots=True)
 class ChosenRounds(Rounds):
-    """Rounds of one of two ways at the same session, with the same drafter.
+    """Rounds of one of two ways at the same session, with the same drafter."""
 
-    `opens` opens the session, and returns whether the target runs already; if not, `runs` decides. `measures_steps`:
-    the rounds that wait do not record how long steps take.
-    """
-
-    opens: Callable[[Sequence[int]], Awaitable[bool]]
+    opens: Callable[[Sequence[int]], Awaitable[bool]]  # whether the target already runs
     runs: Callable[[], bool]
     waiting: Rounds
     running: Rounds
     lookahead: LookaheadPolicy
-    measures_steps: bool = False
+    measures_steps: bool = False  # waiting rounds do not
     _chosen: Rounds | None = None
 
     async def open(self, prompt: Sequence[int]) -> None:
