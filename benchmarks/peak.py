@@ -5,11 +5,14 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tandem.runners.native.build import find_compiler
 from tandem.runners.native.library import ModelShape
+
+FEWEST_BY_TILES = 9
+"""The fewest tokens for which AMX tiles are used: those that take AVX-512 VNNI two passes."""
 
 
 @dataclass(frozen=True)
@@ -23,13 +26,31 @@ class Peak:
         return rate / self.rate if self.rate else None
 
     def __str__(self) -> str:
-        return f"{self.rate / 1e9:.0f} G a second by {self.instruction}" if self.rate else "not measured"
+        return f"{self.rate / 1e9:.0f} G a second by {self.instruction}"
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Of instructions on registers, and of AMX tiles where products of many tokens go through them (tiles.h)."""
+
+    registers: Peak = field(default_factory=Peak)
+    tiles: Peak = field(default_factory=Peak)
+
+    def of(self, tokens: int, by_tiles: bool = True) -> Peak:
+        """The peak of what multiplies so many tokens."""
+        return self.tiles if by_tiles and self.tiles.rate and tokens >= FEWEST_BY_TILES else self.registers
+
+    def __str__(self) -> str:
+        return "; ".join(str(peak) for peak in (self.registers, self.tiles) if peak.rate) or "not measured"
 
 
 class Meter:
-    """Measures the peak on the calling thread, in processor time; the greatest of all measurements counts."""
+    """Measures the peaks on the calling thread, in processor time; the greatest of all measurements counts.
 
-    def __init__(self) -> None:
+    `by_tiles`: products go through AMX tiles here, so their peak is measured too.
+    """
+
+    def __init__(self, by_tiles: bool) -> None:
         with tempfile.TemporaryDirectory() as folder:
             made = Path(folder) / "peak.so"
             source = Path(__file__).with_name("peak.cpp")
@@ -37,13 +58,17 @@ class Meter:
             subprocess.run([find_compiler(), *flags, str(source), "-o", str(made)], check=True)
             library = ctypes.CDLL(str(made))
         library.instruction.restype = ctypes.c_char_p
-        library.peak.restype = ctypes.c_double
-        self._library = library
-        self.best = Peak(library.instruction().decode())
+        library.peak.restype = library.peak_of_tiles.restype = ctypes.c_double
+        self._library, self._by_tiles = library, by_tiles
+        self.best = Peaks(Peak(library.instruction().decode()), Peak("tdpbsud") if by_tiles else Peak())
 
-    def measure(self, times: int = 1) -> Peak:
+    def measure(self, times: int = 1) -> Peaks:
         for _ in range(times):
-            self.best = replace(self.best, rate=max(self.best.rate, float(self._library.peak())))
+            registers, tiles = self.best.registers, self.best.tiles
+            registers = replace(registers, rate=max(registers.rate, float(self._library.peak())))
+            if self._by_tiles:
+                tiles = replace(tiles, rate=max(tiles.rate, float(self._library.peak_of_tiles())))
+            self.best = Peaks(registers, tiles)
         return self.best
 
 

@@ -28,23 +28,24 @@ from benchmarks import quantised
 from benchmarks.arguments import Parser, positive
 from benchmarks.keeping import kept
 from benchmarks.others import watch
-from benchmarks.peak import Meter, Peak
+from benchmarks.peak import Meter, Peaks
 from tandem.checkpoints.gguf_blocks import FORMATS
 from tandem.runners.native import build
 from tandem.runners.native.library import Matrix, ModelShape, load_library
 from tandem.runners.native.runner import NativeRunner
+from tandem.runners.native.tiles import TileState, use_tiles
 
 INPUTS, OUTPUTS = 512, 1536
 """A matrix that stays in a core's own cache."""
 PRODUCT_TOKENS, STEP_TOKENS = (1, 4, 8, 16, 64), (1, 2, 4, 8, 16, 64)
-HERE, BEFORE = "here", "before"
+HERE, WITHOUT, BEFORE = "here", "without tiles", "before"
 
 
 @dataclass
 class Outcome:
     """`products`: multiply-adds a second, `steps`: least milliseconds; both by version, format and tokens."""
 
-    peak: Peak = field(default_factory=Peak)
+    peaks: Peaks = field(default_factory=Peaks)
     busy: float | None = None
     products: dict[str, dict[str, dict[int, float]]] = field(default_factory=dict)
     steps: dict[str, dict[str, dict[int, float]]] = field(default_factory=dict)
@@ -53,10 +54,10 @@ class Outcome:
 class Product:
     """One matrix of random blocks as the output matrix of a model that has nothing else."""
 
-    def __init__(self, library: Any, form: str) -> None:
+    def __init__(self, library: Any, form: str, tiles: bool) -> None:
         chance, size = np.random.default_rng(1), FORMATS[form]
         blocks = chance.integers(0, 64, (OUTPUTS, INPUTS // size.inputs * size.bytes), dtype=np.uint8)  # finite scales
-        self._library, self._pool = library, library.tandem_pool(1)
+        self._library, self._pool, self._tiles = library, library.tandem_pool(1), tiles
         ones = np.ones(INPUTS, dtype=np.float32)
         shape = ModelShape(0, INPUTS, 1, 1, 64, 64, OUTPUTS, 1, 1, 64, 64, 1, 1e-5, 1.0)
         self._model = library.tandem_model(self._pool, 0, ctypes.byref(shape), ones.ctypes.data)
@@ -68,6 +69,7 @@ class Product:
         self._kept = ones
 
     def __call__(self, tokens: int, times: int) -> None:
+        use_tiles(self._library, self._tiles)
         x, to = self._x.ctypes.data, self._to.ctypes.data
         for _ in range(times):
             self._library.tandem_product(self._model, -1, 0, x, tokens, to)
@@ -81,14 +83,17 @@ def seconds(run: Callable[[], object]) -> float:
 
 def measure_products(versions: dict[str, Path], runs: int, outcome: Outcome) -> None:
     libraries = {name: load_library(built(sources)) for name, sources in versions.items()}
-    meter = Meter()
+    by_tiles = use_tiles(libraries[HERE]) == TileState.USED
+    if by_tiles:
+        libraries[WITHOUT] = libraries[HERE]
+    meter = Meter(by_tiles)
     for form in FORMATS:
-        products = {name: Product(library, form) for name, library in libraries.items()}
+        products = {name: Product(library, form, name != WITHOUT) for name, library in libraries.items()}
         for tokens in PRODUCT_TOKENS:
             calls = max(1, 16 // tokens)
             best = dict.fromkeys(products, float("inf"))
             for _ in range(runs):
-                outcome.peak = meter.measure()
+                outcome.peaks = meter.measure()
                 for name, product in products.items():
                     taken = seconds(partial(product, tokens, calls))
                     best[name] = min(best[name], taken / calls)
@@ -125,13 +130,13 @@ def built(sources: Path) -> Path:
 
 def report(outcome: Outcome, console: Console) -> None:
     if outcome.products:
-        title = f"G multiply-adds a second on one core, matrix in its cache (share of the peak: {outcome.peak})"
+        title = f"G multiply-adds a second on one core, matrix in its cache (share of the peak: {outcome.peaks})"
         table = Table(title=title)
-        _rows(table, outcome.products, PRODUCT_TOKENS, lambda rates, n: _share(rates[n], outcome.peak))
+        _rows(table, outcome.products, PRODUCT_TOKENS, lambda name, rates, n: _share(rates[n], n, name, outcome.peaks))
         console.print(table)
     if outcome.steps:
         table = Table(title="Least milliseconds of a step on one thread (over a step of one token)")
-        _rows(table, outcome.steps, STEP_TOKENS, lambda taken, n: f"{taken[n]:.2f} ({taken[n] / taken[1]:.2f})")
+        _rows(table, outcome.steps, STEP_TOKENS, lambda _, taken, n: f"{taken[n]:.2f} ({taken[n] / taken[1]:.2f})")
         console.print(table)
     for title, found, faster in (("products", outcome.products, 1), ("steps", outcome.steps, -1)):
         for form in found.get(BEFORE, {}):
@@ -142,8 +147,8 @@ def report(outcome: Outcome, console: Console) -> None:
         console.print(f"before it began, {outcome.busy:.0%} of the machine was busy with other work")
 
 
-def _share(rate: float, peak: Peak) -> str:
-    share = peak.share(rate)
+def _share(rate: float, tokens: int, version: str, peaks: Peaks) -> str:
+    share = peaks.of(tokens, version == HERE).share(rate)
     return f"{rate / 1e9:.0f}" + ("" if share is None else f" ({share:.0%})")
 
 
@@ -151,13 +156,13 @@ def _rows(
     table: Table,
     found: dict[str, dict[str, dict[int, float]]],
     tokens: Sequence[int],
-    cell: Callable[[dict[int, float], int], str],
+    cell: Callable[[str, dict[int, float], int], str],
 ) -> None:
     for column in ("weights", "version", *(f"{n} tokens" for n in tokens)):
         table.add_column(column, justify="right" if "tokens" in column else "left")
     for form in next(iter(found.values())):
         for name, forms in found.items():
-            table.add_row(form, name, *(cell(forms[form], n) for n in tokens))
+            table.add_row(form, name, *(cell(name, forms[form], n) for n in tokens))
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -27,12 +27,13 @@ from rich.table import Table
 from benchmarks.arguments import Parser, positive
 from benchmarks.keeping import kept
 from benchmarks.others import watch
-from benchmarks.peak import Meter, Peak, multiply_adds
+from benchmarks.peak import Meter, Peaks, multiply_adds
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import find
 from tandem.checkpoints.tokenizers import HuggingFaceTokenizer
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.native.runner import NativeRunner
+from tandem.runners.native.tiles import TileState, use_tiles
 
 FORMATS = ("float32", "bfloat16", "int8", "q4", "as-stored")
 BASE = "bfloat16"
@@ -65,7 +66,7 @@ class Outcome:
     load_seconds: dict[str, float] = field(default_factory=dict)
     quality: dict[str, Quality] = field(default_factory=dict)
     milliseconds: dict[str, dict[int, list[float]]] = field(default_factory=dict)
-    peak: Peak = field(default_factory=Peak)
+    peaks: Peaks = field(default_factory=Peaks)
     threads: int = 1
     multiply_adds: dict[int, int] = field(default_factory=dict)
     busy: float | None = None
@@ -154,9 +155,9 @@ def measure_speed(runners: dict[str, NativeRunner], runs: int, outcome: Outcome)
         for start in range(0, PREFIX, CHUNK):
             runner.model.feed([0], [start], [tokens[start : start + CHUNK]], 0)
     names = list(runners)
-    meter = Meter()
+    meter = Meter(use_tiles(runners[names[0]].model.library) == TileState.USED)
     for width in WIDTHS:
-        outcome.peak = meter.measure(PEAKS)
+        outcome.peaks = meter.measure(PEAKS)
         outcome.multiply_adds[width] = multiply_adds(
             runners[names[0]].model.sizes, width, 1 if width == CHUNK else width
         )
@@ -196,13 +197,13 @@ def report(outcome: Outcome, console: Console) -> None:
             loaded = f"{outcome.load_seconds[form]:.1f}"
             table.add_row(form, outcome.names[form], loaded, f"{size / 1e6:.0f}", f"{rate:.1f}", *cells)
         console.print(table)
-    for form in outcome.milliseconds if outcome.peak.rate else ():
+    for form in outcome.milliseconds if outcome.peaks.registers.rate else ():
         if form in REFERENCES:
             continue
         shares = ", ".join(f"{width} tokens {_share(outcome, form, width):.0%}" for width in WIDTHS)
         console.print(f"{form}: share of the peak of {outcome.threads} threads: {shares}")
-    if outcome.peak.rate:
-        console.print(f"the peak of a thread: {outcome.peak}")
+    if outcome.peaks.registers.rate:
+        console.print(f"the peak of a thread: {outcome.peaks}")
     if outcome.busy is not None:
         console.print(f"before the steps were timed, {outcome.busy:.0%} of the machine was busy with other work")
 
@@ -210,7 +211,7 @@ def report(outcome: Outcome, console: Console) -> None:
 def _share(outcome: Outcome, form: str, width: int) -> float:
     """The share of all threads' peak that products of weights would be if a step did nothing else."""
     rate = outcome.multiply_adds[width] / (statistics.median(outcome.milliseconds[form][width]) / 1000)
-    return outcome.peak.share(rate / outcome.threads) or 0.0
+    return outcome.peaks.of(width).share(rate / outcome.threads) or 0.0
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -300,7 +300,7 @@ def bits(folder: Path, compiler: str, target: str, *run_by: str, flags: Sequence
         target,
         f"-I{build.SOURCES}",
         str(PROGRAM),
-        str(build.SOURCES / "products.cpp"),
+        *(str(build.SOURCES / name) for name in ("products.cpp", "tiles.cpp")),
         "-o",
         str(program),
     ]
@@ -323,6 +323,13 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="needs an x86-64 CPU")
 def test_avx2_computes_the_same_bits(here: str, tmp_path: Path) -> None:
     assert bits(tmp_path, "g++", "-march=x86-64-v3") == here
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(300)
+def test_amx_tiles_compute_the_same_bits(here: str, tmp_path: Path) -> None:
+    emulated = (f"-I{PROGRAM.parent}", '-DTANDEM_EMULATED_TILES="emulated_tiles.h"')
+    assert bits(tmp_path, "g++", "-march=native", flags=emulated) == here
 
 
 @pytest.mark.thorough

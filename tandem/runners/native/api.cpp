@@ -21,6 +21,9 @@ const char* tandem_instructions() {
 #endif
 }
 
+// Whether products of many tokens go through AMX tiles from now on, if this process can; returns a TileState.
+int tandem_tiles(int use) { return use_tiles(use); }
+
 void* tandem_pool(int threads) try { return new Pool(threads); } catch (...) { return nullptr; }
 void tandem_pool_free(void* pool) { delete static_cast<Pool*>(pool); }
 

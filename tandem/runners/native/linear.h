@@ -2,7 +2,7 @@
 // inputs, so a token has the same bits in every batch.
 #pragma once
 #include "encode.h"
-#include "quantised.h"
+#include "tiles.h"
 #include <stdexcept>
 
 namespace tandem {
@@ -58,13 +58,13 @@ public:
 
     // Calls done(token, first 16 outputs, last 16 outputs) per row of x, in tiles of nearly equal size, smaller ones
     // first. Meanwhile prefetches `then`, the next panel, in equal parts.
-    template <class Done> void panel(int which, const Input<D>& x, int tokens, Soon then, Done done) const {
+    template <class Done> void panel(int which, const Input<D>& x, const Tiles& by, Soon then, Done done) const {
         const v16f near = load<v16f>(&bias_[size_t(which) * PANEL]), far = load<v16f>(&bias_[size_t(which) * PANEL + LANES]);
-        const int most = panels_[which].format == DENSE ? DENSE_TILE : TILE, tiles = (tokens + most - 1) / most;
-        alignas(64) float sums[TILE][PANEL];
+        const int most = panels_[which].format == DENSE ? DENSE_TILE : by.most(), tiles = (by.tokens + most - 1) / most;
+        alignas(64) float sums[Tiles::MOST][PANEL];
         for (int at = 0, left = tiles; left; left--) {
-            const int count = (tokens - at) / left;
-            tile(which, x, at, count, then, tiles, sums);
+            const int count = (by.tokens - at) / left;
+            tile(which, x, at, count, by, then, tiles, sums);
             for (int m = 0; m < count; m++)
                 done(at + m, D::rounded(load<v16f>(sums[m]) + near), D::rounded(load<v16f>(sums[m] + LANES) + far));
             at += count;
@@ -114,14 +114,14 @@ private:
         return {format, reinterpret_cast<const char*>(to), count * sizeof(typename B::Packed)};
     }
 
-    void tile(int which, const Input<D>& x, int at, int count, Soon& then, int tiles, float (*sums)[PANEL]) const {
+    void tile(int which, const Input<D>& x, int at, int count, const Tiles& by, Soon& then, int tiles, float (*sums)[PANEL]) const {
         const Panel& panel = panels_[which];
         if (panel.format == DENSE) return sized<DENSE_TILE>(count, panel, x.values + at * x.stride, x.stride, then, tiles, sums);
         const auto [size, inputs] = with_blocks(panel.format, [](auto blocks) {
             return std::pair(sizeof(typename decltype(blocks)::Packed), decltype(blocks)::INPUTS);
         });
         const int lines = lines_of(size * GROUP / inputs, tiles);
-        multiply_blocks(panel.format, count, panel.at, int(panel.bytes / size), x.groups + at, x.tokens, then, lines, sums);
+        by.multiply(panel.format, count, panel.at, int(panel.bytes / size), x.groups + at, x.tokens, then, lines, sums);
     }
 
     template <int N>

@@ -39,11 +39,12 @@ template <class D> template <class Piece> void Transformer<D>::share(Place& plac
 // Claims the next panel early, to prefetch it; with the last one, the start of the next layer.
 template <class D> template <class Done>
 void Transformer<D>::multiply(Place& place, const Linear<D>& layer, const Linear<D>* then, const Input<D>& input, int tokens, Done each) {
+    const Tiles by(tokens, layer.blocks());
     if (place.claimed == NONE) place.claimed = claim(place, layer.panels());
     for (int panel = place.claimed, after = 0; panel < layer.panels(); panel = after) {
         after = claim(place, layer.panels());
         Soon soon = layer.fetches_ahead(tokens) && after < layer.panels() ? layer.soon(after) : Soon{};
-        layer.panel(panel, input, tokens, soon, [&](int t, v16f first, v16f last) { each(panel, t, first, last); });
+        layer.panel(panel, input, by, soon, [&](int t, v16f first, v16f last) { each(panel, t, first, last); });
         done(place).fetch_add(1, std::memory_order_release);
     }
     finish(place, layer.panels(), then);

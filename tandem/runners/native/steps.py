@@ -16,6 +16,7 @@ from tandem.checkpoints.numbers import Floats, Stored
 from tandem.runners.native.features import NativeFeatures
 from tandem.runners.native.library import Ints, ModelShape, RowBatch, ints, pointer, zeros
 from tandem.runners.native.rotary import TYPES
+from tandem.runners.native.tiles import say_tiles
 from tandem.speculation.draws import best_token
 from tandem.speculation.logprobs import Logits, reported
 from tandem.speculation.processing import Mask
@@ -38,6 +39,7 @@ class Threads:
 
     def __init__(self, library: Any, count: int) -> None:
         self.library, self.count = library, count
+        say_tiles(library)  # before there are threads: the system gives tiles to a process
         self.handle = library.tandem_pool(count)
         if not self.handle:
             raise NotNative(f"threads: {count} cannot be started")

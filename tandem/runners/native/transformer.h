@@ -251,8 +251,9 @@ template <class D> void Transformer<D>::product(int index, int which, const void
     const Input<D> input{static_cast<const stored*>(x), size_t(linear.inputs()), groups.data(), size_t(tokens)};
     for (int t = 0; linear.blocks() && t < tokens; t++)
         quantise<D>(input.values + t * input.stride, linear.inputs(), groups.data() + t, tokens);
+    const Tiles by(tokens, linear.blocks());
     for (int panel = 0; panel < linear.panels(); panel++)
-        linear.panel(panel, input, tokens, Soon{}, [&](int token, v16f first, v16f last) {
+        linear.panel(panel, input, by, Soon{}, [&](int token, v16f first, v16f last) {
             float* at = to + (size_t(token) * linear.panels() + panel) * PANEL;
             store(at, first);
             store(at + LANES, last);
