@@ -21,7 +21,7 @@ class Mutant:
     caught_by: tuple[Callable[[Implementation], None], ...]
 
     def planted(self) -> Implementation:
-        parts = {name: getattr(OURS, name) for name in ("acceptance", "draws", "loop")}
+        parts = {name: getattr(OURS, name) for name in ("acceptance", "draws", "loop", "rounds")}
         if not self.module:
             return Implementation(**parts, draft_offset=int(self.new))
         return Implementation(**{**parts, self.module: mutated(parts[self.module], self.old, self.new)})
@@ -217,16 +217,16 @@ MUTANTS = [
     # The loop
     Mutant(
         "drafts are verified without the last committed token",
-        "loop",
-        "await self.verifier.verify(tokens, draft.token_ids, draft.distributions)",
-        "await self.verifier.verify(tokens[:-1], draft.token_ids, draft.distributions)",
+        "rounds",
+        "self.verifier.send(self._path, draft)",
+        "self.verifier.send(self._path[:-1], draft)",
         (LAW, SAME),
     ),
     Mutant(
         "drafts are made without the last committed token",
-        "loop",
-        "await self.drafter.propose(tokens, k, model_k)",
-        "await self.drafter.propose(tokens[:-1], k, model_k)",
+        "rounds",
+        "await drafter.propose(path, ",
+        "await drafter.propose(path[:-1], ",
         (laws.check_perfect_draft,),
     ),
     Mutant(
