@@ -1,1 +1,1 @@
-"""Benchmarks that compare Tandem with other software. Run them from the repository root; see README.md."""
+"""Compares Tandem with other software. Run from the repository root; see README.md."""

@@ -1,8 +1,7 @@
 """Compares adaptive speculation lengths with fixed ones and plain decoding, on the embedded pair.
 
-`python -m benchmarks.adaptive_length --architectures fused`. Uses real servers; every prompt is answered in turn by
-plain decoding, at every fixed length and with auto; the order rotates. Prints the time per token by workload, auto
-over the best fixed length of that workload (allowed: 1.05) and auto over plain decoding (allowed: 1.03).
+`python -m benchmarks.adaptive_length --architectures fused`. Prints TPOT by workload, auto over the best fixed length
+(allowed: 1.05) and auto over plain decoding (allowed: 1.03).
 """
 
 from __future__ import annotations
@@ -41,10 +40,8 @@ SPECULATING = (FUSED.name, DISTRIBUTED.name, REMOTE_DRAFT.name)
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One answered request. `length`: auto, plain, or a fixed number."""
-
     architecture: str
-    length: str
+    length: str  # auto, plain, or a number
     workload: str
     prompt: str
     run: int
@@ -55,11 +52,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One architecture on one workload: seconds per token by length, averaged over prompts (medians over runs)."""
+    """One architecture on one workload."""
 
     architecture: str
     workload: str
-    tpot_s: Mapping[str, float]
+    tpot_s: Mapping[str, float]  # by length; mean over prompts of medians over runs
     mean_draft_length: float
 
     @property
@@ -80,7 +77,7 @@ class Row:
 
 
 def rows(samples: Sequence[Sample]) -> list[Row]:
-    """Returns one result for each architecture and workload, in the order measured."""
+    """Returns a row per architecture and workload, in the order measured."""
     found: list[Row] = []
     for architecture in dict.fromkeys(s.architecture for s in samples if s.length != PLAIN):
         for workload in dict.fromkeys(s.workload for s in samples):
@@ -199,7 +196,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def document(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Returns the document that --output writes."""
     return {
         "machine": asdict(this_machine()),
         "versions": asdict(these_versions()),

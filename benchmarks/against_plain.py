@@ -1,7 +1,6 @@
-"""Compares architectures with plain decoding, as `make compare` does, and on raw prompts over emulated round trips.
+"""Compares architectures with plain decoding like `make compare`, and on raw prompts over emulated round trips.
 
-Two comparisons with folders of their own, which are written before anything is judged. One that is complete is not
-measured again.
+Complete comparisons are kept in folders and not measured again.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from tandem.cli import compare
 from tandem.comparison.analysis.comparison import Comparison, Measured, read_comparison
 
 RUNNING = "never_waiting"
-RAW_PROMPTS = Path(__file__).with_name("raw_prompts.txt")
-"""Of kinds that no draft was trained on."""
+RAW_PROMPTS = Path(__file__).with_name("raw_prompts.txt")  # no draft was trained on these kinds
 COMPARISONS: Mapping[str, tuple[str, ...]] = {
     "built-in": (),
     "raw": (
@@ -30,7 +28,7 @@ BUILT_IN_FUSED, EVERY_WORKLOAD, WORST_PROMPT, RAW_FUSED, LEVEL, RAW_RUNNING = 1.
 
 
 class Incomplete(RuntimeError):
-    """A comparison failed or was interrupted. The message says which."""
+    """A comparison failed or was interrupted; names it."""
 
 
 def measured(folder: Path) -> dict[str, Comparison]:
@@ -40,7 +38,7 @@ def measured(folder: Path) -> dict[str, Comparison]:
 
 
 def measure(folder: Path, extra: tuple[str, ...] = ()) -> dict[str, Comparison]:
-    """Runs the comparisons that are missing, with `extra` flags; returns all. Raises Incomplete."""
+    """Runs missing comparisons with `extra` flags; returns all. Raises Incomplete."""
     for name in COMPARISONS.keys() - measured(folder).keys():
         if (code := compare.main([*COMPARISONS[name], *extra, "--output-dir", str(folder / name)])) not in (0, 1):
             raise Incomplete(f"{name}: the comparison ended with {code}")
@@ -51,7 +49,7 @@ def measure(folder: Path, extra: tuple[str, ...] = ()) -> dict[str, Comparison]:
 
 
 def plain_ratio_bars(comparisons: Mapping[str, Comparison]) -> list[Bar]:
-    """Returns the bars on speed over plain decoding; `comparisons`: as measured, by name."""
+    """Returns the bars on speed over plain decoding."""
     built_in, raw = comparisons.get("built-in"), comparisons.get("raw")
     return [
         Bar("fused / plain, built-in prompts", _speedup(built_in, FUSED), BUILT_IN_FUSED),
@@ -79,7 +77,7 @@ def _worst_workload(comparison: Comparison | None, name: str) -> float | None:
 
 
 def _worst_prompt(comparison: Comparison | None, name: str) -> float | None:
-    """Returns the least ratio of median times per token of plain decoding and of `name`, prompt by prompt."""
+    """Returns the least ratio over prompts of plain decoding's median TPOT to that of `name`."""
     if comparison is None:
         return None
 

@@ -1,4 +1,4 @@
-"""Parses the flags of benchmarks, in hyphen and underscore spelling."""
+"""Parses benchmarks' flags, in hyphen and underscore spelling."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 
 class Parser(argparse.ArgumentParser):
-    """The argument parser of a benchmark; an error is one line."""
+    """A benchmark's parser; an error is one line."""
 
     def flag(self, name: str, **settings: Any) -> None:
         self.add_argument(*dict.fromkeys((name, "--" + name[2:].replace("-", "_"))), **settings)
@@ -17,7 +17,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_request_flags(parser: Parser) -> None:
-    """Adds the flags of benchmarks that ask a pair on the built-in workloads."""
+    """Adds the flags of benchmarks on the built-in workloads."""
     parser.flag("--prompts-per-workload", type=int, default=2, metavar="N")
     parser.flag("--runs", type=int, default=1, metavar="N")
     parser.flag("--max-new-tokens", type=int, default=64, metavar="N")

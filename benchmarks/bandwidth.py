@@ -1,7 +1,4 @@
-"""Measures this machine's memory bandwidth and derives the least time per token from it.
-
-Decoding one sequence reads every weight and every key and value once per step; no step is faster than that read.
-"""
+"""Measures memory bandwidth and derives the least time per token: a step reads every weight, key and value once."""
 
 from __future__ import annotations
 
@@ -14,34 +11,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MEGABYTES = (256, 512, 1024)
-"""Sizes of the buffers to read, all far larger than any last-level cache."""
+MEGABYTES = (256, 512, 1024)  # far larger than any last-level cache
 SECONDS = 0.4
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-INT8_BYTES = 34 / 32
-"""Bytes of a weight in int8: 32 weights share a scale of two bytes."""
+INT8_BYTES = 34 / 32  # of a weight: 32 share a scale of two bytes
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The bandwidth of reading one buffer in one way: `best` and `median` of its passes, bytes per second."""
+    """The bandwidth of reading one buffer one way."""
 
     kernel: str
     megabytes: int
     threads: int
-    best: float
+    best: float  # of its passes, bytes per second
     median: float
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The limit at batch 1: a step reads `weight_bytes`, and `kv_bytes_per_token` for each earlier token."""
+    """The least time of a step at batch 1."""
 
     bandwidth: float
     weight_bytes: int
-    kv_bytes_per_token: int
+    kv_bytes_per_token: int  # read for each earlier token
 
     def seconds(self, context: float) -> float:
         """Returns the least seconds of a step that attends to `context` tokens."""
@@ -49,7 +44,7 @@ class Limit:
 
 
 def bandwidth_of(readings: list[Reading], threads: int) -> float:
-    """Returns the bandwidth of the best pass with this number of threads. Raises ValueError if there is none."""
+    """Returns the best bandwidth with this number of threads. Raises ValueError."""
     found = [reading.best for reading in readings if reading.threads == threads]
     if not found:
         raise ValueError(f"threads: nothing was read with {threads}")
@@ -57,10 +52,7 @@ def bandwidth_of(readings: list[Reading], threads: int) -> float:
 
 
 def limit_of(folder: Path, dtype: str, bandwidth: float, weight_bytes: float | None = None) -> Limit:
-    """Computes the limit for the checkpoint in `folder` in `dtype`, its weights of `weight_bytes` each if given.
-
-    Raises ValueError without safetensors.
-    """
+    """Computes a checkpoint's limit, with `weight_bytes` per weight if given. Raises ValueError without safetensors."""
     config = json.loads((folder / "config.json").read_text())
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
@@ -73,7 +65,7 @@ def limit_of(folder: Path, dtype: str, bandwidth: float, weight_bytes: float | N
 
 
 def parameters(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Reads names and shapes of the weights from the headers of the safetensors files in `folder`."""
+    """Reads names and shapes of the weights from safetensors headers."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as opened:
@@ -85,7 +77,7 @@ def parameters(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def step_parameters(shapes: dict[str, tuple[int, ...]]) -> int:
-    """Counts the parameters that a step reads: all, but only one row of an embedding that is not the head too."""
+    """Counts the parameters that a step reads: of an input-only embedding one row."""
     total = sum(math.prod(shape) for shape in shapes.values())
     if EMBEDDING in shapes and HEAD in shapes:
         rows, columns = shapes[EMBEDDING]
@@ -94,7 +86,7 @@ def step_parameters(shapes: dict[str, tuple[int, ...]]) -> int:
 
 
 def measure(threads: int, megabytes: tuple[int, ...] = MEGABYTES, seconds: float = SECONDS) -> list[Reading]:
-    """Measures buffers of several sizes, read in several ways, with `threads` threads and with one."""
+    """Reads buffers of several sizes in several ways, with `threads` threads and with one."""
     import torch
 
     before = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""Defines the bars of benchmarks/fast.py: the bounds that the figures of a run must meet."""
+"""The bounds of benchmarks/fast.py."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ FUSED_BEST, PROMPTS, PLAIN_MANY, FUSED_MANY, MANY_BEST = 3.0, 2.0, 3.0, 2.5, 2.0
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A figure that must be at least (or at most) `bound`. None: not measured. `also`: the same, end to end."""
+    """A figure with its bound."""
 
     title: str
-    value: float | None
+    value: float | None  # None: not measured
     bound: float
     at_most: bool = False
-    also: float | None = None
+    also: float | None = None  # the same, end to end
 
     @property
     def verdict(self) -> str:
@@ -37,7 +37,7 @@ class Bar:
 
 
 def plain_bars(samples: Sequence[Sample], shares: Mapping[str, float | None]) -> list[Bar]:
-    """Returns the bars on plain decoding, format by format. `shares`: weights -> share of the bandwidth limit."""
+    """Returns the bars on plain decoding by format. `shares`: of the bandwidth limit, by weights."""
     beside = [_faster(samples, form.plain, form.llama, PLAIN[form.weights]) for form in FORMATS]
     limits = [
         Bar(f"{ours(AUTOREGRESSIVE, weights)}, share of the bandwidth limit", shares.get(weights), bound)
@@ -47,14 +47,14 @@ def plain_bars(samples: Sequence[Sample], shares: Mapping[str, float | None]) ->
 
 
 def fused_bar(samples: Sequence[Sample]) -> Bar:
-    """Returns the bar on our fastest fused format beside the fastest of llama.cpp's, speculating or not."""
+    """Returns the bar on our fastest fused format against llama.cpp's fastest, speculating or not."""
     mine = fastest(samples, [form.fused for form in FORMATS])
     theirs = fastest(samples, {s.contender for s in samples if s.contender.startswith(LLAMA)})
     return _faster(samples, mine or FUSED, theirs or f"{LLAMA}'s fastest", FUSED_BEST)
 
 
 def fastest(samples: Iterable[Sample], names: Iterable[str]) -> str | None:
-    """Returns which of these contenders has the least median time per token after the first, over all prompts."""
+    """Returns the contender with the least median decoding time per token."""
     times: dict[str, list[float]] = {name: [] for name in sorted(names)}
     for sample in samples:
         ms = decoding(sample)
@@ -64,7 +64,7 @@ def fastest(samples: Iterable[Sample], names: Iterable[str]) -> str | None:
 
 
 def prompt_bars(speeds: Sequence[PromptSpeed], lengths: Sequence[int]) -> list[Bar]:
-    """Returns the bars on prompt processing, for every format and length."""
+    """Returns the bars on prompt processing, by format and length."""
     return [
         Bar(f"{form.plain} / {form.llama}, prompts of {n} tokens", value, PROMPTS)
         for form in FORMATS
@@ -74,7 +74,7 @@ def prompt_bars(speeds: Sequence[PromptSpeed], lengths: Sequence[int]) -> list[B
 
 
 def many_bars(loads: Sequence[Load]) -> list[Bar]:
-    """Returns the bars on concurrent requests: our best formats beside one request, and fused beside the best peer."""
+    """Returns the bars on concurrent requests: ours over a single request, and fused over the best peer."""
     rates = {(load.contender, load.concurrency): load.rate for load in loads}
     mine = _most(rates, {form.fused for form in FORMATS}.__contains__) or FUSED
     plain = _most(rates, {form.plain for form in FORMATS}.__contains__) or AUTOREGRESSIVE

@@ -26,16 +26,12 @@ from tandem.cli.values import numbers
 from tandem.comparison.analysis.comparison import Comparison, read_comparison
 from tandem.host.device_times import DeviceTimes, ModelTimes, StepTime, StepTimes, text_of
 
-DRAFTED = 3
-"""g, the draft tokens of a round."""
+DRAFTED = 3  # g, draft tokens of a round
 ROWS = (1, 2, 4, 8, 16)
-PROMPT_MS = 1.0
-"""The milliseconds of a prefill step: small, since the law assumes that prompts cost nothing."""
-BOUND_STEPS = 7 / 3
-"""The bound on the time per token, in t_v: where fused serves a few clients."""
+PROMPT_MS = 1.0  # of a prefill step; the law assumes that prompts cost nothing
+BOUND_STEPS = 7 / 3  # bound on TPOT, in t_v: where fused serves a few clients
 CLIENTS = "2,3,4,5,6,7"
-PROMPT_TOKENS = 24
-"""Input tokens of each request: one chunk."""
+PROMPT_TOKENS = 24  # one chunk
 OFF = 0.10
 HEAD = (
     "| t_d / t_v | fused, clients | distributed | times as many | the law | off | late steps |",
@@ -45,7 +41,7 @@ HEAD = (
 
 @dataclass(frozen=True, slots=True)
 class Knee:
-    """The clients that are served at one ratio, how many times as many, and what the law says of that."""
+    """The clients served at one ratio, and the law's gain."""
 
     ratio: float
     fused: float
@@ -65,7 +61,7 @@ class Knee:
 
 
 def times_of(ratio: float, step_ms: float) -> DeviceTimes:
-    """Returns the step times of a device that serves rows one after the other."""
+    """Returns step times of a device that serves rows one after the other."""
 
     def each(ms: float) -> StepTimes:
         return StepTimes(tuple(StepTime(ms * rows, width, rows) for rows in ROWS for width in (1, 1 + DRAFTED)))
@@ -81,7 +77,7 @@ def times_of(ratio: float, step_ms: float) -> DeviceTimes:
 
 
 def knee_of(ratio: float, comparison: Comparison) -> Knee:
-    """Reads a comparison. Raises ValueError if an architecture was within the bound with all clients, or with none."""
+    """Reads a comparison. Raises ValueError if an architecture met the bound with all clients or none."""
     found = comparison.capacity
     if not found or found.gain is None or found.law is None:
         raise ValueError(f"t_d / t_v {ratio:g}: no knee of both, or no law: see the report")
@@ -90,7 +86,7 @@ def knee_of(ratio: float, comparison: Comparison) -> Knee:
 
 
 def measure(ratio: float, args: argparse.Namespace, folder: Path) -> int:
-    """Runs the comparison of a ratio, and returns its exit code."""
+    """Runs a ratio's comparison; returns its exit code."""
     folder.mkdir(parents=True, exist_ok=True)
     (times := folder / "times.json").write_text(text_of(times_of(ratio, args.step_ms)))
     asked = ["--backend", "toy", "--model", "step=0", "--draft", "model", "--draft-model", f"miss={args.miss},step=0"]
@@ -121,7 +117,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures what is missing, prints the knees, and returns 0 if all are near the law, 1 if not."""
+    """Measures missing ratios, prints the knees; returns 1 if any is far from the law."""
     args = parse(argv)
     knees, comparisons = [], []
     for ratio in args.ratios:

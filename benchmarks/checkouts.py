@@ -44,10 +44,10 @@ HELP, START, CLIENT, PLAIN, DRAFTED, WAITING, REMOTE = (
 
 @dataclass
 class Checkout:
-    """A checkout, and its samples: one of each measurement per round."""
+    """A checkout and its samples."""
 
     root: Path
-    samples: dict[str, list[float]] = field(default_factory=dict)
+    samples: dict[str, list[float]] = field(default_factory=dict)  # per measurement, one a round
 
     def add(self, what: str, value: float) -> None:
         self.samples.setdefault(what, []).append(value)
@@ -57,7 +57,7 @@ class Checkout:
 
 
 def timed(command: Sequence[str], folder: Path) -> float:
-    """Returns the seconds that a command takes. Raises CalledProcessError if it fails."""
+    """Returns a command's seconds. Raises CalledProcessError."""
     started = time.perf_counter()
     subprocess.run(command, cwd=folder, check=True, capture_output=True)
     return time.perf_counter() - started
@@ -77,7 +77,7 @@ async def decode(
 
 
 async def measure(checkout: Checkout, tokens: int, folder: Path) -> tuple[tuple[int, ...], ...]:
-    """Adds one round of samples. Returns the tokens that were decoded, plainly and with drafts."""
+    """Adds one round of samples. Returns the tokens decoded plainly and with drafts."""
     checkout.add(HELP, timed(checkout.command("--help"), folder))
     async with Fleet(folder) as fleet:
         server = await fleet.start("fused", checkout.command("--role", "fused_target", "--port", "0", *LENGTH))
@@ -98,7 +98,7 @@ async def measure(checkout: Checkout, tokens: int, folder: Path) -> tuple[tuple[
 async def distributed(
     checkout: Checkout, what: str, flags: Sequence[str], tokens: int, folder: Path
 ) -> tuple[int, ...]:
-    """Adds a sample of a draft worker that verifies at a target of its own checkout."""
+    """Adds a sample of a draft worker with a target of its own checkout."""
     async with Fleet(folder) as fleet:
         target = await fleet.start("target", checkout.command("--role", "target", "--port", "0", *LENGTH))
         where = ("--target_host", "127.0.0.1", "--target_port", str(target.port))
@@ -111,7 +111,7 @@ async def distributed(
 
 
 async def run(checkouts: Sequence[Checkout], rounds: int, tokens: int, console: Console) -> None:
-    """Measures every checkout in every round. Raises RuntimeError if not all decoded the same tokens."""
+    """Measures every checkout in every round. Raises RuntimeError if tokens differ."""
     seen = set()
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(rounds):
@@ -123,7 +123,7 @@ async def run(checkouts: Sequence[Checkout], rounds: int, tokens: int, console: 
 
 
 def table(checkouts: Sequence[Checkout]) -> Table:
-    """Builds the medians of each checkout, and the ratio of the first one's to each."""
+    """Builds each checkout's medians, and the first one's ratio to each."""
     shown = Table(title="Medians, and (fastest) of each checkout", title_justify="left")
     shown.add_column("measured")
     for checkout in checkouts:

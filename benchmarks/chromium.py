@@ -1,4 +1,4 @@
-"""Drives a headless chromium through its debugging pipe: pages, scripts, pictures. Needs no library."""
+"""Drives headless chromium through its debugging pipe, without a library."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ QUIETLY = (
     "--hide-scrollbars",
     "--remote-debugging-pipe",
 )
+# the browser reads commands from descriptor 3 and answers on 4
 ON_ITS_PIPE = 'exec "$0" "$@" 3<&0 4>&1 </dev/null >/dev/null'
-"""A browser reads commands from descriptor 3 and answers on 4."""
 PATIENCE_S = 60.0
 
 
 def browser() -> str | None:
-    """Returns the path of a browser, if there is one."""
+    """Returns the path of a browser, if any."""
     return next((path for name in BROWSERS if (path := shutil.which(name))), None)
 
 
 @dataclass
 class Page:
-    """One page of a running browser. Errors of the browser are RuntimeErrors."""
+    """One page of a running browser. Its errors are RuntimeErrors."""
 
     commands: IO[bytes]
     answers: IO[bytes]
@@ -68,7 +68,7 @@ class Page:
         return bytes(read)
 
     def show(self, url: str, size: tuple[int, int], dark: bool = False) -> None:
-        """Loads a page in a window of `size` CSS pixels, and waits until it is complete."""
+        """Loads a page in a window of `size` CSS pixels, completely."""
         self.ask("Emulation.setDeviceMetricsOverride", width=size[0], height=size[1], deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.ask("Emulation.setEmulatedMedia", features=[scheme])
@@ -76,7 +76,7 @@ class Page:
         self.wait_for("location.href !== 'about:blank' && document.readyState === 'complete'")
 
     def run(self, script: str) -> Any:
-        """Evaluates a script in the page and returns its value."""
+        """Evaluates a script and returns its value."""
         found = self.ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in found:
             raise RuntimeError(f"{script}: {found['exceptionDetails']['text']}")
@@ -96,7 +96,7 @@ class Page:
 
 @contextmanager
 def opened(executable: str) -> Iterator[Page]:
-    """Starts a browser with a profile of its own, and ends it afterwards."""
+    """Runs a browser with a fresh profile during the block."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         command = ["sh", "-c", ON_ITS_PIPE, executable, *QUIETLY, f"--user-data-dir={Path(profile)}"]
         with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Runs the contenders of a benchmark in turn: one answers while the others are idle."""
+"""Runs contenders in turn: one answers while the others are idle."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ WARM_UP_TOKENS = 12
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """New token ids and the seconds they took; `first_seconds`: until the first, `first_tokens` at once, had come."""
+    """An answer and its times."""
 
     token_ids: tuple[int, ...]
     seconds: float
-    first_seconds: float
+    first_seconds: float  # until the first `first_tokens` had come
     first_tokens: int
 
 
@@ -39,14 +39,12 @@ class Contender(Protocol):
 
 
 class Crowd(Contender, Protocol):
-    """Answers many prompts at once."""
-
     async def answer_all(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Answered]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Ours:
-    """A Tandem server, called over gRPC."""
+    """A Tandem server, over gRPC."""
 
     name: str
     client: GenerationClient
@@ -75,12 +73,11 @@ class Ours:
 
 
 def ready(say: Callable[[str], None]) -> Callable[[str, str, float], None]:
-    """Returns what a fleet calls when a server is ready: it prints its name, its address and how long it took."""
+    """Returns a fleet's callback that prints a ready server's name, address and start-up time."""
     return lambda name, address, seconds: say(f"{name} is ready on {address} after {seconds:.1f} s")
 
 
 async def describe(address: str, service: str) -> ModelInfo:
-    """Returns the model served at an address."""
     async with GenerationClient.connect(address, service) as client:
         return await client.model_info()
 
@@ -88,7 +85,7 @@ async def describe(address: str, service: str) -> ModelInfo:
 async def connect(
     stack: contextlib.AsyncExitStack, endpoints: Mapping[str, Endpoint], speculation_length: int | None
 ) -> list[Ours]:
-    """Opens a contender for every named endpoint; `stack` closes them."""
+    """Opens a contender per endpoint; `stack` closes them."""
     return [
         Ours(
             name,
@@ -100,7 +97,7 @@ async def connect(
 
 
 def encode(prompts: Sequence[Prompt], model: str | None = None) -> dict[str, list[int]]:
-    """Tokenizes the prompts, so that all contenders get the same ids and none pays for tokenization."""
+    """Tokenizes the prompts, so that all contenders get the same ids and none pays for it."""
     from tandem.checkpoints.locate import find
     from tandem.checkpoints.tokenizers import HuggingFaceTokenizer
 
@@ -117,10 +114,7 @@ async def answer_in_turn(
     say: Callable[[str], None],
     samples: list[Sample],
 ) -> None:
-    """Warms up all contenders, then lets each answer every prompt once, alone; the order rotates.
-
-    Appends each answer to `samples` before the next request.
-    """
+    """Warms up, then lets each contender answer every prompt alone; the order rotates."""
     for contender in contenders:
         await contender.answer(encoded[prompts[0].name], min(WARM_UP_TOKENS, max_new_tokens))
     for turn, (run, prompt) in enumerate((run, prompt) for run in range(runs) for prompt in prompts):

@@ -1,7 +1,6 @@
 """Compares Tandem with the memory-bandwidth limit, llama.cpp, OpenVINO and vLLM: `python -m benchmarks.fast`.
 
-The limit of this machine's memory is measured in the same run. Contenders take turns: none computes while another is
-measured. See benchmarks/README.md.
+Contenders take turns; the limit is measured in the same run. See benchmarks/README.md.
 """
 
 from __future__ import annotations
@@ -75,7 +74,6 @@ def _add_limits(outcome: Outcome, threads: int) -> None:
 async def _ours(
     settings: Settings, logs: Path, stack: contextlib.AsyncExitStack, outcome: Outcome, say: Say, batch: int | None
 ) -> dict[str, Ours]:
-    """Starts our servers in every format."""
     found: dict[str, Ours] = {}
     for form in settings.formats:
         found |= await _ours_in(form, settings, logs, stack, outcome, say, batch)
@@ -148,12 +146,12 @@ async def _crowded(
 
 
 def _text() -> list[int]:
-    """The token ids of all built-in prompts, one after the other."""
+    """Returns the token ids of all built-in prompts in sequence."""
     return list(itertools.chain.from_iterable(encode(built_in_prompts()).values()))
 
 
 def _note_others(outcome: Outcome, part: str, say: Say) -> None:
-    """Measures the load of the idle machine: other programs, or a contender that spins."""
+    """Measures the idle machine's load: other programs, or a spinning contender."""
     share = watch()
     if share is not None:
         outcome.busy[part] = share

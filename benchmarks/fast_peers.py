@@ -1,4 +1,4 @@
-"""Starts the peers of benchmarks/fast.py: vLLM and OpenVINO once, llama.cpp's servers for each part."""
+"""Starts the peers of benchmarks/fast.py: vLLM and OpenVINO once, llama.cpp for each part."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from benchmarks.process_groups import ProcessGroups
 from tandem.comparison.measuring.servers import ServerFailed
 
 Say = Callable[[str], None]
-DRAFT_TYPE = "F16"
-"""The format in which the draft's checkpoint stores its weights."""
+DRAFT_TYPE = "F16"  # as in the draft's checkpoint
 
 
 async def start_vllm(
     settings: Settings, logs: Path, stack: contextlib.AsyncExitStack, outcome: Outcome, say: Say
 ) -> list[vllm_peer.Peer]:
-    """Starts vLLM plain, with n-grams and with our draft; reports and skips what does not start."""
+    """Starts vLLM plain, with n-grams and with our draft; reports and skips failures."""
     from tandem.checkpoints.gguf_cache import unpacked
     from tandem.checkpoints.locate import embedded_draft, find
 
@@ -49,7 +48,7 @@ async def start_vllm(
 
 
 async def _started(peer: vllm_peer.Peer, asked: dict[str, Any], outcome: Outcome, say: Say) -> bool:
-    """Starts a worker process with the settings `asked`; notes in `outcome` what it runs, or why it does not."""
+    """Starts a worker; notes its description in `outcome`, or the failure."""
     try:
         outcome.peers[peer.name] = info = await peer.start(asked)
     except PeerFailed as error:
@@ -61,7 +60,7 @@ async def _started(peer: vllm_peer.Peer, asked: dict[str, Any], outcome: Outcome
 
 @dataclass
 class TargetFiles:
-    """The embedded target in other formats: GGUF files, each written into `folder` when it is first needed."""
+    """GGUF files of the embedded target in other formats, each written on first use."""
 
     folder: Path
 
@@ -84,7 +83,7 @@ class TargetFiles:
 
 @dataclass(frozen=True)
 class Llama:
-    """Starts llama.cpp's servers: plain and with our draft, in each format. Without a program there are none."""
+    """Starts llama.cpp's servers, plain and with our draft, in each format; none without a program."""
 
     program: str
     served: tuple[Served, ...]
@@ -96,7 +95,7 @@ class Llama:
     async def start(
         self, slots: int, stack: contextlib.AsyncExitStack, outcome: Outcome, say: Say
     ) -> list[LlamaServer]:
-        """Starts the servers with this many slots; reports and skips those that do not start."""
+        """Starts the servers with this many slots; reports and skips failures."""
         servers: list[LlamaServer] = []
         for served in self.served:
             log = self.logs / f"{served.name}, {slots}.log"
@@ -114,7 +113,7 @@ class Llama:
 
 
 def prepare_llama(settings: Settings, files: TargetFiles, outcome: Outcome, say: Say) -> Llama | None:
-    """Writes the files that llama.cpp runs; without its server, reports that and returns None."""
+    """Writes llama.cpp's files; without its server, reports that and returns None."""
     from tandem.checkpoints.locate import embedded_draft
 
     if why := llama_peer.absence(settings.llama_server):
@@ -140,7 +139,7 @@ def prepare_llama(settings: Settings, files: TargetFiles, outcome: Outcome, say:
 async def start_openvino(
     settings: Settings, files: TargetFiles, stack: contextlib.AsyncExitStack, outcome: Outcome, say: Say
 ) -> list[vllm_peer.Peer]:
-    """Starts OpenVINO plain in every format; reports and skips what does not start."""
+    """Starts OpenVINO plain in every format; reports and skips failures."""
     python, peers = settings.openvino_python, []
     if why := openvino_peer.absence(python):
         outcome.remarks.append(why)
@@ -159,7 +158,7 @@ async def start_openvino(
 
 
 def what_llama_said(servers: list[LlamaServer]) -> list[str]:
-    """Returns what the servers say of their answers: their own time per token, and how many drafts were accepted."""
+    """Returns the servers' own time per token and accepted drafts."""
     found: list[str] = []
     for server in servers:
         tokens = sum(len(each.answered.token_ids) - 1 for each in server.said)

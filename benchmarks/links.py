@@ -30,31 +30,26 @@ from tandem.comparison.links.trace import read_trace
 from tandem.host.published_times import times_named
 from tests.comparison.reference_queue import generated
 
-RIVALS = f"{PLAIN},{LOOKUP},{RUNNING}"
-"""Measured where the formula says nothing: without rounds that wait, whose costs it needs."""
+RIVALS = f"{PLAIN},{LOOKUP},{RUNNING}"  # without waiting rounds, whose costs the formula needs
 RTTS = (10, 20, 50, 100, 200)
 OTHER_RTT = "20"
 GENERATED_MBPS = (0.5, 1, 2, 3, 4, 6, 8, 12)
-LONGER = 4
-"""Factor of the tokens of a request on a hostile link, with half the prompts: one that is shorter than the link's
-period says where it began in that."""
+LONGER = 4  # tokens per request on a hostile link, with half the prompts: requests outlast the link's period
 DOUBLING_MS = (20, 40, 80, 160, 320)
 PARTS = ("constant", "recorded", "hostile")
 NONE = "none"
 WORKLOADS = 5
+# measured estimates for --list: seconds per cell and request, steps and round trips per token
 STARTING_S, REQUEST_S, STEPS_PER_TOKEN, ROUNDS_PER_TOKEN = 70.0, 0.15, 0.75, 0.45
-"""What a cell is expected to take, from cells that were measured: seconds before and after its requests, and of each
-beside its steps; steps with copies or drafts and round trips, for each token. Only `--list` says it.
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A cell to measure: its name, which is its folder's, the part that it belongs to, and the comparison's flags."""
+    """A cell to measure."""
 
-    name: str
+    name: str  # and its folder's
     part: str
-    flags: tuple[str, ...]
+    flags: tuple[str, ...]  # of the comparison
 
 
 def made_up(folder: Path) -> list[str]:
@@ -70,10 +65,9 @@ def made_up(folder: Path) -> list[str]:
 
 
 def hostile(folder: Path) -> Iterator[Asked]:
-    """Yields round trips that double from one second to the next, outages of two seconds, and 1 Mbit/s up.
+    """Yields round trips that double each second, outages of two seconds, and 1 Mbit/s up.
 
-    A round trip doubles as the waits for a burst of opportunities do: up to 20 ms each way in the first second, up to
-    320 ms in the fifth, and anew.
+    Waits for a burst of opportunities double: up to 20 ms each way in the first second, 320 ms in the fifth, and anew.
     """
     bursts = [at for second, wait in enumerate(DOUBLING_MS) for at in range(1000 * second, 1000 * (second + 1), wait)]
     traces = {"doubling": [at for at in bursts for _ in range(20)], "outages": [*range(1, 1001), 3000]}
@@ -85,7 +79,7 @@ def hostile(folder: Path) -> Iterator[Asked]:
 
 
 def cells_asked(links: Sequence[str], folder: Path) -> list[Asked]:
-    """Returns all cells; `folder` gets the files of links that are made up."""
+    """Returns all cells; writes files of made-up links into `folder`."""
     constant = [Asked(f"{rtt}ms", "constant", ("--rtt-ms", str(rtt))) for rtt in RTTS]
     recorded = [
         Asked(
@@ -99,7 +93,7 @@ def cells_asked(links: Sequence[str], folder: Path) -> list[Asked]:
 
 
 def chosen(only: str | None, cells: Sequence[Asked]) -> list[Asked]:
-    """Returns the cells that `--only` names, by their names, parts or numbers. Raises ValueError."""
+    """Returns the cells that `--only` names, parts or numbers included. Raises ValueError."""
     if only is None or only == NONE:
         return [] if only else list(cells)
     named = only.split(",")
@@ -135,7 +129,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def size_of(cell: Asked, args: argparse.Namespace) -> tuple[int, int]:
-    """Returns the prompts of each workload in a cell, and the tokens of a request."""
+    """Returns the prompts per workload, and the tokens per request."""
     prompts, tokens = args.prompts_per_workload, args.max_new_tokens
     return (-(-prompts // 2), LONGER * tokens) if cell.part == "hostile" else (prompts, tokens)
 
@@ -145,7 +139,7 @@ def ways_of(cell: Asked) -> list[str]:
 
 
 def expected_s(cell: Asked, args: argparse.Namespace) -> float:
-    """Estimates the seconds that a cell takes, if its link passes what it is sent."""
+    """Estimates the seconds of a cell whose link passes everything."""
     step, rtt = times_named(args.rehearse).target, float(cell.flags[1]) / 1000
     each = step.steps.seconds(1) if step else 0.0
     prompts, tokens = size_of(cell, args)
@@ -155,12 +149,12 @@ def expected_s(cell: Asked, args: argparse.Namespace) -> float:
 
 
 def took_s(file: Path) -> float:
-    """The seconds from the start of a comparison to its file."""
+    """Returns the seconds from a comparison's start to its file."""
     return file.stat().st_mtime - datetime.fromisoformat(read_comparison(file).started_at).timestamp()
 
 
 def measure(cell: Asked, args: argparse.Namespace) -> int:
-    """Runs the comparison of a cell, and returns its exit code."""
+    """Runs a cell's comparison; returns its exit code."""
     prompts, tokens = size_of(cell, args)
     asked = ["--prompts-per-workload", str(prompts), "--max-new-tokens", str(tokens)]
     asked += ["--rehearse", args.rehearse, "--architectures", ",".join(ways_of(cell)), *cell.flags]
@@ -168,7 +162,7 @@ def measure(cell: Asked, args: argparse.Namespace) -> int:
 
 
 def list_cells(cells: Sequence[Asked], files: Mapping[str, Path], args: argparse.Namespace) -> None:
-    """Prints the cells, how long the measured ones took, and what the others are expected to take."""
+    """Prints the cells with measured or expected seconds."""
     left = 0.0
     for cell in cells:
         if measured(files[cell.name]):
@@ -181,7 +175,7 @@ def list_cells(cells: Sequence[Asked], files: Mapping[str, Path], args: argparse
 
 
 def how(comparisons: Sequence[Comparison], args: argparse.Namespace) -> str:
-    """Says what was measured, where and when."""
+    """Describes the measurement: setting, place, time."""
     return (
         f"Times per token over plain decoding's, `{args.rehearse}` rehearsed, {WORKLOADS * args.prompts_per_workload}"
         f" prompts of {args.max_new_tokens} tokens on each link, half of them {LONGER} times as long on hostile ones"
@@ -190,7 +184,7 @@ def how(comparisons: Sequence[Comparison], args: argparse.Namespace) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures what is missing, prints cells and bars, and returns 0 if all bars hold, 1 if not."""
+    """Measures missing cells, prints cells and bars; returns 1 if a bar fails."""
     args = parse(argv)
     files = {cell.name: args.output / cell.name / "comparison.json" for cell in args.cells}
     if args.list:

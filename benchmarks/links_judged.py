@@ -1,4 +1,4 @@
-"""Judges comparisons on links of a target that never waits: cells, their table, and the bars of benchmarks/links.py."""
+"""Judges a target that never waits on links: cells, table, and the bars of benchmarks/links.py."""
 
 from __future__ import annotations
 
@@ -19,20 +19,16 @@ MOST_OF_LOOKUP, MOST_OF_PLAIN = 1.00, 0.80
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One link: mean seconds per token, and how many outputs are plain decoding's.
-
-    `late`: the share of rehearsed steps that took longer here than there, at the server that was late most often.
-    `waiting_s`: of rounds that wait, where they were measured.
-    """
+    """One link: mean seconds per token, and outputs."""
 
     link: str
     plain_s: float
     lookup_s: float
     running_s: float
-    identical: int
+    identical: int  # outputs equal to plain decoding's
     outputs: int
-    late: float = 0.0
-    waiting_s: float | None = None
+    late: float = 0.0  # share of late rehearsed steps, at the server with most
+    waiting_s: float | None = None  # of waiting rounds, if measured
 
     @property
     def of_lookup(self) -> float:
@@ -44,14 +40,13 @@ class Cell:
 
     @property
     def row(self) -> Row:
-        """The cell as the page has it."""
         waiting = None if self.waiting_s is None else self.waiting_s / self.plain_s
         lookup = self.lookup_s / self.plain_s
         return Row(self.link, 1000 * self.plain_s, lookup, waiting, self.of_plain, None, self.late)
 
 
 def cells_of(comparison: Comparison) -> Iterator[Cell]:
-    """Yields the links of a comparison on which all three were measured."""
+    """Yields a comparison's links on which all three were measured."""
     for measured in comparison.links:
         tpots = {s.architecture: s.tpot_s for s in measured.summaries if s.tpot_s is not None}
         if not {PLAIN, LOOKUP, RUNNING} <= set(tpots):
@@ -70,7 +65,7 @@ def late_steps(comparison: Comparison) -> float:
 
 
 def bars_of(cells: Sequence[Cell]) -> list[tuple[str, bool]]:
-    """Returns the bars, each with whether the measured cells meet it."""
+    """Returns the bars, each with whether measured cells meet it."""
     worst = max(cells, key=lambda cell: cell.of_lookup)
     median = statistics.median(cell.of_plain for cell in cells)
     identical, outputs = sum(cell.identical for cell in cells), sum(cell.outputs for cell in cells)
@@ -97,12 +92,11 @@ def table_of(cells: Sequence[Cell]) -> Table:
 
 
 def measured(path: Path) -> bool:
-    """Whether there is a complete comparison."""
+    """Whether a complete comparison exists."""
     return path.is_file() and read_comparison(path).missing is None
 
 
 def how_measured(comparisons: Sequence[Comparison]) -> str:
-    """Says where and when comparisons were measured."""
     days = sorted({each.started_at[:10] for each in comparisons})
     machines = dict.fromkeys(str(each.machine) for each in comparisons)
     return "; ".join((" to ".join(dict.fromkeys((days[0], days[-1]))), *machines))

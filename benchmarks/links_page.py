@@ -2,7 +2,7 @@
 
     .venv/bin/python -m benchmarks.links --only none --page
 
-The picture holds the figures as text, so that a test can tell when the page has others.
+The picture holds the figures as text, for a test that compares the two.
 """
 
 from __future__ import annotations
@@ -22,24 +22,21 @@ HEAD = (
     "| link | plain, ms a token | lookup | rounds that wait | never waiting | formula off | late steps |",
     "|---|---|---|---|---|---|---|",
 )
+# colors and markers of the report's plots
 LOOKS = {"lookup": ("#9b2d5e", "<"), "rounds that wait": ("#0b6fb3", "o"), "never waiting": ("#7a6a00", ">")}
-"""Colors and markers of the report's plots, by column."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A link: plain decoding's milliseconds per token, and the times of the others over that; None: not measured.
-
-    `off`: the formula's error; `late`: the share of late steps.
-    """
+    """A link's plain milliseconds per token, and the others' ratios to them; None: not measured."""
 
     link: str
     plain_ms: float
     lookup: float
     waiting: float | None
     running: float
-    off: float | None
-    late: float
+    off: float | None  # the formula's error
+    late: float  # share of late steps
 
     def __str__(self) -> str:
         waiting = NOTHING if self.waiting is None else f"{self.waiting:.2f}"
@@ -48,19 +45,18 @@ class Row:
         return f"| {self.link} | {self.plain_ms:.1f} | {ratios} | {off} | {100 * self.late:.0f} % |"
 
 
-Points = dict[str, dict[str, float]]
-"""By link, the times per token over plain decoding's, by way."""
+Points = dict[str, dict[str, float]]  # times over plain decoding's, by link and way
 
 
 def publish(how: str, rows: Sequence[Row], bars: Sequence[str], page: Path = PAGE, picture: Path = PICTURE) -> None:
-    """Writes the figures into the page, and draws them. `how` says how they were measured."""
+    """Writes the figures into the page, and draws them."""
     shown = f"![Time per token on each link, plain decoding = 1]({picture.name})"
     write(LINKS, [how, "", shown, "", *HEAD, *map(str, rows), "", *(f"- {bar}" for bar in bars)], page)
     draw(figures(page), picture)
 
 
 def write(by: str, lines: Sequence[str], page: Path = PAGE) -> None:
-    """Replaces the lines between the marks of the benchmark `by`. Raises ValueError if a mark is missing."""
+    """Replaces the lines between the marks of benchmark `by`. Raises ValueError."""
     begin = MARK.format(by)
     before, found, rest = page.read_text(encoding="utf-8").partition(begin)
     _, end, after = rest.partition(END)
@@ -70,7 +66,7 @@ def write(by: str, lines: Sequence[str], page: Path = PAGE) -> None:
 
 
 def figures(page: Path = PAGE) -> Points:
-    """Returns the figures of a page; none before any was written."""
+    """Returns a page's figures; none before any was written."""
     written = page.read_text(encoding="utf-8").partition(MARK.format(LINKS))[2].partition(END)[0]
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in re.findall(r"^\| .*\d.*$", written, re.M)]
     return {
@@ -80,12 +76,12 @@ def figures(page: Path = PAGE) -> Points:
 
 
 def text(points: Points) -> str:
-    """The figures as the picture holds them."""
+    """Returns the figures as the picture holds them."""
     return json.dumps(points)
 
 
 def draw(points: Points, file: Path) -> None:
-    """Draws a row for each link, with a marker for each architecture, and stores the figures in the picture."""
+    """Draws a row per link, a marker per architecture, and stores the figures in the picture."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

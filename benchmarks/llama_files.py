@@ -1,4 +1,4 @@
-"""Writes the GGUF files that llama.cpp runs beside us: the embedded target in other formats, and the embedded draft."""
+"""Writes llama.cpp's GGUF files: the embedded target in other formats, and the embedded draft."""
 
 from __future__ import annotations
 
@@ -10,23 +10,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-FILE_TYPES = {"F16": 1, "Q8_0": 7, "BF16": 32}
-"""Formats to write, and their numbers in general.file_type."""
+FILE_TYPES = {"F16": 1, "Q8_0": 7, "BF16": 32}  # format to its number in general.file_type
 _ROTARY = ("self_attn.q_proj", "self_attn.k_proj")
 
 
 def read(file: Path) -> Any:
-    """Opens a GGUF file with the library's reader, which takes seconds for a vocabulary."""
+    """Opens a GGUF file with the library's reader; takes seconds for a vocabulary."""
     import gguf
 
     return gguf.GGUFReader(file)
 
 
 def write_target(source: Any, file_type: str, file: Path) -> None:
-    """Writes the model that `read` opened with its matrices in `file_type`; those that are so already stay.
-
-    The values are those that Tandem unpacks: dequantised to float32, then rounded once.
-    """
+    """Writes the model with matrices in `file_type`: dequantised to float32 as in Tandem, then rounded once."""
     import gguf
 
     kind = gguf.GGMLQuantizationType[file_type]
@@ -41,10 +37,7 @@ def write_target(source: Any, file_type: str, file: Path) -> None:
 
 
 def write_draft(folder: Path, target: Any, file_type: str, file: Path) -> None:
-    """Writes the Llama checkpoint in `folder` with the tokenizer of the target that `read` opened, whose ids it shares.
-
-    Raises ValueError for a checkpoint of another architecture or vocabulary.
-    """
+    """Writes a Llama checkpoint with the target's tokenizer. Raises ValueError for another model type."""
     import gguf
     from safetensors.numpy import load_file
 
@@ -73,7 +66,7 @@ def write_draft(folder: Path, target: Any, file_type: str, file: Path) -> None:
 
 
 def interleaved(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """Rows [heads × head_dim, ...] of q or k with the two members of each rotary pair side by side, as in GGUF."""
+    """Returns rows [heads × head_dim, ...] of q or k with rotary pairs side by side, as in GGUF."""
     return rows.reshape(heads, 2, len(rows) // heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
@@ -98,7 +91,7 @@ def _add_shape(writer: Any, config: dict[str, Any]) -> None:
 
 
 def _writer(file: Path, reader: Any, prefixes: Iterable[str], file_type: str) -> Any:
-    """Begins a file with the reader's values whose names have one of the prefixes."""
+    """Begins a file with the reader's values under these prefixes."""
     import gguf
 
     writer = gguf.GGUFWriter(file, "llama")

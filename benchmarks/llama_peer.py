@@ -1,4 +1,4 @@
-"""Runs llama.cpp's server as a contender: a process on loopback, asked over HTTP."""
+"""Runs llama.cpp's server as a contender, over HTTP on loopback."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ INTERFACE = "over HTTP"
 
 
 def absence(program: str | None) -> str | None:
-    """Returns why llama.cpp is not available; None if it seems to be."""
+    """Returns why llama.cpp is not available, if so."""
     if not program:
         return f"no llama.cpp: build it (benchmarks/install_llama_cpp.sh) and pass --llama-server or set {VARIABLE}"
     return None if os.access(program, os.X_OK) and Path(program).is_file() else f"no llama.cpp: {program} is no program"
@@ -35,20 +35,17 @@ def absence(program: str | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a server runs: a GGUF file and, to speculate, a draft's with the number of tokens to draft."""
+    """A server's GGUF files."""
 
     name: str
     file_type: str
     model: Path
     draft: Path | None = None
-    draft_tokens: int = 0
+    draft_tokens: int = 0  # always of full length, as vLLM's
 
 
 def command(program: str, served: Served, port: int, threads: int, slots: int, sequence_length: int) -> list[str]:
-    """Returns the command: no prompt cache between requests, otherwise llama.cpp's defaults.
-
-    A draft is always of full length, as vLLM's is.
-    """
+    """Returns the command: llama.cpp's defaults without its prompt cache."""
     found = [
         program, "--model", str(served.model), "--host", HOST, "--port", str(port), "--offline", "--no-ui",
         "--threads", str(threads), "--parallel", str(slots), "--ctx-size", str(slots * sequence_length),
@@ -61,7 +58,7 @@ def command(program: str, served: Served, port: int, threads: int, slots: int, s
 
 
 def asked(prompt: Sequence[int], max_new_tokens: int, stream: bool = True) -> dict[str, Any]:
-    """Returns the body of a greedy request. `ignore_eos` forbids ends of sequence, where ours generates past them."""
+    """Returns the body of a greedy request. `ignore_eos` forbids ends of sequence; ours generates past them."""
     return {
         "prompt": list(prompt),
         "n_predict": max_new_tokens,
@@ -77,20 +74,17 @@ def asked(prompt: Sequence[int], max_new_tokens: int, stream: bool = True) -> di
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A server's answer. `streamed`: whether every token came in an event: one amid a character of several does not.
-
-    `predicted_ms`: the server's own time for the tokens after the first; `drafted`, `accepted`: draft tokens.
-    """
+    """A server's answer."""
 
     answered: Answered
-    streamed: bool
-    predicted_ms: float
+    streamed: bool  # every token came in an event; parts of a character do not
+    predicted_ms: float  # the server's own time after the first token
     drafted: int = 0
     accepted: int = 0
 
 
 def parse(lines: Iterable[tuple[float, bytes]], name: str) -> Completion:
-    """Reads the events of a stream, each with the second at which it came. Raises PeerFailed."""
+    """Reads a stream's events with their times in seconds. Raises PeerFailed."""
     tokens: list[int] = []
     came: list[float] = []
     for seconds, line in lines:
@@ -126,7 +120,7 @@ def _message(error: Any) -> str:
 
 
 class LlamaServer:
-    """A running server, asked on as many connections as it has slots. `said` counts what it says of its answers."""
+    """A running server with a connection per slot. `said` sums its own statistics."""
 
     def __init__(self, name: str, port: int, slots: int) -> None:
         self.name, self.port = name, port
@@ -141,7 +135,7 @@ class LlamaServer:
         return _with_tokens(found.answered, tokens)
 
     async def answer_all(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Answered]:
-        """Answers all at once; a token that was not streamed is -1, at the end."""
+        """Answers all at once; unstreamed tokens are -1, at the end."""
         found = await asyncio.gather(*(self._in_thread(prompt, max_new_tokens) for prompt in prompts))
         padding = (-1,) * max_new_tokens
         return [_with_tokens(f.answered, (*f.answered.token_ids, *padding)[:max_new_tokens]) for f in found]
@@ -153,7 +147,7 @@ class LlamaServer:
         return found
 
     def _ask(self, prompt: Sequence[int], max_new_tokens: int) -> Completion:
-        """Times a streamed request on an open connection; parses its events after the last one has arrived."""
+        """Times a streamed request on an open connection; parses it after the last event."""
         with self._connected() as connection:
             body = json.dumps(asked(prompt, max_new_tokens))
             sent = time.perf_counter()
@@ -161,7 +155,7 @@ class LlamaServer:
         return parse(lines, self.name)
 
     def _tokens(self, prompt: Sequence[int], max_new_tokens: int) -> tuple[int, ...]:
-        """Asks once more, without a stream, which leaves out no token."""
+        """Asks again without a stream, which leaves out no token."""
         with self._connected() as connection:
             response = self._post(connection, json.dumps(asked(prompt, max_new_tokens, stream=False)))
             return tuple(json.load(response)["tokens"])
@@ -186,7 +180,7 @@ class LlamaServer:
         return response
 
     def describe(self) -> str:
-        """Returns the version that it says it is."""
+        """Returns the server's version."""
         with self._connected() as connection:
             connection.request("GET", "/props")
             return str(json.load(connection.getresponse()).get("build_info", "of unknown version"))
@@ -203,7 +197,7 @@ def _with_tokens(answered: Answered, tokens: tuple[int, ...]) -> Answered:
 async def running(
     groups: ProcessGroups, program: str, served: Served, threads: int, slots: int, sequence_length: int, log: Path
 ) -> AsyncIterator[tuple[LlamaServer, PeerInfo]]:
-    """Runs a server while the block runs. Raises ServerFailed if it does not start."""
+    """Runs a server during the block. Raises ServerFailed."""
     port = free_port(HOST)
     line = command(program, served, port, threads, slots, sequence_length)
     began = time.perf_counter()

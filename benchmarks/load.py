@@ -1,4 +1,4 @@
-"""Measures the tokens per second of contenders that answer many requests at once."""
+"""Measures tokens per second under concurrent requests."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One contender at one concurrency. `as_alone`: requests with the same tokens as at the lowest level."""
+    """One contender at one concurrency."""
 
     contender: str
     concurrency: int
     requests: int
     tokens: int
     seconds: float
-    as_alone: int
+    as_alone: int  # requests with the same tokens as at the lowest level
 
     @property
     def rate(self) -> float:
-        """Tokens per second, including prompt processing."""
+        """Tokens per second, prompt processing included."""
         return self.tokens / self.seconds
 
 
@@ -41,10 +41,7 @@ async def measure_load(
     say: Callable[[str], None],
     loads: list[Load],
 ) -> None:
-    """Measures every level in waves of concurrent requests; each prompt is answered about equally often.
-
-    Appends each level of each contender to `loads` before the next.
-    """
+    """Measures every level in waves of concurrent requests, about equally often per prompt."""
     for contender in contenders:
         for level in levels:
             await contender.answer_all(_first(prompts, level), min(WARM_UP_TOKENS, max_new_tokens))

@@ -1,7 +1,4 @@
-"""Load tools of others: what they are asked, and how their own reports are read.
-
-Each has a virtual environment of its own, with pinned versions: nothing of it reaches ours.
-"""
+"""Runs load tools of others, pinned in virtual environments of their own, and reads their reports."""
 
 from __future__ import annotations
 
@@ -11,19 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-TORCH = "torch==2.13.0"
-"""guidellm needs a torch, of any build: the pin of requirements.txt takes the CPU's where the index has one."""
-SEED = 42
-"""Seeds both tools, so that each draws the same texts and arrivals in every run."""
+TORCH = "torch==2.13.0"  # guidellm needs any build; the CPU's where the index has one
+SEED = 42  # the same texts and arrivals in every run
 
 
 class ToolFailed(RuntimeError):
-    """A tool could not be installed or did not finish; the message is one line."""
+    """A tool could not be installed or did not finish; one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The lengths of requests, in tokens, as LLMPerf describes them."""
+    """The lengths of requests in tokens, as in LLMPerf."""
 
     name: str
     mean_input_tokens: int
@@ -34,18 +29,15 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a tool: where, what, and either `users` at once or Poisson arrivals at `rate` per second.
-
-    It ends after so many requests or `seconds`, whichever comes first. Requests are greedy and ignore ends of sequence.
-    """
+    """One run of a tool with greedy requests that ignore ends of sequence."""
 
     url: str
     model: str
     tokenizer: str
     shape: Shape
     requests: int
-    seconds: float
-    users: int | None = None
+    seconds: float  # or `requests`, whichever comes first
+    users: int | None = None  # at once, or Poisson arrivals at `rate` per second
     rate: float | None = None
 
     @property
@@ -55,11 +47,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class ToolFigures:
-    """What a tool reports, under one name for both tools. None: it does not report that.
-
-    completed, errors: requests. Times are medians and 90th percentiles over requests, in milliseconds.
-    accepted_tokens: of the draft, per request, as the server's usage says.
-    """
+    """A tool's report under common names; None: not reported. Percentiles are over requests."""
 
     completed: int
     errors: int
@@ -72,11 +60,11 @@ class ToolFigures:
     latency_p50_ms: float | None
     input_tokens: float | None
     output_tokens: float | None
-    accepted_tokens: float | None = None
+    accepted_tokens: float | None = None  # of drafts, per request, in the server's usage
 
 
 class Tool(Protocol):
-    """A load tool. `pins`: what is installed for it."""
+    """A load tool."""
 
     @property
     def name(self) -> str: ...
@@ -88,15 +76,15 @@ class Tool(Protocol):
         """Returns the command of a run that writes into a folder."""
 
     def environment(self) -> Mapping[str, str]:
-        """Returns variables to add to the environment."""
+        """Returns additional environment variables."""
 
     def figures(self, folder: Path) -> ToolFigures:
-        """Reads what a run wrote. Raises ToolFailed."""
+        """Reads a run's report. Raises ToolFailed."""
 
 
 @dataclass(frozen=True, slots=True)
 class GuideLLM:
-    """Runs guidellm, of the vLLM project, and reads its report."""
+    """guidellm, of the vLLM project."""
 
     name: str = "guidellm"
     pins: Sequence[str] = ("guidellm==0.8.1", TORCH)
@@ -177,7 +165,7 @@ def _milli(seconds: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class AIPerf:
-    """Runs aiperf, of NVIDIA's Dynamo project, and reads its report."""
+    """aiperf, of NVIDIA's Dynamo project."""
 
     name: str = "aiperf"
     pins: Sequence[str] = ("aiperf==0.13.0",)

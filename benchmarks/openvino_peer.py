@@ -1,4 +1,4 @@
-"""Runs OpenVINO GenAI as a contender, in a worker process with its own environment, as vLLM."""
+"""Runs OpenVINO GenAI as a contender, in a worker process with its own environment."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from typing import Any
 
 WORKER = Path(__file__).with_name("openvino_worker.py")
 VARIABLE = "TANDEM_OPENVINO_PYTHON"
-FILE_TYPES = {"BF16": "F16"}
-"""What it runs in place of a format that it does not read; it computes in a format that it chooses itself."""
+FILE_TYPES = {"BF16": "F16"}  # replaces a format that it does not read
 
 
 def absence(python: str | None) -> str | None:
-    """Returns why OpenVINO is not available; None if it seems to be."""
+    """Returns why OpenVINO is not available, if so."""
     if not python:
         return f"no openvino: pip install openvino-genai in an environment, pass --openvino-python or set {VARIABLE}"
     return None if os.access(python, os.X_OK) else f"no openvino: {python} is no program"
 
 
 def settings(model: Path, file_type: str, threads: int, sequences: int) -> dict[str, Any]:
-    """Returns what the worker is asked first."""
     return {"model": str(model), "file_type": file_type, "threads": threads, "sequences": sequences}

@@ -1,4 +1,4 @@
-"""Runs OpenVINO GenAI as a process that answers lines (line_worker.py), in its own Python environment."""
+"""Runs OpenVINO GenAI behind line_worker.py, in its own Python environment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from line_worker import Answer, serve
 
 
 def start(settings: dict[str, Any]) -> tuple[Answer, dict[str, Any]]:
-    """Loads the GGUF file `model` and returns what answers, with its description."""
+    """Loads the GGUF file `model`; returns the engine and its description."""
     import openvino_genai as genai
 
     began = time.perf_counter()
@@ -29,7 +29,7 @@ def start(settings: dict[str, Any]) -> tuple[Answer, dict[str, Any]]:
 
 
 def run(pipeline: Any, prompts: list[list[int]], max_new_tokens: int) -> dict[str, Any]:
-    """Answers all prompts at once, greedily, ignoring ends of sequence; records when tokens came."""
+    """Answers all prompts at once, greedily, ignoring ends of sequence; records token times."""
     import numpy
     import openvino
     import openvino_genai as genai

@@ -1,4 +1,4 @@
-"""Measures the load of other programs while all contenders are idle."""
+"""Measures other programs' load while contenders are idle."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _IDLE = (3, 4)  # idle, iowait: the fields of /proc/stat's first line after its 
 
 
 def busy_share(before: Sequence[int], after: Sequence[int]) -> float:
-    """Returns the busy share of all processors between two readings of their times."""
+    """Returns the busy share of all processors between two readings."""
     passed = [b - a for a, b in zip(before, after, strict=True)]
     return 1 - sum(passed[i] for i in _IDLE) / sum(passed) if sum(passed) else 0.0
 

@@ -1,4 +1,4 @@
-"""The peak of the processor's products of bytes, which the share that steps reach is told of."""
+"""Measures the processor's peak rate of byte products."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from pathlib import Path
 from tandem.runners.native.build import find_compiler
 from tandem.runners.native.library import ModelShape
 
-FEWEST_BY_TILES = 9
-"""The fewest tokens for which AMX tiles are used: those that take AVX-512 VNNI two passes."""
+FEWEST_BY_TILES = 9  # tokens from which AMX tiles are used: AVX-512 VNNI takes two passes for them
 
 
 @dataclass(frozen=True)
 class Peak:
-    """What makes the products, and how many a second one thread made at most; 0 where the instruction is not known."""
+    """An instruction's peak on one thread."""
 
     instruction: str = ""
-    rate: float = 0.0
+    rate: float = 0.0  # products per second; 0: unknown instruction
 
     def share(self, rate: float) -> float | None:
         return rate / self.rate if self.rate else None
@@ -31,13 +30,13 @@ class Peak:
 
 @dataclass(frozen=True)
 class Peaks:
-    """Of instructions on registers, and of AMX tiles where products of many tokens go through them (tiles.h)."""
+    """Peaks on registers and on AMX tiles (tiles.h)."""
 
     registers: Peak = field(default_factory=Peak)
     tiles: Peak = field(default_factory=Peak)
 
     def of(self, tokens: int, by_tiles: bool = True) -> Peak:
-        """The peak of what multiplies so many tokens."""
+        """Returns the peak for a product of `tokens`."""
         return self.tiles if by_tiles and self.tiles.rate and tokens >= FEWEST_BY_TILES else self.registers
 
     def __str__(self) -> str:
@@ -45,10 +44,7 @@ class Peaks:
 
 
 class Meter:
-    """Measures the peaks on the calling thread, in processor time; the greatest of all measurements counts.
-
-    `by_tiles`: products go through AMX tiles here, so their peak is measured too.
-    """
+    """Measures peaks in the calling thread's processor time, keeping the greatest; of tiles with `by_tiles`."""
 
     def __init__(self, by_tiles: bool) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -73,7 +69,7 @@ class Meter:
 
 
 def multiply_adds(sizes: ModelShape, tokens: int, wanted: int) -> int:
-    """Products of weights in a step of `tokens`, of which `wanted` get logits; attention is not among them."""
+    """Counts a step's products of weights, without attention; `wanted` of its tokens get logits."""
     heads = (2 * sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim
     layer = int(sizes.hidden) * int(heads + 3 * sizes.intermediate)
     return tokens * int(sizes.layers) * layer + wanted * int(sizes.hidden) * int(sizes.outputs)

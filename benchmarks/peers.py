@@ -1,4 +1,4 @@
-"""What peers, engines of others, have in common."""
+"""Common types of peers, engines of others."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from dataclasses import dataclass
 
 
 class PeerFailed(RuntimeError):
-    """A peer did not start or did not answer; the message is one line."""
+    """A peer did not start or did not answer; one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerInfo:
-    """A peer's description of itself. `dtype`: its format of weights; `torch`: its version, where that is used."""
+    """A peer's description of itself."""
 
     version: str
     threads: int
-    dtype: str
+    dtype: str  # of weights
     startup_seconds: float
-    torch: str = ""
+    torch: str = ""  # version, if used
     interface: str = "in process"
 
     def __str__(self) -> str:

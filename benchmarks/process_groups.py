@@ -1,4 +1,4 @@
-"""Runs programs of others, each in a process group of its own, and leaves no process of them."""
+"""Runs programs in process groups, and leaves no process of them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from pathlib import Path
 
 
 class ProcessGroups:
-    """The process groups that run now."""
-
     def __init__(self) -> None:
         self._leaders: set[int] = set()
 
@@ -20,7 +18,7 @@ class ProcessGroups:
     async def running(
         self, command: Sequence[str], env: Mapping[str, str], log: Path, grace_s: float = 0.0
     ) -> AsyncIterator[asyncio.subprocess.Process]:
-        """Runs a program while the block runs; then its whole group ends, within a grace period or killed."""
+        """Runs a program during the block; then its group ends within `grace_s` or is killed."""
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
                 *command,

@@ -2,9 +2,8 @@
 
     .venv/bin/python -m benchmarks.products --against ../main/tandem/runners/native
 
-Everything runs on one thread and is timed in processor time: other programs cost it caches and bandwidth, but no turns.
-A product is timed whole, with the call, the quantisation of activations and the writing of outputs. With `--against`,
-the sources of another checkout are timed in turn with these, in the same process.
+Runs on one thread in processor time, so that other programs cost only caches and bandwidth. A product includes its
+call, quantisation and outputs. `--against`: sources of another checkout, timed in turn in the same process.
 """
 
 from __future__ import annotations
@@ -35,24 +34,23 @@ from tandem.runners.native.library import Matrix, ModelShape, load_library
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.tiles import TileState, use_tiles
 
-INPUTS, OUTPUTS = 512, 1536
-"""A matrix that stays in a core's own cache."""
+INPUTS, OUTPUTS = 512, 1536  # of a matrix that stays in a core's own cache
 PRODUCT_TOKENS, STEP_TOKENS = (1, 4, 8, 16, 64), (1, 2, 4, 8, 16, 64)
 HERE, WITHOUT, BEFORE = "here", "without tiles", "before"
 
 
 @dataclass
 class Outcome:
-    """`products`: multiply-adds a second, `steps`: least milliseconds; both by version, format and tokens."""
+    """Measurements by version, format and tokens."""
 
     peaks: Peaks = field(default_factory=Peaks)
     busy: float | None = None
-    products: dict[str, dict[str, dict[int, float]]] = field(default_factory=dict)
-    steps: dict[str, dict[str, dict[int, float]]] = field(default_factory=dict)
+    products: dict[str, dict[str, dict[int, float]]] = field(default_factory=dict)  # multiply-adds per second
+    steps: dict[str, dict[str, dict[int, float]]] = field(default_factory=dict)  # least milliseconds
 
 
 class Product:
-    """One matrix of random blocks as the output matrix of a model that has nothing else."""
+    """A matrix of random blocks, as the output matrix of an otherwise empty model."""
 
     def __init__(self, library: Any, form: str, tiles: bool) -> None:
         chance, size = np.random.default_rng(1), FORMATS[form]
@@ -123,7 +121,7 @@ def measure_steps(versions: dict[str, Path], formats: Sequence[str], runs: int, 
 
 
 def built(sources: Path) -> Path:
-    """Returns the library of these sources, compiled if it was not."""
+    """Returns the library of these sources, compiled if missing."""
     build.SOURCES = sources
     return build.library_path()
 

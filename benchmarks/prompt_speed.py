@@ -1,4 +1,4 @@
-"""Measures how fast contenders process prompts: the time until the first token of prompts of known length."""
+"""Measures prompt processing: the time until the first token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tandem.comparison.measuring.run import rotated
 
 @dataclass(frozen=True, slots=True)
 class PromptSpeed:
-    """The seconds until the one token of an answer, one for each prompt of this length; contenders got the same."""
+    """Seconds per prompt of this length; contenders got the same prompts."""
 
     contender: str
     tokens: int
@@ -32,10 +32,7 @@ async def measure_prompts(
     say: Callable[[str], None],
     speeds: list[PromptSpeed],
 ) -> None:
-    """Asks for one token after `runs` prompts of every length, after one that is not counted.
-
-    Prompts are different parts of `text` with different beginnings, so that nobody has one in a cache.
-    """
+    """Asks for one token after `runs` prompts of every length, with different beginnings so that none is cached."""
     for length in lengths:
         taken: dict[str, list[float]] = {contender.name: [] for contender in contenders}
         for run in range(runs + 1):
@@ -50,13 +47,13 @@ async def measure_prompts(
 
 
 def part(text: Sequence[int], length: int, run: int) -> list[int]:
-    """Returns `length` tokens of the text, beginning elsewhere in every run, and around its end."""
+    """Returns `length` tokens of the text from another beginning in every run, around its end."""
     begin = run * (length + 7) % len(text)
     return [text[(begin + i) % len(text)] for i in range(length)]
 
 
 def speedup(speeds: Sequence[PromptSpeed], ours: str, theirs: str, tokens: int) -> float | None:
-    """Returns the median over prompts of their time over ours; None if either was not measured."""
+    """Returns the median over prompts of their time over ours; None if not measured."""
     found = {speed.contender: speed.seconds for speed in speeds if speed.tokens == tokens}
     if ours not in found or theirs not in found:
         return None

@@ -2,9 +2,8 @@
 
     .venv/bin/python -m benchmarks.quantised
 
-Quality: the formats read the same text, token by token known; perplexity, the mean divergence (KL) of the next token's
-distribution from that of bfloat16 and of float32, and how often the most probable token is the same. Speed: steps of
-all formats in turn, in one process.
+Quality, on the same known text: perplexity, mean divergence (KL) of the next token's distribution from bfloat16's and
+float32's, agreement of the most probable token. Speed: steps of all formats in turn, in one process.
 """
 
 from __future__ import annotations
@@ -36,44 +35,42 @@ from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.tiles import TileState, use_tiles
 
 FORMATS = ("float32", "bfloat16", "int8", "q4", "as-stored")
-BASE = "bfloat16"
-"""The format that others are compared with."""
+BASE = "bfloat16"  # others are compared with it
 REFERENCES = (BASE, "float32")
 CHUNK, PREFIX = 64, 128
 WIDTHS = (1, 4, 8, 64)
-PEAKS = 50
-"""Times that the peak is measured before steps of a width."""
+PEAKS = 50  # measurements of the peak before steps of a width
 Logits = NDArray[np.float32]
 
 
 @dataclass
 class Quality:
-    """How a format reads the text. `divergence`: mean KL from each reference, `worst`: its 99th percentile."""
+    """A format's reading of the text."""
 
     tokens: int
     perplexity: float
-    divergence: dict[str, float]
-    worst: dict[str, float]
+    divergence: dict[str, float]  # mean KL from each reference
+    worst: dict[str, float]  # its 99th percentile
     agreement: dict[str, float]
 
 
 @dataclass
 class Outcome:
-    """What was measured, by format. `milliseconds`: of steps of each width; `multiply_adds`: in one of them."""
+    """Measurements by format."""
 
     names: dict[str, str] = field(default_factory=dict)
     weight_bytes: dict[str, int] = field(default_factory=dict)
     load_seconds: dict[str, float] = field(default_factory=dict)
     quality: dict[str, Quality] = field(default_factory=dict)
-    milliseconds: dict[str, dict[int, list[float]]] = field(default_factory=dict)
+    milliseconds: dict[str, dict[int, list[float]]] = field(default_factory=dict)  # of steps of each width
     peaks: Peaks = field(default_factory=Peaks)
     threads: int = 1
-    multiply_adds: dict[int, int] = field(default_factory=dict)
+    multiply_adds: dict[int, int] = field(default_factory=dict)  # of a step of each width
     busy: float | None = None
 
 
 def held_out(file: Path | None) -> str:
-    """The text: English prose that every Python brings, the language's own reference, or a file's."""
+    """Returns the file's text, else English prose that every Python brings: its language reference."""
     if file is not None:
         return file.read_text(encoding="utf-8")
     from pydoc_data import topics
@@ -82,7 +79,7 @@ def held_out(file: Path | None) -> str:
 
 
 def load(form: str, args: argparse.Namespace) -> NativeRunner:
-    """Loads the model; `form`: a value of --weights, and after a slash a dtype if it is not the usual one."""
+    """Loads the model; `form`: a value of --weights, with /dtype if unusual."""
     weights, _, dtype = form.partition("/")
     execution = Execution("cpu", dtype or "auto", args.threads, "native", weights=weights)
     runner = load_runner(unpacked(find(args.model)), execution, Shape(1, PREFIX + max(args.window, CHUNK), 7, CHUNK))
@@ -91,7 +88,7 @@ def load(form: str, args: argparse.Namespace) -> NativeRunner:
 
 
 def logits_of(runner: NativeRunner, windows: Sequence[Sequence[int]]) -> Logits:
-    """Logits float32 [tokens, vocabulary] behind every token, each window from its own beginning."""
+    """Returns logits float32 [tokens, vocabulary] behind every token, window by window."""
     parts = []
     for window in windows:
         for start in range(0, len(window), CHUNK):
@@ -108,7 +105,7 @@ def log_softmax(logits: Logits) -> NDArray[np.float64]:
 
 
 def divergences(reference: Logits, other: Logits) -> NDArray[np.float64]:
-    """KL(reference || other) [tokens], in nats."""
+    """Returns KL(reference || other) [tokens], in nats."""
     found = []
     for begin in range(0, len(reference), CHUNK):
         p, q = log_softmax(reference[begin : begin + CHUNK]), log_softmax(other[begin : begin + CHUNK])
@@ -149,7 +146,7 @@ def measure_quality(args: argparse.Namespace, outcome: Outcome) -> None:
 
 
 def measure_speed(runners: dict[str, NativeRunner], runs: int, outcome: Outcome) -> None:
-    """Times steps of every width behind a prefix, one format after the other; the first place rotates."""
+    """Times steps of every width behind a prefix, formats in turn; the first place rotates."""
     tokens = [(997 * i + 13) % 40000 for i in range(PREFIX + CHUNK)]
     for runner in runners.values():
         for start in range(0, PREFIX, CHUNK):
@@ -209,7 +206,7 @@ def report(outcome: Outcome, console: Console) -> None:
 
 
 def _share(outcome: Outcome, form: str, width: int) -> float:
-    """The share of all threads' peak that products of weights would be if a step did nothing else."""
+    """Returns the share of all threads' peak reached by a step's products of weights."""
     rate = outcome.multiply_adds[width] / (statistics.median(outcome.milliseconds[form][width]) / 1000)
     return outcome.peaks.of(width).share(rate / outcome.threads) or 0.0
 

@@ -37,16 +37,15 @@ from tandem.runners.loading import Execution, Shape
 from tandem.services.receipts import Receipts, generated
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, SamplingParams, SpeculationStats
 
-CHECKING_BAR, TPOT_BAR = 0.10, 1.01
-"""The bars: time of checking over time of plain decoding, and TPOT with a receipt over TPOT without."""
+CHECKING_BAR, TPOT_BAR = 0.10, 1.01  # checking over plain decoding; TPOT with a receipt over without
 SAMPLINGS = {"greedy": SamplingParams(), "sampled": SamplingParams(temperature=0.8, top_p=0.95, seed=7)}
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One output: the seconds after its first token, for each further token, those of all of it, and its receipt."""
+    """One output."""
 
-    tpot: float
+    tpot: float  # seconds, after the first token
     seconds: float
     tokens: int
     receipt: str
@@ -54,7 +53,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One kind of sampling: medians over prompts and rounds."""
+    """Medians over prompts and rounds of one kind of sampling."""
 
     sampling: str
     outputs: int

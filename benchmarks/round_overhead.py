@@ -44,7 +44,7 @@ AIM_MS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The tables' titles and rows, and the overheads that must be below the aim, in milliseconds."""
+    """Tables by title, and overheads in milliseconds that must be below the aim."""
 
     tables: dict[str, list[Row]]
     overheads: dict[str, float]
@@ -94,7 +94,7 @@ async def measure(args: argparse.Namespace, say: Callable[[str], None]) -> Repor
 
 
 def _tables(rounds: Sequence[Round], empty: Sequence[float]) -> tuple[list[Row], float]:
-    """Returns the rows of a server's rounds, and the overhead in milliseconds."""
+    """Returns a server's rows, and the overhead in milliseconds."""
     rows = [
         *round_rows(rounds),
         direct("empty call", empty, "GetModelInfo: gRPC's own floor, with a message of some 200 bytes"),
@@ -116,7 +116,6 @@ def table_of(title: str, rows: Sequence[Row]) -> Table:
 
 
 def document(args: argparse.Namespace, report: Report) -> dict[str, Any]:
-    """Returns the document that --output writes."""
     return {
         "schema_version": 1,
         "machine": asdict(this_machine()),

@@ -18,8 +18,7 @@ from tandem.speculation.types import Draft, ModelInfo, Request, SpeculationStats
 from tandem.v1 import target_verifier_pb2 as pb
 
 PROMPT_TOKENS = 64
-SESSION_ROUNDS = 50
-"""Rounds per session, so that contexts stay short."""
+SESSION_ROUNDS = 50  # keeps contexts short
 WARM_UP_ROUNDS = 20
 SEQUENCE_LENGTH = 512
 GREEDY = Request()
@@ -27,12 +26,12 @@ GREEDY = Request()
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of a table, in milliseconds. `how`: timed itself, or left when others are subtracted."""
+    """A line of a table."""
 
     part: str
     p50_ms: float
     p99_ms: float
-    how: str
+    how: str  # timed, or left after subtraction
     what: str = ""
 
 
@@ -41,12 +40,12 @@ def direct(part: str, seconds: Sequence[float], what: str = "", how: str = "dire
 
 
 def difference(part: str, seconds: Sequence[float], what: str = "") -> Row:
-    """Returns a row of differences, each taken within one round."""
+    """Returns a row of differences, each within one round."""
     return direct(part, seconds, what, "difference")
 
 
 async def timed_call(work: Callable[[], Awaitable[Any]]) -> float:
-    """Returns the seconds that `work` takes."""
+    """Returns the seconds of `work`."""
     began = time.perf_counter()
     await work()
     return time.perf_counter() - began
@@ -54,17 +53,17 @@ async def timed_call(work: Callable[[], Awaitable[Any]]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round as the draft side sees it. Seconds; `server`, `queue` and `compute` are what the reply says."""
+    """One round at the draft side, in seconds."""
 
     wall: float
     call: float
-    server: float
+    server: float  # this and the next two: from the reply
     queue: float
     compute: float
 
 
 class _Recording(RemoteSession):
-    """Keeps the last reply to a round, and the seconds between its request and itself."""
+    """Keeps the last reply to a round, and its seconds."""
 
     call = sent = 0.0
     reply = pb.VerifyResponse()
@@ -79,7 +78,7 @@ class _Recording(RemoteSession):
 
 
 async def rounds_over(address: str, info: ModelInfo, count: int, k: int) -> list[Round]:
-    """Runs `count` rounds of RemoteVerifier with random drafts, mostly rejected at once, after a warm-up."""
+    """Runs `count` rounds of RemoteVerifier with random, mostly rejected drafts, after a warm-up."""
     client = VerifierClient(address, info.tokenizer_sha256)
     noise = random.Random(0)
     found: list[Round] = []
@@ -107,14 +106,14 @@ async def rounds_over(address: str, info: ModelInfo, count: int, k: int) -> list
 
 
 async def empty_calls(address: str, count: int) -> list[float]:
-    """Times GetModelInfo, a call that does no work."""
+    """Times GetModelInfo, a call without work."""
     async with GenerationClient.connect(address, "TargetVerifier") as client:
         timed = [await timed_call(client.model_info) for _ in range(count + WARM_UP_ROUNDS)]
     return timed[WARM_UP_ROUNDS:]
 
 
 def round_rows(rounds: Sequence[Round]) -> list[Row]:
-    """Splits a round into four parts that add up to the whole in every round."""
+    """Splits rounds into four parts that add up to the whole."""
     return [
         direct("whole round", [r.wall for r in rounds], "RemoteVerifier.send, from call to Verdict"),
         difference(

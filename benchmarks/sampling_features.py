@@ -35,8 +35,8 @@ SAMPLED = {
     "top_p": SamplingParams(temperature=0.8, top_p=0.9, seed=7),
     "top_k": SamplingParams(temperature=0.8, top_k=50, seed=7),
 }
+# TPOT over the plain one; sampled: time of a round
 BARS = {"logprobs": 1.05, "json_schema": 1.10, **dict.fromkeys(SAMPLED, 1.05)}
-"""Limit of the TPOT with a feature over the plain TPOT; for sampled requests, of the time of a round."""
 RECORD = {
     "type": "object",
     "properties": {
@@ -57,7 +57,7 @@ PEOPLE = (
 
 
 def prompts() -> list[str]:
-    """Prompts that end where a list of records begins, after two others like it."""
+    """Returns prompts at the beginning of a list of records, after two such lists."""
     lists = ["".join(f"People:\n{_listed(people)}\n\n" for people in PEOPLE if people is not left) for left in PEOPLE]
     return [f"{before}People:\n" for before in lists]
 
@@ -69,8 +69,6 @@ def _listed(people: Sequence[tuple[str, int, str]]) -> str:
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one run."""
-
     runs: int
     max_new_tokens: int
     speculation_length: int
@@ -84,22 +82,22 @@ class Settings:
 
 @dataclass
 class Outcome:
-    """Milliseconds by architecture and feature, in the order measured, and how many prompts had the same tokens."""
+    """Milliseconds by architecture and feature, in the order measured."""
 
     tpot: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     per_round: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     cpu_per_round: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    same_tokens: dict[str, dict[str, int]] = field(default_factory=dict)
+    same_tokens: dict[str, dict[str, int]] = field(default_factory=dict)  # prompts
     asked: int = 0
 
 
 def ratio(times: dict[str, list[float]], feature: str) -> float:
-    """The median of the ratios of neighbours: each request with the feature and the plain one before it."""
+    """Returns the median ratio of requests with the feature to the plain ones before."""
     return statistics.median(b / a for a, b in zip(times["plain"], times[feature], strict=True))
 
 
 def requests(prompt: str, settings: Settings) -> dict[str, GenerationRequest]:
-    """The requests to compare. Sampled text may come to an end at any time, which is ignored."""
+    """Returns the requests to compare. Ends of sequence are ignored."""
     schema = SamplingParams(structure=Structure(StructureKind.JSON_SCHEMA, SCHEMA))
     plain = GenerationRequest(
         text=prompt, max_new_tokens=settings.max_new_tokens, speculation_length=settings.speculation_length
@@ -113,7 +111,7 @@ def requests(prompt: str, settings: Settings) -> dict[str, GenerationRequest]:
 
 
 async def answered(generator: Generator, request: GenerationRequest) -> tuple[tuple[int, ...], float, float, float]:
-    """The tokens of a request; TPOT, and the time and processor time of a round after the first, in milliseconds."""
+    """Returns the tokens, the TPOT, and a later round's time and processor time, in milliseconds."""
     tokens: list[int] = []
     first, rounds, began, cpu_began = 0, 0, 0.0, 0.0
     async with contextlib.aclosing(generator.generate(request)) as events:

@@ -11,12 +11,11 @@ from pathlib import Path
 
 from benchmarks.chromium import Page, browser, opened
 
-VIEWS: dict[str, tuple[tuple[int, int], bool]] = {
+VIEWS: dict[str, tuple[tuple[int, int], bool]] = {  # size in CSS pixels, and dark mode
     "report.png": ((1200, 1560), False),
     "report-dark.png": ((1200, 1560), True),
     "report-390.png": ((390, 1560), False),
 }
-"""The pictures of a report: width and height in CSS pixels, and whether the reader prefers dark pages."""
 COLORS = 128
 CHAT_SIZE = (900, 780)
 QUESTION, MOST_TOKENS = "Write a Python function that returns the sum of a list of numbers.", 160
@@ -36,7 +35,7 @@ def pictures_of_report(page: Page, report: Path) -> dict[str, bytes]:
 
 
 def pictures_of_chat(page: Page, url: str, question: str) -> dict[str, bytes]:
-    """Asks a server's chat page a question and waits for the whole answer."""
+    """Asks a server's chat page and waits for the whole answer."""
     page.show(url, CHAT_SIZE)
     page.wait_for("document.getElementById('state').textContent.includes('ready')")
     page.run(f"document.getElementById('prompt').value = {json.dumps(question)}")
@@ -49,7 +48,7 @@ def pictures_of_chat(page: Page, url: str, question: str) -> dict[str, bytes]:
 
 
 def small(picture: bytes) -> bytes:
-    """Returns the picture with a palette, a third of its bytes. Pillow comes with matplotlib."""
+    """Returns the picture with a palette, a third of its bytes."""
     from PIL import Image
 
     out = io.BytesIO()

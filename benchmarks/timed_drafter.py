@@ -1,4 +1,4 @@
-"""RemoteDrafter in vLLM's process, which also writes how long each of its steps took to a file, one a line."""
+"""vLLM's RemoteDrafter with the seconds of each step in a file, one a line."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 
 from tandem.vllm import RemoteDrafter
 
-VARIABLE = "BENCHMARK_DRAFTER_SECONDS"
-"""Names the file."""
+VARIABLE = "BENCHMARK_DRAFTER_SECONDS"  # names the file
 
 
 class TimedDrafter(RemoteDrafter):
-    """Records how long each `propose` takes: the time that vLLM waits for drafts."""
+    """Records how long vLLM waits for each `propose`."""
 
     def propose(self, *given: Any, **named: Any) -> list[list[int]]:
         began = time.perf_counter()

@@ -1,10 +1,9 @@
-"""Measures the bars on vLLM's CPU build with drafts from elsewhere, and prints which are met.
+"""Measures the bars on vLLM's CPU build with remote drafts, and prints which are met.
 
     .venv/bin/python -m benchmarks.vllm_bars --vllm-python .venv-vllm/bin/python [--parts times identity hung]
 
-What is measured is appended to --output as it comes, before anything is judged; started again with the same file, it
-measures what is missing. `times` needs an idle machine. `identity` and `hung` do not: texts do not depend on time, and
-`hung` allows --margin-ms beyond the budget for a thread that the system lets wait.
+Measurements are appended to --output; a restart measures the missing ones. Only `times` needs an idle machine: `hung`
+allows --margin-ms beyond the budget for a waiting thread.
 """
 
 from __future__ import annotations
@@ -41,15 +40,14 @@ PARTS = (TIMES, IDENTITY, HUNG)
 TEXTS, TEXT_TOKENS, LONGEST_PROMPT = 40, 32, 96
 STEPS, HUNG_TOKENS = 1000, 64
 FAST_MS, SLOW_MS = 20.0, 100.0
-BUSY_LOAD = 0.5
-"""Other programs' load from which the machine is not idle."""
+BUSY_LOAD = 0.5  # of other programs, from which the machine is not idle
 
 
 class Kept:
-    """The records of the output file, one a line: the part of the benchmark, a key within it, and the result."""
+    """The output file: a line per part, key and result."""
 
     def __init__(self, path: Path, setting: dict[str, Any]) -> None:
-        """Reads what an earlier run kept. Raises ValueError if its settings were others."""
+        """Reads an earlier run's file. Raises ValueError if its settings differ."""
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._found: list[dict[str, Any]] = []
@@ -79,7 +77,7 @@ def timed(kept: Kept) -> list[Timed]:
 
 
 async def measure_times(args: argparse.Namespace, kept: Kept) -> None:
-    """Times every engine on every prompt that is not timed yet; a turn of all engines is kept whole or not at all."""
+    """Times missing prompts on every engine; a turn of all engines is kept whole or not at all."""
     found = timed(kept)
     if not vllm_drafts.missing(args, found):
         return
@@ -94,7 +92,7 @@ async def worker(args: argparse.Namespace, folder: Path) -> AsyncIterator[Server
 
 
 def prompts() -> dict[str, list[int]]:
-    """Returns TEXTS of the built-in prompts and their second halves as token ids, by name."""
+    """Returns the token ids of TEXTS prompts and their second halves, by name."""
     texts = encode(built_in_prompts())
     halves = {f"{name}, second half": text[len(text) // 2 :] for name, text in texts.items()}
     every = {name: text[:LONGEST_PROMPT] for name, text in {**texts, **halves}.items()}
@@ -102,7 +100,7 @@ def prompts() -> dict[str, list[int]]:
 
 
 async def measure_identity(args: argparse.Namespace, kept: Kept, folder: Path) -> None:
-    """Keeps the tokens of plain vLLM and of each form, an engine at a time."""
+    """Keeps the tokens of plain vLLM and of each form, one engine at a time."""
     for name in (PLAIN, *FORMS):
         have = {one["prompt"] for one in kept.of(IDENTITY) if one["engine"] == name}
         wanted = {prompt: ids for prompt, ids in prompts().items() if prompt not in have}
@@ -116,7 +114,7 @@ async def measure_identity(args: argparse.Namespace, kept: Kept, folder: Path) -
 
 
 async def measure_hung(args: argparse.Namespace, kept: Kept, folder: Path) -> None:
-    """Keeps the seconds that the drafter took of each step, from the moment the worker was stopped on."""
+    """Keeps the drafter's seconds per step from the moment the worker was stopped."""
     for form in FORMS:
         have = sum(len(one["seconds"]) for one in kept.of(HUNG) if one["form"] == form)
         if have >= STEPS:
@@ -147,7 +145,7 @@ async def _steps_while_hung(peer: Peer, drafts: Server, file: Path, form: str, k
 
 
 def bars(kept: Kept, budget_ms: float, margin_ms: float) -> list[Bar]:
-    """Judges what is kept; a bar whose part is incomplete is not measured."""
+    """Judges kept results; an incomplete part counts as not measured."""
     return [*time_bars(timed(kept)), *identity_bars(kept.of(IDENTITY)), *hung_bars(kept.of(HUNG), budget_ms, margin_ms)]
 
 
@@ -206,7 +204,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 async def measure(args: argparse.Namespace, kept: Kept) -> None:
-    """Measures the parts that are asked for. Raises PeerFailed or ServerFailed."""
+    """Measures the requested parts. Raises PeerFailed or ServerFailed."""
     eager = argparse.Namespace(**{**vars(args), "eager": True})  # which starts sooner; these parts take no times
     with tempfile.TemporaryDirectory(prefix="vllm-bars") as folder:
         if IDENTITY in args.parts:

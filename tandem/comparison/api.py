@@ -1,4 +1,4 @@
-"""`compare`: runs a comparison of architectures from Python and returns what it found."""
+"""`compare`: runs a comparison from Python."""
 
 from __future__ import annotations
 
@@ -34,26 +34,21 @@ def compare(
     progress: bool = False,
     **settings: Any,
 ) -> Comparison:
-    """Measures the same prompts on every architecture and returns the comparison, which `print` shows in short.
+    """Measures the same prompts on every architecture and returns the comparison; `print` shows it in short.
 
-    Starts the servers it needs, or uses those named in `connect`, and stops what it started. The settings are the
-    fields of `ComparisonConfig`, for instance `model`, `draft_model`, `architectures`, `rtts_ms`, `max_new_tokens`.
-    With `concurrency=(1, 4)` or `rate=(0.5, 2.0)` (requests per second), loads are measured too.
+    Starts the servers that `connect` does not name, and stops them. Failed requests are recorded, not raised. Blocks a
+    running event loop too (a notebook's); `asyncio.to_thread` keeps it free.
 
     Args:
         prompts: texts or `Prompt`s; the built-in workloads if empty.
-        output_dir: folder for comparison.json, comparison.csv, the report, the records and the servers' logs.
-            Without it, files are temporary; they are kept only if the comparison fails.
+        output_dir: for comparison.json, comparison.csv, report, records and logs. None: temporary, kept on failure.
         progress: whether to show progress on stderr.
+        settings: fields of `ComparisonConfig`, such as `model`, `architectures`, `rtts_ms`, `concurrency=(1, 4)`.
 
     Raises:
-        TypeError: for a setting that there is not.
-        ValueError: for a setting that is out of range, and where no request was measured.
-        RuntimeError: if a server does not start, cannot be reached or dies, or if the link cannot be emulated here.
-
-    It blocks until it is done, a running event loop too (a notebook's); `asyncio.to_thread` keeps one free.
-
-    A request that fails is recorded in the result; it does not raise.
+        TypeError: for an unknown setting.
+        ValueError: for a setting out of range, or if no request was measured.
+        RuntimeError: if a server does not start, answer or live, or the link cannot be emulated.
     """
     folder = Path(tempfile.mkdtemp(prefix="tandem-compare-")) if output_dir is None else Path(output_dir)
     config = ComparisonConfig(prompts=_prompts(prompts), output_dir=folder, **settings)
@@ -69,7 +64,7 @@ def compare(
 
 
 def _run(work: Coroutine[Any, Any, object]) -> None:
-    """Runs a coroutine in an event loop of its own, which needs a thread where one runs already."""
+    """Runs a coroutine in an event loop of its own, in a thread if a loop runs here."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -80,7 +75,7 @@ def _run(work: Coroutine[Any, Any, object]) -> None:
 
 
 def connector(config: ComparisonConfig) -> Connect:
-    """Returns a function that opens a client; it shows the credentials to the servers named in `connect` only."""
+    """Returns a function that opens a client; only servers in `connect` get credentials."""
 
     def connect(address: str, service: str) -> GenerationClient | OpenAIClient:
         if service == OPENAI.service:
@@ -94,7 +89,7 @@ def connector(config: ComparisonConfig) -> Connect:
 
 
 def _hidden(url: str) -> bool:
-    """Whether what is sent to an OpenAI server is encrypted or stays on this machine."""
+    """Whether traffic to an OpenAI server is encrypted or stays on this machine."""
     parts = urlsplit(url)
     return parts.scheme == "https" or parts.hostname in ("localhost", "127.0.0.1", "::1")
 

@@ -1,1 +1,1 @@
-"""Turns records into metrics, predictions and decisions, without side effects."""
+"""Computes metrics, predictions and decisions from records, without side effects."""

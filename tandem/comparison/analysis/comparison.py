@@ -1,4 +1,4 @@
-"""The result of a comparison: `analyse` makes it of records, `comparison.json` is its encoding, the page shows it."""
+"""The result of a comparison, computed from records and encoded in comparison.json."""
 
 from __future__ import annotations
 
@@ -30,17 +30,14 @@ from tandem.comparison.measuring.traffic import names_of
 from tandem.comparison.measuring.workloads import OWN
 from tandem.speculation.types import Rule, SamplingParams
 
-SCHEMA_VERSION = 3
-"""Of comparison.json; raised with every change of these types that an older file does not fit."""
-EARLY_TOKENS = 8
-"""An answer with fewer tokens has next to no time per token."""
-SETTINGS = ("backend", "device", "dtype", "kv_slots", "max_sequence_length", "plain_width")
-"""The fields of a server's description in which settings show."""
+SCHEMA_VERSION = 3  # raised when an older comparison.json no longer fits these types
+EARLY_TOKENS = 8  # a shorter answer has next to no time per token
+SETTINGS = ("backend", "device", "dtype", "kv_slots", "max_sequence_length", "plain_width")  # of a server's description
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured under one condition. `overhead`: of its link, if that is emulated."""
+    """The measurements under one condition."""
 
     name: str
     varies: str
@@ -48,7 +45,7 @@ class Measured:
     sampling: SamplingParams
     rule: Rule
     load: Load | None
-    overhead: LinkOverhead | None
+    overhead: LinkOverhead | None  # of an emulated link
     summaries: tuple[Summary, ...]
 
     @property
@@ -61,25 +58,21 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What was measured, and what follows from it. `print` shows the decisions and the times per token.
-
-    conditions: the base first. missing: why measurements are missing; None if the run is complete. baseline: the plain
-    decoding that speedups refer to. verdicts: of every condition without a load. caveats: what is read first.
-    """
+    """Measurements and their analysis. `print` shows the decisions and the times per token."""
 
     schema_version: int
     started_at: str
-    missing: str | None
+    missing: str | None  # why measurements are missing; None if complete
     planned: int
     config: ComparisonConfig
     machine: Machine
     versions: Versions
     endpoints: tuple[Endpoint, ...]
     warm_up_failures: Mapping[str, Failure]
-    baseline: str | None
-    conditions: tuple[Measured, ...]
+    baseline: str | None  # plain decoding that speedups refer to
+    conditions: tuple[Measured, ...]  # the base first
     theory: Theory | None
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[Verdict, ...]  # of every condition without a load
     loads: tuple[LoadPoint, ...]
     capacity: Capacity | None
     caveats: tuple[str, ...]
@@ -92,18 +85,17 @@ class Comparison:
 
     @property
     def base(self) -> Measured:
-        """The condition that the decision is about."""
         return self.conditions[0]
 
     @property
     def links(self) -> list[Measured]:
-        """The base and the conditions that differ from it only in the link, by round trip."""
+        """The base and the conditions that differ only in the link, by round trip."""
         found = [m for m in self.conditions if m.varies in (BASE, LINK)]
         return sorted(found, key=lambda m: m.rtt_ms)
 
     @property
     def samplings(self) -> list[Measured]:
-        """The base and the conditions with other sampling or rules; empty if there are none."""
+        """The base and the conditions with other sampling or rules; empty without any."""
         found = [m for m in self.conditions if m.varies == SAMPLING]
         return [self.base, *found] if found else []
 
@@ -113,7 +105,7 @@ class Comparison:
 
     @property
     def decisions(self) -> list[Verdict]:
-        """A verdict for every link, then one for every load, as far as they could be decided."""
+        """A verdict for every link, then for every load."""
         found = [self.verdict(m.name) for m in self.links]
         return [verdict for verdict in (*found, *(point.verdict for point in self.loads)) if verdict]
 
@@ -123,7 +115,7 @@ class Comparison:
 
     @property
     def rehearsed(self) -> bool:
-        """Whether servers took the step times of a device that is not here."""
+        """Whether servers took another device's step times."""
         return any(endpoint.model.rehearsals for endpoint in self.endpoints)
 
     @property
@@ -134,9 +126,9 @@ class Comparison:
         return next((verdict for verdict in self.verdicts if verdict.at.condition == condition), None)
 
     def decide(self, rtt_ms: float | None = None, clients: int = 1) -> Verdict | None:
-        """Decides for a round trip (None: the base's) and a number of clients: as measured, else as predicted.
+        """Decides from measurements, else predictions, for a round trip (None: the base's) and a number of clients.
 
-        None if too few architectures were measured. Raises ValueError.
+        Returns None with too few architectures. Raises ValueError.
         """
         if clients < 1:
             raise ValueError(f"clients: {clients} is below 1")
@@ -152,7 +144,7 @@ class Comparison:
 
 
 def analyse(measured: RunData) -> Comparison:
-    """Analyses a run, complete or not; a part that fails becomes a remark. Raises ValueError without a record."""
+    """Analyses a run; a failing part becomes a remark. Raises ValueError without a record."""
     if not measured.records:
         raise ValueError("records: no request was measured")
     config, remarks, cores = measured.config, list[str](), measured.machine.usable_cores
@@ -217,7 +209,7 @@ def read_comparison(path: Path, flag: str = "report") -> Comparison:
 
 
 def comparison_as_text(comparison: Comparison) -> str:
-    """Returns the text of comparison.json."""
+    """Encodes comparison.json."""
     return json.dumps(encoded(comparison), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
@@ -256,7 +248,7 @@ def _summaries(
 
 
 def _plain_with_fewest_beside(records: Sequence[Record]) -> list[Record]:
-    """Returns plain decoding's outputs to compare outputs under load with: alone, else under the first load."""
+    """Returns plain decoding's outputs alone, else under the first load, as reference for loads."""
     first: dict[tuple[str, int], Record] = {}
     for record in records:
         of_base = record.condition == BASE or record.sent_s is not None
@@ -270,7 +262,7 @@ def _remarks(measured: RunData) -> list[str]:
 
 
 def _not_adaptive(measured: RunData) -> list[str]:
-    """Names the servers that use a fixed length although auto was requested."""
+    """Names servers with a fixed length although auto was requested."""
     fixed = [e for e in measured.endpoints if e.model.draft_name and not e.model.adaptive_speculation_length]
     if measured.config.speculation_length is not None or not fixed:
         return []
@@ -279,7 +271,6 @@ def _not_adaptive(measured: RunData) -> list[str]:
 
 
 def _ended_early(measured: RunData) -> list[str]:
-    """Warns of answers that are too short to be timed."""
     tokens = [m.output_tokens for m in completed(measured.records)]
     early = sum(count < EARLY_TOKENS for count in tokens)
     if not early:
@@ -293,7 +284,7 @@ def _ended_early(measured: RunData) -> list[str]:
 
 
 def caveats(endpoints: Sequence[Endpoint]) -> list[str]:
-    """Returns what is read before any figure: rehearsed steps, and how the servers are not alike."""
+    """Returns the caveats before any figure: rehearsed steps, unequal servers."""
     given = [e for e in endpoints if e.log is None]
     started = [e for e in endpoints if e.log is not None]
     hosts = list(dict.fromkeys(host_of(e) for e in endpoints))
@@ -314,7 +305,7 @@ def caveats(endpoints: Sequence[Endpoint]) -> list[str]:
 
 
 def _rehearsed(endpoints: Sequence[Endpoint]) -> list[str]:
-    """Names the device whose step times were taken, and the steps that took longer here."""
+    """Names the rehearsed device, and its steps that took longer here."""
     of = [each for endpoint in endpoints for each in endpoint.model.rehearsals]
     if not of:
         return []

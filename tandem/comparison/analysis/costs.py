@@ -1,4 +1,4 @@
-"""Component times from calibration requests: the cost of steps, and of a round beyond its steps."""
+"""Component times of rounds, from calibration requests."""
 
 from __future__ import annotations
 
@@ -15,24 +15,19 @@ from tandem.comparison.measuring.records import Measurement
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Component times of one architecture, in seconds.
-
-    draft_fixed + g * draft_slope: drafting g tokens. verify_fixed + n * verify_slope: verifying n positions.
-    overhead: the rest of a round, waiting for the device included. rpc: a round trip to the other side without added
-    delay. message_bytes: a round's payload, both ways.
-    """
+    """Component times of one architecture, in seconds; slopes are per token or position."""
 
     draft_fixed_s: float
     draft_slope_s: float
     verify_fixed_s: float
     verify_slope_s: float
-    overhead_s: float
-    rpc_s: float
-    message_bytes: float
+    overhead_s: float  # rest of a round, waiting for the device included
+    rpc_s: float  # round trip without added delay
+    message_bytes: float  # payload of a round, both ways
 
 
 def costs_by_architecture(found: Sequence[Calibration], link: LinkSettings) -> dict[str, Costs]:
-    """Computes costs by architecture. The configured delay of `link` is subtracted from round trips."""
+    """Computes costs by architecture, without the configured delay of `link`."""
     grouped: defaultdict[str, dict[int, list[Measurement]]] = defaultdict(lambda: defaultdict(list))
     for one in found:
         if one.measurement.rounds:
@@ -61,7 +56,7 @@ def _costs(by_length: Mapping[int, list[Measurement]], link: LinkSettings) -> Co
 
 
 def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Fits seconds = fixed + slope * size by least squares and returns (fixed, slope), neither below 0."""
+    """Fits seconds = fixed + slope * size by least squares; returns (fixed, slope), neither below 0."""
     if not points:
         return 0.0, 0.0
     sizes, seconds = np.array(points, float).T

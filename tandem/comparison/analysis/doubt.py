@@ -1,4 +1,4 @@
-"""How sure a statement is: noise if one of `RULES` says so, else weak if one does, else sure."""
+"""Rates statements by `RULES`: noise if any says so, else weak if any does, else sure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from tandem.comparison.measuring.distributions import ratio
 from tandem.comparison.measuring.machine_load import MachineLoad
 from tandem.comparison.measuring.records import Record
 
-ALIKE = 1.05
-"""Times per token are the same, for any decision, where their ratio is within this factor of 1."""
+ALIKE = 1.05  # ratios within this factor of 1 are equal for any decision
 LEAST_PROMPTS, SURE_ANSWERS = 3, 8
 LEAST_TOKENS, SURE_TOKENS = 30, 100
-LEAST_STEPS = 4
-"""The least number of requests whose step times are compared."""
+LEAST_STEPS = 4  # requests whose step times can be compared
 IDLE, MORE_RUNS, MORE_PROMPTS = "on an idle machine", "with --num-runs 5", "with more prompts"
 
 
@@ -30,31 +28,25 @@ class Sureness(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a statement rests on. None: not known, or of no matter; it then raises no doubt.
+    """The evidence of a statement. None raises no doubt."""
 
-    prompts, answers, timed_tokens: of the architecture with the least. interval: 95 %, of the ratio that is stated.
-    busy: the share of this machine that other programs took or waited for. steps_vary: the slowest tenth of a target's
-    steps over the fastest. apart: how the compared servers differ, or that it is predicted or measured in one pass.
-    tie: the ratio to another good choice may be 1.
-    """
-
-    prompts: int | None = None
+    prompts: int | None = None  # this and the next two: of the architecture with the least
     answers: int | None = None
     timed_tokens: int | None = None
-    interval: Interval | None = None
-    busy: float | None = None
-    steps_vary: float | None = None
-    apart: str | None = None
-    tie: bool = False
+    interval: Interval | None = None  # 95 %, of the stated ratio
+    busy: float | None = None  # share of this machine that other programs took or waited for
+    steps_vary: float | None = None  # slowest tenth of a target's steps over the fastest
+    apart: str | None = None  # how servers differ, or that it is predicted or measured in one pass
+    tie: bool = False  # the ratio to another good choice may be 1
 
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """`reasons`, and `surer` (how to measure again), are phrases, the gravest first."""
+    """Phrases, the gravest first."""
 
     sureness: Sureness
     reasons: tuple[str, ...]
-    surer: tuple[str, ...] = ()
+    surer: tuple[str, ...] = ()  # how to measure again
 
 
 Found = tuple[Sureness, str, str] | None
@@ -106,7 +98,6 @@ RULES: tuple[Callable[[Evidence], Found], ...] = (_amount, _chance, _busy, _step
 
 
 def doubt(evidence: Evidence) -> Doubt:
-    """Applies the rules."""
     found = [one for rule in RULES if (one := rule(evidence))]
     if not found:
         return Doubt(Sureness.SURE, tuple(_grounds(evidence)))
@@ -115,7 +106,6 @@ def doubt(evidence: Evidence) -> Doubt:
 
 
 def _grounds(of: Evidence) -> Iterable[str]:
-    """Yields what makes a statement sure."""
     if of.answers is not None and of.prompts is not None:
         yield f"{of.answers} answers to {of.prompts} prompts"
     if of.interval is not None:
@@ -135,7 +125,7 @@ def alike(interval: Interval) -> bool:
 
 
 def evidence_of(own: Sequence[Record], other: Sequence[Record], plain: Sequence[Record], cores: int) -> Evidence:
-    """Returns the evidence of a comparison of two architectures; steps are plain decoding's where it ran."""
+    """Returns the evidence of comparing two architectures; steps are plain decoding's where it ran."""
     timed = [[r for r in of if r.measurement and r.measurement.tpot_s is not None] for of in (own, other)]
     both = set.intersection(*({(r.prompt, r.run) for r in of} for of in timed))
     return Evidence(
@@ -150,7 +140,7 @@ def evidence_of(own: Sequence[Record], other: Sequence[Record], plain: Sequence[
 
 
 def busy(loads: Sequence[MachineLoad], cores: int) -> float | None:
-    """Returns the mean share of this machine that others had, or that their threads waited for; None: not known."""
+    """Returns other programs' mean share of this machine, waiting threads included; None: unknown."""
     taken = [load.others + (load.steal or 0.0) for load in loads if load.others is not None]
     waiting = [load.waiting / max(1, cores) for load in loads if load.waiting is not None]
     known = ([statistics.fmean(taken)] if taken else []) + ([0.4 * statistics.fmean(waiting)] if waiting else [])
@@ -158,7 +148,7 @@ def busy(loads: Sequence[MachineLoad], cores: int) -> float | None:
 
 
 def spread(steps: Sequence[float]) -> float | None:
-    """Returns the slowest tenth over the fastest tenth; None for too few steps."""
+    """Returns the slowest tenth over the fastest; None for too few steps."""
     if len(steps) < LEAST_STEPS:
         return None
     low, *_, high = statistics.quantiles(steps, n=10, method="inclusive")

@@ -9,12 +9,12 @@ import numpy as np
 
 Interval = tuple[float, float]
 
+# 97.5 % points of t with 1, 2, ... degrees of freedom; `_student` approximates the rest
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""97.5 % points of Student's t with 1, 2, ... degrees of freedom; beyond them `_student` approximates."""
 
 
 def paired_interval(numerators: Sequence[float], denominators: Sequence[float]) -> Interval | None:
-    """Returns the 95 % interval of sum(numerators) / sum(denominators), one pair per prompt; None for a single prompt.
+    """Returns the 95 % interval of sum(numerators) / sum(denominators); None for a single prompt.
 
     Student's t on the logarithm of the ratio (delta method): a bootstrap is too narrow with few prompts.
     """

@@ -1,8 +1,4 @@
-"""Figures under each load, and how many clients one target serves within a bound on the time per token.
-
-Names are LLMPerf's: completed requests and output tokens over the time from the first request sent to the last one
-ended; a failed request is an error, and its tokens do not count.
-"""
+"""Figures under load, named as LLMPerf's, and the clients that one target serves within a bound on TPOT."""
 
 from __future__ import annotations
 
@@ -23,29 +19,29 @@ from tandem.comparison.measuring.records import Record
 
 @dataclass(frozen=True, slots=True)
 class LoadFigures:
-    """One architecture under one load. `seconds`: from the first request sent to the last one ended."""
+    """One architecture under one load; failed requests are errors, and their tokens do not count."""
 
     num_requests_started: int
     num_completed_requests: int
     number_errors: int
     error_code_frequency: Mapping[str, int]
-    seconds: float
+    seconds: float  # from the first request sent to the last one ended
     num_completed_requests_per_minute: float | None
     mean_output_throughput_token_per_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPoint:
-    """One load. `verdict` None: fewer than two architectures answered all of its requests."""
+    """One load."""
 
     condition: str
     load: Load
     figures: Mapping[str, LoadFigures]
-    verdict: Verdict | None
+    verdict: Verdict | None  # None: fewer than two architectures answered everything
 
 
 def load_figures(records: Sequence[Record]) -> LoadFigures:
-    """Computes the figures of one architecture's records under one load."""
+    """Computes one architecture's figures under one load."""
     done = [record.measurement for record in records if record.measurement]
     sent = [record.sent_s for record in records if record.sent_s is not None]
     ended = [record.ended_s for record in records if record.ended_s is not None]
@@ -63,7 +59,6 @@ def load_figures(records: Sequence[Record]) -> LoadFigures:
 
 
 def load_point(on: Condition, load: Load, summaries: Sequence[Summary], records: Sequence[Record]) -> LoadPoint:
-    """Computes the figures under a load, and decides."""
     own = [record for record in records if record.condition == on.name]
     by_name = {s.architecture: s for s in summaries}
     figures = {name: load_figures([r for r in own if r.architecture == name]) for name in by_name}
@@ -81,42 +76,38 @@ def load_point(on: Condition, load: Load, summaries: Sequence[Summary], records:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One number of clients: the 95th percentile of the time per token, and tokens per second."""
+    """Figures at one number of clients."""
 
     clients: int
-    p95_s: float
+    p95_s: float  # of the time per token
     tokens_per_second: float
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What one target serves. `clients`: within the bound; 0: not even one. `at_least`: the most measured met it.
-
-    tokens_per_second: of that many clients together, per target's device.
-    """
+    """The clients that one target serves."""
 
     architecture: str
-    clients: float
-    at_least: bool
-    tokens_per_second: float | None
+    clients: float  # within the bound; 0: not even one
+    at_least: bool  # the most measured met the bound
+    tokens_per_second: float | None  # of all these clients, per target's device
     points: tuple[Point, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What every architecture serves. `gain`: distributed over fused, in clients; `law`: 1 + g t_d / t_v, what
-    arXiv 2606.25091 expects of it."""
+    """The clients that every architecture serves."""
 
     bound_s: float
     served: tuple[Served, ...]
-    gain: float | None
-    law: float | None
+    gain: float | None  # clients of distributed over fused
+    law: float | None  # 1 + g t_d / t_v, the gain that arXiv 2606.25091 expects
 
 
 def capacity(
     bound_s: float, loads: Sequence[LoadPoint], summaries: Mapping[str, Sequence[Summary]], law: float | None
 ) -> Capacity | None:
-    """Returns the capacities under the loads that have a number of clients; None if no architecture was measured so."""
+    """Returns the capacities under the closed loops; None without any."""
     found: dict[str, list[Point]] = {}
     for point in loads:
         for summary in summaries[point.condition] if point.load.concurrency is not None else ():
@@ -139,10 +130,7 @@ def _served(name: str, bound_s: float, points: Sequence[Point]) -> Served:
 
 
 def most_clients(bound_s: float, points: Sequence[Point]) -> tuple[float, float | None]:
-    """Returns the most clients within the bound and their tokens per second, from points in the order of clients.
-
-    Between two measured numbers of clients the time is taken as linear, as it is once the target is always busy.
-    """
+    """Returns the most clients within the bound and their tokens per second, linear between ascending points."""
     if points[0].p95_s > bound_s:
         return 0.0, None
     for below, above in itertools.pairwise(points):

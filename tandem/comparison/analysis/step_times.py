@@ -1,4 +1,4 @@
-"""Makes a file of step times, for rehearsals elsewhere, of what a comparison measured (docs/rehearsal.md)."""
+"""Turns measurements into a file of step times for rehearsals (docs/rehearsal.md)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ from tandem.host.device_times import DeviceTimes, ModelTimes, StepTime, StepTime
 
 
 def step_times(measured: RunData) -> DeviceTimes | None:
-    """The step times of the servers, from calibrations and plain requests; None if none were measured here.
-
-    A rehearsal measured another device, whose times are in a file already.
-    """
+    """Returns the servers' step times; None without any, or for a rehearsal: those are in a file already."""
     models = [endpoint.model for endpoint in measured.endpoints]
     if not models or any(model.rehearsals for model in models) or measured.config.connect:
         return None
@@ -36,7 +33,7 @@ def step_times(measured: RunData) -> DeviceTimes | None:
 
 
 def _target(measured: RunData) -> StepTimes | None:
-    """Medians of the seconds of verifications, by the tokens they fed."""
+    """Medians of verification seconds by tokens fed."""
     seconds: defaultdict[int, list[float]] = defaultdict(list)
     plain = [r.measurement for r in measured.records if r.architecture in (AUTOREGRESSIVE.name, WIDTH_1.name)]
     for one in [*filter(None, plain), *(each.measurement for each in measured.calibrations)]:
@@ -46,7 +43,7 @@ def _target(measured: RunData) -> StepTimes | None:
 
 
 def _draft(calibrations: Sequence[Calibration]) -> StepTimes | None:
-    """The median seconds of one draft token, where a model drafted all of them: copies cost almost nothing."""
+    """The median seconds of one draft token of a model; copies cost almost nothing."""
     found = [_drafted(each.measurement) for each in calibrations]
     known = [seconds for seconds in found if seconds]
     return _times({1: statistics.median(known)}) if known else None

@@ -1,6 +1,5 @@
-"""Summarizes the records of each architecture and workload.
+"""Summarizes records by architecture and workload.
 
-Percentiles interpolate linearly and stddev is that of a sample, as in LLMPerf. TPOT = (E2E - TTFT) / (n - 1).
 Speedup = mean TPOT of the baseline / mean TPOT, over the (prompt, run) pairs that both completed with two tokens or
 more. Acceptance rate = accepted / drafted; mean acceptance length = committed tokens / rounds, the target's included.
 """
@@ -24,21 +23,21 @@ def completed(records: Iterable[Record]) -> list[Measurement]:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """Acceptance of drafts. Positions start at the first draft token of a round; `..._by` is by proposer."""
+    """Acceptance of drafts."""
 
     rounds: int
     drafted: int
     accepted: int
     rate: float | None
     mean_length: float | None
-    by_position: tuple[float | None, ...]
-    drafted_by: Mapping[str, int]
+    by_position: tuple[float | None, ...]  # from the first draft token of a round
+    drafted_by: Mapping[str, int]  # by proposer
     accepted_by: Mapping[str, int]
     rounds_by_length: tuple[int, ...]
 
     @property
     def proposing(self) -> float | None:
-        """The share of rounds that verified a draft."""
+        """The share of rounds with a draft."""
         return ratio(self.rounds - self.rounds_by_length[0], self.rounds) if self.rounds_by_length else None
 
 
@@ -63,12 +62,12 @@ def acceptance(measurements: Sequence[Measurement]) -> Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class NeverWaiting:
-    """Steps of a target that never waits: all, with a draft, for nothing; and draft tokens that no step verified."""
+    """Steps of a target that never waits."""
 
     steps: int
     drafted_steps: int
     wasted_steps: int
-    unverified_drafts: int
+    unverified_drafts: int  # draft tokens that no step verified
 
 
 def never_waiting(measurements: Sequence[Measurement]) -> NeverWaiting | None:
@@ -85,7 +84,6 @@ def never_waiting(measurements: Sequence[Measurement]) -> NeverWaiting | None:
 
 
 def sum_counts(per_request: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Adds up counts by name."""
     totals: Counter[str] = Counter()
     for counts in per_request:
         totals.update(counts)
@@ -93,7 +91,7 @@ def sum_counts(per_request: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def sum_positions(per_request: Iterable[Sequence[int]]) -> list[int]:
-    """Adds up counts by position; shorter sequences count as 0 beyond their end."""
+    """Adds counts by position; missing ones are 0."""
     totals: list[int] = []
     for counts in per_request:
         totals += [0] * (len(counts) - len(totals))
@@ -103,7 +101,7 @@ def sum_positions(per_request: Iterable[Sequence[int]]) -> list[int]:
 
 
 def milliseconds_per_token(measurements: Sequence[Measurement]) -> dict[str, float | None]:
-    """Returns the end-to-end milliseconds per output token, by cause; causes that overlap are scaled to add up."""
+    """Returns end-to-end milliseconds per output token, by cause; overlapping causes are scaled to add up."""
     tokens, totals = sum(m.output_tokens for m in measurements), dict.fromkeys(CAUSES, 0.0)
     for m in measurements:
         seconds = {cause: getattr(m.seconds_by_cause, cause) for cause in CAUSES}
@@ -115,11 +113,11 @@ def milliseconds_per_token(measurements: Sequence[Measurement]) -> dict[str, flo
 
 @dataclass(frozen=True, slots=True)
 class Speedup:
-    """Speedup over a baseline, from `pairs` of requests. `interval`: 95 %, paired by prompt."""
+    """Speedup over a baseline."""
 
     ratio: float | None
-    interval: Interval | None
-    pairs: int
+    interval: Interval | None  # 95 %, paired by prompt
+    pairs: int  # of requests
 
 
 def speedup(records: Iterable[Record], baseline: Iterable[Record]) -> Speedup:
@@ -135,7 +133,7 @@ def speedup(records: Iterable[Record], baseline: Iterable[Record]) -> Speedup:
 
 
 def _sums_by_prompt(terms: Iterable[tuple[str, float, float]]) -> tuple[list[float], list[float]]:
-    """Adds up (prompt, numerator, denominator): one of each for every prompt."""
+    """Adds up (prompt, numerator, denominator) by prompt."""
     sums: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for prompt, above, below in terms:
         sums[prompt][0] += above
@@ -155,8 +153,6 @@ def _tpot_interval(records: Iterable[Record]) -> Interval | None:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSummary:
-    """One architecture on one kind of prompt."""
-
     tpot_s: MetricDistribution
     acceptance_rate: float | None
     speedup: Speedup
@@ -164,12 +160,12 @@ class WorkloadSummary:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One architecture over all its requests under a condition. `distributions` have LLMPerf's names."""
+    """One architecture under a condition."""
 
     architecture: str
     requests: int
     failed: int
-    distributions: Mapping[str, MetricDistribution]
+    distributions: Mapping[str, MetricDistribution]  # by LLMPerf's names
     tpot_interval: Interval | None
     output_throughput_token_per_s: float | None
     acceptance: Acceptance
@@ -177,8 +173,7 @@ class Summary:
     bytes_up_per_token: float | None
     bytes_down_per_token: float | None
     milliseconds_per_token: Mapping[str, float | None]
-    overlapping: int
-    """Requests whose causes overlap: they add up to more than the request took."""
+    overlapping: int  # requests whose causes add up to more than their time
     speedup: Speedup
     identical: TokenIdentity | None
     never_waiting: NeverWaiting | None
@@ -197,10 +192,7 @@ def summarize(
     plain: Sequence[Record] = (),
     traces: Mapping[str, MarginTrace] | None = None,
 ) -> Summary:
-    """Summarizes an architecture's records of one condition.
-
-    `baseline`: the plain decoding that speedups refer to. `plain`: the outputs that others should equal, if any.
-    """
+    """Summarizes records of one condition. `plain`: the outputs that others should equal, if any."""
     own = [record for record in records if record.architecture == name]
     others = [record for record in records if record.architecture == baseline]
     done = completed(own)

@@ -1,8 +1,7 @@
-"""Theory beside measurement: times per token predicted from component times, in three forms.
+"""Predicts times per token: plain, draft beside the target, draft apart.
 
-Plain: a step. Draft beside the target: draft and verification of a round over its tokens. Draft apart: a round trip
-for each round as well. Component times come from calibration requests on the base's link, the tokens and the drafts of
-a round from the measured requests of each link. Never waiting and pipelined rounds overlap, and are not predicted.
+Component times are those of calibration on the base's link; tokens and drafts of a round those measured on each link.
+Overlapping rounds (never waiting, pipelined) are not predicted.
 """
 
 from __future__ import annotations
@@ -18,31 +17,27 @@ from tandem.comparison.measuring.calibration import Calibration
 from tandem.comparison.measuring.conditions import BASE, LINK, Condition
 from tandem.comparison.measuring.distributions import ratio
 
-MISSED = 1.25
-"""A prediction that is off by more than this factor is not relied on."""
+MISSED = 1.25  # a prediction off by more than this factor is not relied on
 PREDICTED = (arch.DISTRIBUTED.name, arch.FUSED.name, arch.REMOTE_DRAFT.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """The rounds of an architecture: tokens committed and draft tokens verified in one, and the share with a draft.
+    """Means of an architecture's rounds."""
 
-    tokens: the mean output length.
-    """
-
-    committed: float
-    drafted: float
-    drafting: float
-    tokens: float
+    committed: float  # tokens per round
+    drafted: float  # draft tokens verified per round
+    drafting: float  # share of rounds with a draft
+    tokens: float  # output length
 
     @property
     def as_defined(self) -> float:
-        """Converts seconds per token to TPOT: (E2E - TTFT) / (n - 1) counts the first round's tokens, not its time."""
+        """Factor to TPOT = (E2E - TTFT) / (n - 1), which counts the first round's tokens but not its time."""
         return (self.tokens - self.committed) / (self.tokens - 1) if self.tokens > self.committed else 1.0
 
 
 def rounds_of(summary: Summary) -> Rounds | None:
-    """Returns None where nothing was drafted."""
+    """Returns None without drafts."""
     of, tokens = summary.acceptance, summary.distributions["number_output_tokens"].mean
     if not of.drafted or not of.rounds or tokens is None:
         return None
@@ -72,21 +67,16 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Theory:
-    """Component times and what follows from them, in seconds.
-
-    rounds: of the base. break_even_rtt_s: below it distributed is faster than plain decoding; None: at no round trip.
-    best_lengths: the fixed speculation length with the least time per token on the base's link, 0 for plain decoding.
-    capacity_gain: 1 + draft / verification, the clients of a target with drafts apart over one with drafts beside it.
-    """
+    """Component times in seconds and their consequences."""
 
     plain_s: float
     plain_overhead_s: float
     costs: Mapping[str, Costs]
-    rounds: Mapping[str, Rounds]
+    rounds: Mapping[str, Rounds]  # of the base
     predictions: tuple[Prediction, ...] = ()
-    break_even_rtt_s: float | None = None
-    best_lengths: Mapping[str, int] = field(default_factory=dict)
-    capacity_gain: float | None = None
+    break_even_rtt_s: float | None = None  # below it distributed beats plain decoding; None: at no round trip
+    best_lengths: Mapping[str, int] = field(default_factory=dict)  # fastest fixed length on the base's link, 0: plain
+    capacity_gain: float | None = None  # 1 + draft / verification: clients with drafts apart over beside
 
     @property
     def plain_tpot_s(self) -> float:
@@ -99,7 +89,7 @@ class Theory:
         return draft, of.verify_fixed_s + of.verify_slope_s * (1 + rounds.drafted)
 
     def tpot_s(self, name: str, link: LinkSettings, rounds: Rounds | None = None) -> float:
-        """Returns the predicted time per token. `rounds`: those on this link; None: the base's."""
+        """Returns the predicted time per token. `rounds`: on this link; None: the base's."""
         if name in arch.PLAIN:
             return self.plain_tpot_s
         of, rounds = self.costs[name], rounds or self.rounds[name]
@@ -110,14 +100,14 @@ class Theory:
 
 
 def asking(name: str, rounds: Rounds) -> float:
-    """Returns the round trips of a round: a target whose draft is elsewhere makes none in a round without a draft."""
+    """Returns round trips per round; a target with a remote draft makes none in a round without a draft."""
     return rounds.drafting if name == arch.REMOTE_DRAFT.name else 1.0
 
 
 def theory_of(
     conditions: Sequence[Condition], summaries: Mapping[str, Sequence[Summary]], calibrations: Sequence[Calibration]
 ) -> Theory | None:
-    """Predicts every link; None unless plain decoding and a drafting architecture were measured and calibrated."""
+    """Predicts every link; None unless plain decoding and a drafting architecture were calibrated."""
     base = conditions[0]
     costs = costs_by_architecture(calibrations, base.link)
     plain = next((name for name in reversed(arch.PLAIN) if name in costs), None)
@@ -148,7 +138,7 @@ def _predictions(model: Theory, plain: str, on: Condition, summaries: Sequence[S
 
 
 def _break_even(model: Theory, base: LinkSettings) -> float | None:
-    """Returns the round trip in seconds at which distributed takes as long as plain decoding."""
+    """Returns the round trip in seconds at which distributed equals plain decoding."""
     name = arch.DISTRIBUTED.name
     if name not in model.rounds:
         return None
@@ -158,7 +148,7 @@ def _break_even(model: Theory, base: LinkSettings) -> float | None:
 
 
 def _best_length(model: Theory, name: str, link: LinkSettings, found: Sequence[Calibration]) -> int:
-    """Acceptance is that of calibration requests, which had fixed lengths: auto drafts much where much is accepted."""
+    """Returns the fastest fixed length, by calibration's acceptance: auto drafts much where much is accepted."""
     own = [one for one in found if one.architecture == name]
     tpots, committed = [model.plain_tpot_s], 1.0
     for position in range(max((one.length for one in own), default=0)):

@@ -1,8 +1,4 @@
-"""Decides which architecture to use under a condition, in one sentence with its own sureness.
-
-`_decided` is the one place that decides. It gets the times of what was measured, of what was measured under a load, or
-of what is predicted for a round trip or a number of clients that was not measured.
-"""
+"""Decides which architecture to use, from times measured, measured under a load, or predicted."""
 
 from __future__ import annotations
 
@@ -24,8 +20,7 @@ from tandem.comparison.measuring.distributions import ratio
 from tandem.comparison.measuring.records import Record
 from tandem.rpc.credentials import on_this_machine
 
-CLOSE = 1.03
-"""Without an interval, figures within this factor are taken as equal."""
+CLOSE = 1.03  # without an interval, figures within this factor are equal
 ACTIONS = {
     arch.LOOKUP.name: "use lookup, copies from the text without a draft model",
     arch.DISTRIBUTED.name: "use distributed, the draft apart from the target",
@@ -42,22 +37,22 @@ FAST, RATE = "times as fast as", "times the tokens per second of"
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """`ratio`: by how much the fastest is faster than this architecture, with its 95 % interval if there is one."""
+    """Another architecture against the fastest."""
 
     architecture: str
-    ratio: float | None
-    interval: Interval | None = None
+    ratio: float | None  # the fastest's speed over this one's
+    interval: Interval | None = None  # 95 %
 
     @property
     def tied(self) -> bool:
-        """Whether either may be the faster one."""
+        """Whether either may be faster."""
         if self.interval is None:
             return self.ratio is None or self.ratio < CLOSE
         return self.interval[0] <= 1
 
     @property
     def alike(self) -> bool:
-        """Whether they are the same for any decision."""
+        """Whether the two are the same for any decision."""
         if self.interval is None:
             return self.ratio is not None and self.ratio < CLOSE
         return doubts.alike(self.interval)
@@ -65,12 +60,12 @@ class Rival:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What is decided about. `condition`: its name, "" if it was not measured. `clients`: 0 in an open loop."""
+    """The link and the load of a decision."""
 
-    condition: str
+    condition: str  # "" if not measured
     where: str
     rtt_ms: float
-    clients: int = 1
+    clients: int = 1  # 0: an open loop
     unit: str = FAST
 
     @property
@@ -80,20 +75,17 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What to do in a situation. `architecture`: the one to use; where nothing can be decided, the fastest.
-
-    ratio: its speed over that of `over`, with the interval. fastest, rivals: the fastest one against each other one.
-    """
+    """The decision in a situation."""
 
     at: Situation
-    architecture: str
+    architecture: str  # to use; if undecided, the fastest
     sentence: str
     doubt: Doubt
     over: str
-    ratio: float | None
+    ratio: float | None  # speed over that of `over`
     interval: Interval | None
     fastest: str
-    rivals: tuple[Rival, ...]
+    rivals: tuple[Rival, ...]  # all but the fastest
 
     @property
     def sureness(self) -> str:
@@ -110,9 +102,9 @@ def _decided(
     compare: Callable[[str, str], Rival],
     evidence: Callable[[str, str], Evidence],
 ) -> Verdict | None:
-    """Decides by the fastest against plain decoding; without it, or if it is the fastest, against the next one.
+    """Decides between the fastest and plain decoding (or the next): drafts only where clearly faster than none.
 
-    `order`: the architectures, the fastest first. A draft is used only where it is clearly faster than none.
+    `order`: the fastest first.
     """
     if len(order) < 2:
         return None
@@ -153,7 +145,7 @@ def measured_verdict(
     endpoints: Sequence[Endpoint],
     cores: int,
 ) -> Verdict | None:
-    """Decides by what was measured under a condition without a load; None if fewer than two architectures answered."""
+    """Decides a condition without a load; None if fewer than two architectures answered."""
     tpots = tpots_of(summaries)
     own = {name: [r for r in records if (r.condition, r.architecture) == (on.name, name)] for name in tpots}
     plain = next((own[name] for name in reversed(arch.PLAIN) if name in own), [])
@@ -172,7 +164,7 @@ def measured_verdict(
 def loaded_verdict(
     on: Condition, rates: Mapping[str, float], latencies: Mapping[str, float], evidence: Evidence
 ) -> Verdict | None:
-    """Decides by tokens per second under a load; among close ones by the mean latency."""
+    """Decides by tokens per second under a load; among close ones by mean latency."""
     most, clients = max(rates.values(), default=0.0), on.load.concurrency if on.load else 0
 
     def rank(name: str) -> tuple[bool, float]:
@@ -190,9 +182,9 @@ def loaded_verdict(
 def predicted_verdict(
     links: Sequence[tuple[float, Sequence[Summary]]], known: Sequence[Verdict], rtt_ms: float, clients: int
 ) -> Verdict | None:
-    """Decides for a round trip and a number of clients that were not measured. `links`: (RTT in ms, summaries).
+    """Decides for an unmeasured round trip or number of clients. `links`: (RTT in ms, summaries).
 
-    The target is taken as a queue with one server: requests that share steps do better with many clients.
+    The target is modelled as a queue with one server; shared steps do better with many clients.
     """
     names = dict.fromkeys(name for _, summaries in links for name in tpots_of(summaries))
     times = {name: time for name in names if (time := estimate(links, name, rtt_ms, clients))}
@@ -219,10 +211,7 @@ def predicted_verdict(
 
 
 def estimate(links: Sequence[tuple[float, Sequence[Summary]]], name: str, rtt_ms: float, clients: int) -> float | None:
-    """Returns the predicted seconds per token; None where this architecture allows no prediction.
-
-    Between two measured round trips it is interpolated. Beyond them, a draft apart pays the difference once a round.
-    """
+    """Predicts seconds per token, None if impossible: interpolates RTTs; beyond, a draft apart pays once a round."""
     found = [(rtt, s) for rtt, of in links for s in of if s.architecture == name and s.tpot_s]
     points = sorted(found, key=lambda point: point[0])
     if not points:
@@ -246,7 +235,7 @@ def estimate(links: Sequence[tuple[float, Sequence[Summary]]], name: str, rtt_ms
 
 
 def _busy_s(of: Summary) -> float:
-    """Returns the seconds per token for which the target's device is busy, with a draft beside it included."""
+    """Returns the seconds per token that occupy the target's device, drafts beside it included."""
     if of.architecture == arch.NEVER_WAITING.name:
         return of.tpot_s or 0.0
     beside = of.architecture in arch.COMPARED and not arch.COMPARED[of.architecture].split
@@ -255,7 +244,7 @@ def _busy_s(of: Summary) -> float:
 
 
 def tpots_of(summaries: Sequence[Summary]) -> dict[str, float]:
-    """Returns the mean times per token of what is decided about; plain decoding at its fastest stands for itself."""
+    """Returns the candidates' mean times per token, with the faster plain decoding as the only one."""
     known = (*arch.COMPARED, arch.WIDTH_1.name)
     found = {s.architecture: s.tpot_s for s in summaries if s.tpot_s is not None and s.architecture in known}
     if arch.WIDTH_1.name in found:
@@ -276,13 +265,12 @@ def on_link(link: LinkSettings) -> str:
 
 
 def host_of(endpoint: Endpoint) -> str:
-    """Returns the machine of a server as readers know it."""
     host = endpoint.address.rpartition(":")[0].strip("[]")
     return "this machine" if endpoint.log is not None or on_this_machine(host) else host
 
 
 def unlike(endpoints: Sequence[Endpoint], name: str, other: str) -> str | None:
-    """Says how the servers of two architectures are not alike; None if nothing is known to be."""
+    """Returns how two architectures' servers differ, if known."""
     pair = [e for e in endpoints if e.architecture.name in (name, other)]
     if len({host_of(e) for e in pair}) > 1:
         return " beside ".join(f"{name_in_sentence(e.architecture.name)} on {host_of(e)}" for e in pair)

@@ -1,4 +1,4 @@
-"""Formats figures and names, the same on the page, on the terminal and in sentences. A missing figure is a dash."""
+"""Formats figures and names for page, terminal and sentences; a missing figure is a dash."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def percent(share: float | None, digits: int = 0, sign: bool = False) -> str:
 
 
 def span(interval: Sequence[float] | None, scale: float = 1.0, digits: int = 2) -> str:
-    """Formats an interval: '1.51 to 1.95'."""
+    """Formats '1.51 to 1.95'."""
     if interval is None:
         return MISSING
     low, high = interval
@@ -41,12 +41,12 @@ def span(interval: Sequence[float] | None, scale: float = 1.0, digits: int = 2) 
 
 
 def with_interval(text: str, interval: Sequence[float] | None, scale: float = 1.0, digits: int = 2) -> str:
-    """Adds an interval: '1.72× (1.51 to 1.95)'."""
+    """Formats '1.72× (1.51 to 1.95)'."""
     return text if MISSING in (text, span(interval)) else f"{text} ({span(interval, scale, digits)})"
 
 
 def name(architecture: str) -> str:
-    """Returns the name of an architecture or a workload in tables and plots."""
+    """Names an architecture or a workload."""
     return architecture.replace("_", " ")
 
 
@@ -67,12 +67,12 @@ def capitalised(sentence: str) -> str:
 
 
 def link(link: LinkSettings) -> str:
-    """Names a link in tables and plots."""
+    """Names a link."""
     return "direct" if link.rtt_ms is None else str(link).removeprefix("RTT ")
 
 
 def sampling(sampling: SamplingParams) -> str:
-    """Describes sampling: 'greedy', or the temperature and the filters that are set."""
+    """Formats 'greedy', or the temperature and filters."""
     if not sampling.temperature:
         return "greedy"
     neutral = {"top_k": 0, "top_p": 1, "min_p": 0}
@@ -81,7 +81,7 @@ def sampling(sampling: SamplingParams) -> str:
 
 
 def setting(value: Any) -> str:
-    """Formats any value of the settings on one line."""
+    """Formats any setting on one line."""
     if value is None or value in ({}, [], ""):
         return "not set"
     if isinstance(value, bool):

@@ -1,1 +1,1 @@
-"""Emulates a network link between client and servers, and measures what it adds."""
+"""Emulates a network link and measures its overhead."""

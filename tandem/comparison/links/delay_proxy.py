@@ -1,18 +1,15 @@
-"""Emulates a network link with a TCP proxy that delays: `python -m tandem.comparison.links.delay_proxy`, without root.
+"""Emulates a link with a delaying TCP proxy, without root: `python -m tandem.comparison.links.delay_proxy`.
 
-The proxy forwards every byte half a round-trip time after it arrived. With a bandwidth limit, bytes also queue for the
-link, which all connections of the proxy share; each direction has its own link. A new connection costs one round trip
-before its first byte, like TCP's handshake. There is no congestion window: a sender gets the whole link at once, as on
-a connection that has been in use for a while.
+Every byte arrives half a round trip later; under a bandwidth limit, all connections share one queue per direction. A
+new connection costs one round trip, as TCP's handshake. There is no congestion window.
 
-The proxy is a separate process, so that the caller's Python threads do not delay it, and it imports only the standard
-library, so that it starts quickly. It reads commands from stdin, answers each with one line on stdout, and exits when
-stdin is closed:
+A process of its own, so that no Python thread delays it; it imports only the standard library. It answers each command
+from stdin with one line, and exits when stdin is closed:
 
     listen HOST:PORT       ok PORT  forwards a new port on 127.0.0.1 to that address, up the link
     listen-back HOST:PORT  ok PORT  the same for a caller at the far end: its requests go down
-    echo                   ok PORT  a port on 127.0.0.1 that sends back what it receives
-    set JSON               ok AT    changes the link to these LinkSettings; AT: the time.monotonic at which traces begin
+    echo                   ok PORT  a port on 127.0.0.1 that sends back its input
+    set JSON               ok AT    changes the LinkSettings; AT: the time.monotonic at which traces begin
 """
 
 from __future__ import annotations
@@ -32,8 +29,7 @@ from tandem.comparison.links.settings import Impairments, LinkSettings
 from tandem.comparison.links.trace import TracedLink, read_trace
 
 READ_BYTES = 65_536
-IN_FLIGHT_BYTES = 16 * 2**20
-"""The bytes in flight in one direction of one connection. Beyond it, the proxy stops reading from the sender."""
+IN_FLIGHT_BYTES = 16 * 2**20  # per direction of a connection; beyond it, the proxy stops reading
 
 END = b""
 
@@ -63,7 +59,7 @@ class Pipe:
             self._loop.reading[self._source.fileno()] = self._read
 
     def emptied(self, now: float) -> float:
-        """Returns when all that was sent has arrived, and what is sent now."""
+        """Returns when everything sent has arrived."""
         return max([now + self.wire.delay, *(due for due, _ in self._under_way)])
 
     def _read(self, now: float) -> None:
@@ -84,7 +80,7 @@ class Pipe:
             self._loop.reading.pop(self._source.fileno(), None)
 
     def _arrive(self) -> None:
-        """Hands over what is due, in order: what is behind a late piece waits for it."""
+        """Hands over due bytes in order; a late piece delays those behind it."""
         now = time.monotonic()
         while self._under_way and self._under_way[0][0] <= now:
             self._arrived.append(self._under_way.popleft()[1])
@@ -133,7 +129,7 @@ class Connection:
         self._after(self._up, self._connect)
 
     def _after(self, way: Pipe, action: Action) -> None:
-        """Runs an action once the link's delay this way has passed."""
+        """Runs an action after the link's delay this way."""
         self._loop.at(time.monotonic() + way.wire.delay, action)
 
     def _connect(self) -> None:
@@ -157,7 +153,7 @@ class Connection:
         self._after(self._down, self._abort)
 
     def _broken(self, sock: socket.socket) -> None:
-        """Handles the end of one side: delivers its bytes, then closes the other side."""
+        """Ends one side: delivers its bytes, then closes the other side."""
         way = self._up if sock is self._near else self._down
         self._loop.close(sock)
         self._loop.at(way.emptied(time.monotonic()), self._abort)
@@ -173,7 +169,7 @@ class Connection:
 
 
 class Proxy:
-    """Holds the two directions of the link and the listening ports."""
+    """The link's two directions and the listening ports."""
 
     def __init__(self) -> None:
         self._loop, self._up, self._down = Loop(), Wire(), Wire()
@@ -209,7 +205,7 @@ class Proxy:
         return f"error {line!r} is not a command"
 
     def _set(self, link: LinkSettings) -> float:
-        """Applies the settings to new data; data in flight keeps its due time. Traces begin at the returned time."""
+        """Applies settings to new data; returns when traces begin."""
         link.check()
         but, now = link.but, time.monotonic()
         up_mbps, down_mbps = link.rates

@@ -1,7 +1,4 @@
-"""When bytes on one direction of an emulated link are due, and the event loop that meets those times.
-
-Imports only the standard library, so that the proxy starts quickly.
-"""
+"""Computes when bytes on one direction of a link are due, and runs actions at those times (standard library only)."""
 
 from __future__ import annotations
 
@@ -18,12 +15,9 @@ from random import Random
 from tandem.comparison.links.settings import SEGMENT_BYTES, wire_bits
 from tandem.comparison.links.trace import IP_TCP_BYTES, TracedLink
 
-PIECE_SECONDS = 0.001
-"""The duration of the pieces in which data is sent under a bandwidth limit; a piece is at least one segment."""
-WAKE_SECONDS = 0.00006
-"""How long before a due time the loop wakes up and polls: waking a processor takes about 50 microseconds."""
-MAX_FD = 1000
-"""select's limit is 1024. select has a timeout in microseconds; epoll's is in milliseconds."""
+PIECE_SECONDS = 0.001  # of data sent under a bandwidth limit; a piece is at least one segment
+WAKE_SECONDS = 0.00006  # polls this long before a due time: waking a processor takes about 50 microseconds
+MAX_FD = 1000  # select's limit is 1024; its timeout is in microseconds, epoll's in milliseconds
 
 ABORT = struct.pack("ii", 1, 0)
 
@@ -31,7 +25,7 @@ Action = Callable[[], None]
 
 
 class Loop:
-    """Waits for readable and writable sockets and due actions. Times are seconds of time.monotonic."""
+    """Waits for sockets and due actions. Times are seconds of time.monotonic."""
 
     def __init__(self) -> None:
         self.reading: dict[int, Callable[[float], None]] = {}
@@ -40,7 +34,7 @@ class Loop:
         self._order = itertools.count()
 
     def at(self, due: float, action: Action) -> None:
-        """Schedules an action. Actions due at the same time run in the order in which they were scheduled."""
+        """Schedules an action; actions due together run in order."""
         heapq.heappush(self._timers, (due, next(self._order), action))
 
     def run(self) -> None:
@@ -64,7 +58,6 @@ class Loop:
             sock.close()
 
     def abort(self, sock: socket.socket) -> None:
-        """Closes the connection with a reset."""
         if sock.fileno() >= 0:
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABORT)
@@ -72,7 +65,7 @@ class Loop:
 
 
 class Wire:
-    """One direction of the link. Seconds, and bits per second (None: unlimited); `trace` replaces the rate."""
+    """One direction of the link: seconds, bits per second (None: unlimited), or a trace in place of the rate."""
 
     def __init__(self) -> None:
         self._free_at = 0.0
@@ -91,7 +84,7 @@ class Wire:
         self._random = Random(seed)
 
     def due(self, now: float, size: int) -> float:
-        """Returns when the last of `size` bytes sent at `now` arrives; occupies the wire while they are sent."""
+        """Returns when the last of `size` bytes sent at `now` arrives; occupies the wire meanwhile."""
         return self._leaves(now, size) + self.delay + (self._random.uniform(0, self._jitter) if self._jitter else 0.0)
 
     def _leaves(self, now: float, size: int) -> float:
@@ -103,7 +96,7 @@ class Wire:
         return self._free_at
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
-        """Yields what is sent, and arrives, at once."""
+        """Splits data into pieces that arrive at once."""
         by_segment = self._trace is not None or self._jitter > 0
         if self._rate is None and not by_segment:
             yield data
@@ -114,6 +107,6 @@ class Wire:
 
 
 def sharpen_timers() -> None:
-    """Removes the 50 microsecond timer slack, as far as Linux permits."""
+    """Removes Linux's 50 microsecond timer slack."""
     with contextlib.suppress(OSError), open("/proc/self/timerslack_ns", "w") as slack:
         slack.write("1")

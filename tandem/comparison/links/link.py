@@ -1,11 +1,8 @@
-"""An emulated link between client and servers.
+"""An emulated link to servers at its far end; its settings can change while they run.
 
-Servers run at the far end of a link. Its settings can change while they run:
-
-    async with DelayLink() as link:
-        address = await link.listen(server.address)            # what clients of that server connect to
-        await link.set(LinkSettings(rtt_ms=20, bandwidth_mbps=100))
-        overhead = await link.overhead()
+async with DelayLink() as link:
+    address = await link.listen(server.address)            # clients connect here
+    await link.set(LinkSettings(rtt_ms=20, bandwidth_mbps=100))
 """
 
 from __future__ import annotations
@@ -26,10 +23,7 @@ GRACE_SECONDS = 2.0
 
 
 class DelayLink:
-    """Emulates a link with the delay proxy on 127.0.0.1. Can be entered once.
-
-    Every method raises RuntimeError if the proxy has exited.
-    """
+    """Runs the delay proxy on 127.0.0.1, once. Methods raise RuntimeError if it has exited."""
 
     def __init__(self) -> None:
         self.settings = LinkSettings(0.0)
@@ -73,25 +67,22 @@ class DelayLink:
         return self._proxy.pid
 
     async def listen(self, upstream: str, back: bool = False) -> str:
-        """Returns the address on 127.0.0.1 that leads across the link to `upstream`. Raises ValueError for no address.
-
-        `back`: for callers at the far end of a server at the near end.
-        """
+        """Returns the local address across the link to `upstream`. `back`: for callers at the far end."""
         return f"127.0.0.1:{await self._ask(f'listen-back {upstream}' if back else f'listen {upstream}')}"
 
     async def set(self, settings: LinkSettings) -> None:
-        """Changes the settings, also for open connections; data in flight keeps its due time and its order."""
+        """Changes the settings, also for open connections; data in flight keeps its due time."""
         await self._ask(f"set {json.dumps(asdict(settings))}")
         self.settings = settings
 
     async def overhead(self, samples: int = SAMPLES) -> LinkOverhead:
-        """Measures what the link adds to its settings, with small messages, in a few seconds."""
+        """Measures latency beyond the settings with small messages, in a few seconds."""
         direct = f"127.0.0.1:{await self._ask('echo')}"
         through = await self.listen(direct)
         return await asyncio.to_thread(measure_overhead, direct, through, self.settings.small_round_trip(), samples)
 
     async def _ask(self, command: str) -> str:
-        """Sends a command and returns what follows `ok`. Raises ValueError with any other answer."""
+        """Sends a command and returns its `ok` value. Raises ValueError with any other answer."""
         proxy = self._proxy
         assert proxy is not None and proxy.stdin and proxy.stdout and proxy.stderr, "not entered"
         async with self._turn:

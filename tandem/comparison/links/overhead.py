@@ -1,4 +1,4 @@
-"""Measures the latency that a link adds to its settings, with small messages sent directly and through it.
+"""Measures a link's latency beyond its settings: small messages, directly and through the link.
 
 The proxy's process answers them: here an answer would share the interpreter lock with the timer.
 """
@@ -16,15 +16,14 @@ from tandem.comparison.links.settings import SMALL_BYTES
 
 SAMPLES = 200
 FEWEST = 8
-MOST_SECONDS = 4.0
-"""No further message is sent after this time, once there are the fewest samples."""
+MOST_SECONDS = 4.0  # of sending, once there are the fewest samples
 
 
 @dataclass(frozen=True, slots=True)
 class LinkOverhead:
-    """Round trips of 64-byte messages, in seconds. `nominal_s` is the configured round trip."""
+    """Round trips of 64-byte messages, in seconds."""
 
-    nominal_s: float
+    nominal_s: float  # as configured
     direct_p50_s: float
     link_p50_s: float
     link_p95_s: float
@@ -37,7 +36,7 @@ class LinkOverhead:
 
 
 def measure_overhead(direct: str, through: str, nominal_s: float, samples: int) -> LinkOverhead:
-    """Blocks while messages go to both addresses in turn; run it in a thread. Raises OSError if one does not answer."""
+    """Times messages to both addresses in turn, blocking. Raises OSError."""
     plain, linked = list[float](), list[float]()
     with ExitStack() as stack:
         ends = [(stack.enter_context(_connected(at)), found) for at, found in ((direct, plain), (through, linked))]
@@ -59,7 +58,6 @@ def _connected(address: str) -> socket.socket:
 
 
 def _round_trip(sock: socket.socket) -> float:
-    """Returns the seconds of a message and its reply."""
     sent, missing = time.perf_counter(), SMALL_BYTES
     sock.sendall(bytes(SMALL_BYTES))
     while missing > 0:

@@ -1,4 +1,4 @@
-"""Link settings and the round trip that follows from them. Uses only the standard library."""
+"""Link settings and the round trips that follow from them (standard library only)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ MAX_RTT_MS = 10_000.0
 MAX_JITTER_MS = 10_000.0
 MIN_MBPS, MAX_MBPS = 0.01, 100_000.0
 SEGMENT_BYTES = 1448
-HEADER_BYTES = 66
-"""Bytes of Ethernet, IPv4 and TCP headers per segment; they count against the bandwidth."""
-SMALL_BYTES = 64
-"""The size of a message whose round trip is measured."""
+HEADER_BYTES = 66  # Ethernet, IPv4 and TCP headers per segment; they count against the bandwidth
+SMALL_BYTES = 64  # of a message whose round trip is measured
 
 
 def wire_bits(size: int) -> int:
@@ -28,22 +26,17 @@ def wire_bits(size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Impairments:
-    """How a link differs from a constant, symmetric one. Up is from the draft's side to the target's.
+    """Differences from a constant, symmetric link. Up is from the draft's side to the target's."""
 
-    up_share: the share of the round trip on the way up. up_mbps: the bandwidth up, if another than down. jitter_ms: the
-    most that a segment is delayed besides, each way, at random. trace_up, trace_down: files of recorded links, in place
-    of a bandwidth. trace_from: the share of their length at which they begin.
-    """
-
-    up_share: float = 0.5
-    up_mbps: float | None = None
-    jitter_ms: float = 0.0
-    trace_up: str = ""
+    up_share: float = 0.5  # of the round trip
+    up_mbps: float | None = None  # None: as down
+    jitter_ms: float = 0.0  # largest random delay of a segment, each way
+    trace_up: str = ""  # files of recorded links, in place of a bandwidth
     trace_down: str = ""
-    trace_from: float = 0.0
+    trace_from: float = 0.0  # share of the traces at which they begin
 
     def check(self) -> None:
-        """Raises a one-line ValueError that names the flag; reads the traces."""
+        """Reads the traces. Raises a one-line ValueError that names the flag."""
         for flag, value, most in (
             ("up-share", self.up_share, 1.0),
             ("jitter-ms", self.jitter_ms, MAX_JITTER_MS),
@@ -62,7 +55,7 @@ class Impairments:
 
     @property
     def recorded(self) -> str:
-        """The name of the recorded link; empty if it is none."""
+        """The name of the recorded link, or ""."""
         paths = [Path(path) for path in (self.trace_up, self.trace_down) if path]
         alike = len(paths) == 2 and len({path.stem for path in paths}) == 1
         return paths[0].stem if alike else " and ".join(path.name for path in paths)
@@ -78,22 +71,18 @@ class Impairments:
 
 
 STEADY = Impairments()
-"""A constant and symmetric link."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkSettings:
-    """The round-trip time in milliseconds and the bandwidth in 10^6 bits per second each way (None: unlimited).
+    """A link, shared by all connections."""
 
-    All connections share the bandwidth. `rtt_ms` None: no link is emulated.
-    """
-
-    rtt_ms: float | None = None
-    bandwidth_mbps: float | None = None
+    rtt_ms: float | None = None  # None: no link is emulated
+    bandwidth_mbps: float | None = None  # 10^6 bits per second each way; None: unlimited
     but: Impairments = STEADY
 
     def check(self) -> None:
-        """Raises a one-line ValueError that names the flag if the link cannot be emulated."""
+        """Raises a one-line ValueError that names the flag."""
         if self.rtt_ms is not None:
             _check_between("rtt-ms", self.rtt_ms, 0, MAX_RTT_MS)
         if self.bandwidth_mbps is not None:
@@ -115,7 +104,7 @@ class LinkSettings:
         return self.but.up_mbps or self.bandwidth_mbps, self.bandwidth_mbps
 
     def transfer(self, payload_bytes: float) -> float:
-        """Returns the seconds for which a payload occupies the link; half of it goes up."""
+        """Returns the seconds that a payload occupies the link; half of it goes up."""
         return sum(payload_bytes / 2 * 8 / (rate * 1e6) for rate in self.rates if rate is not None)
 
     def round_trip(self, payload_bytes: float) -> float:
@@ -123,13 +112,13 @@ class LinkSettings:
         return self.seconds + self.transfer(payload_bytes)
 
     def small_round_trip(self) -> float:
-        """Returns the seconds of a small message and its reply on an idle link, with TCP headers."""
+        """Returns the seconds of a small message and its reply on an idle link."""
         sending = sum(wire_bits(SMALL_BYTES) / (rate * 1e6) for rate in self.rates if rate is not None)
         return self.seconds + self.but.jitter_ms / 1000 + sending  # half of the most jitter each way, on average
 
 
 def traces_named(link: str) -> tuple[str, str]:
-    """Returns the files of `trace:UP,DOWN`, as absolute paths. Raises ValueError."""
+    """Returns the absolute paths of `trace:UP,DOWN`. Raises ValueError."""
     up, comma, down = link.removeprefix(TRACE).partition(",")
     if not (up and comma and down):
         raise ValueError(f"link: {link!r} is not trace:UP,DOWN, two files")

@@ -1,10 +1,7 @@
-"""Replays recorded links in Mahimahi's format, and describes them: `python -m tandem.comparison.links.trace FILE...`.
+"""Replays links recorded in Mahimahi's format; `python -m tandem.comparison.links.trace FILE...` describes them.
 
-Each line of a trace is a millisecond, never less than the line before, in which 1,500 bytes may leave; the trace starts
-again after its last one. What does not leave then waits for the next opportunity; one that finds nothing to send is
-lost.
-Traces are read where they lie. Those of Mahimahi: `git clone --depth 1 https://github.com/ravinet/mahimahi`, traces/.
-Uses only the standard library.
+Each line is an ascending millisecond in which 1,500 bytes may leave; unused opportunities are lost, and the trace
+repeats. Mahimahi's: `git clone --depth 1 https://github.com/ravinet/mahimahi`, traces/. Standard library only.
 """
 
 from __future__ import annotations
@@ -15,14 +12,12 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 
-PACKET_BYTES = 1500
-"""What may leave at one opportunity, with its headers of IP and TCP."""
-IP_TCP_BYTES = 52
-"""Those headers, with TCP's timestamps; a segment of 1,448 bytes fills an opportunity."""
+PACKET_BYTES = 1500  # sent at one opportunity, IP and TCP headers included
+IP_TCP_BYTES = 52  # headers with TCP's timestamps; a segment of 1,448 bytes fills an opportunity
 
 
 def read_trace(path: str) -> tuple[int, ...]:
-    """Returns the milliseconds of a trace. Raises ValueError, one line."""
+    """Returns the milliseconds of a trace. Raises a one-line ValueError."""
     try:
         lines = Path(path).read_text(encoding="ascii").split()
         times = tuple(int(line) for line in lines)
@@ -37,14 +32,14 @@ def read_trace(path: str) -> tuple[int, ...]:
 
 
 class TracedLink:
-    """One direction of a recorded link, which begins at `began` (in seconds): when what is sent leaves it."""
+    """One direction of a recorded link that begins at `began` (seconds)."""
 
     def __init__(self, times: Sequence[int], began: float) -> None:
         self._times, self._began = times, began
         self._at, self._left = 0, PACKET_BYTES
 
     def leaves(self, now: float, size: int) -> float:
-        """Returns when the last of `size` bytes that are sent at `now` leaves, after all that was sent before."""
+        """Returns when the last of `size` bytes sent at `now` leaves, after all earlier ones."""
         since = 1000 * (now - self._began)
         if self._time(self._at) < since:
             lap, within = divmod(since, self._times[-1])
@@ -61,7 +56,7 @@ class TracedLink:
 
 
 def described(path: str) -> str:
-    """Describes a trace: its length, its mean rate and its longest outage."""
+    """Describes a trace: length, mean rate, longest outage."""
     times = read_trace(path)
     mbps = 8 * PACKET_BYTES * len(times) / times[-1] / 1000
     gap = max(later - earlier for earlier, later in itertools.pairwise((0, *times)))

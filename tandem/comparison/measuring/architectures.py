@@ -1,4 +1,4 @@
-"""The architectures that can be compared, and where each one's traffic is counted."""
+"""The architectures that can be compared."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """`service` answers its Generate. `split`: draft and target run apart, and bytes are counted between them."""
+    """One way to split draft and target."""
 
     name: str
-    service: str
-    split: bool = False
+    service: str  # whose Generate clients call
+    split: bool = False  # draft and target run apart, and bytes are counted between them
 
     @property
     def drafts_for_client(self) -> bool:
-        """Whether each client may have a draft worker of its own, before one target."""
+        """Whether each client may have a draft worker of its own."""
         return self.service == "DraftWorker"
 
 
@@ -38,19 +38,17 @@ WIDTH_1 = Architecture("autoregressive_width_1", "TargetVerifier")
 # A server of which nothing but the OpenAI API is known: only connected, and only measured.
 OPENAI = Architecture("openai", "OpenAI")
 PLAIN = (AUTOREGRESSIVE.name, WIDTH_1.name)
+# not calibrated: their rounds overlap, or their costs are unknown
 NOT_COSTED = (*PLAIN, LOOKUP.name, PIPELINED.name, NEVER_WAITING.name, HEADED.name, OPENAI.name)
-"""Not calibrated: their rounds overlap, and their bound follows from the costs of stop-and-wait; or none are known."""
 
 DEFAULT: tuple[Architecture, ...] = (AUTOREGRESSIVE, LOOKUP, DISTRIBUTED, NEVER_WAITING, FUSED, REMOTE_DRAFT)
 COMPARED: Mapping[str, Architecture] = {a.name: a for a in (*DEFAULT, PIPELINED, HEADED)}
 CONNECTABLE: Mapping[str, Architecture] = {**COMPARED, WIDTH_1.name: WIDTH_1}
-ASKED: Mapping[str, Architecture] = {**COMPARED, OPENAI.name: OPENAI}
-"""The names that --architectures takes."""
-SERVED_BY_VLLM: Mapping[str, str] = {
+ASKED: Mapping[str, Architecture] = {**COMPARED, OPENAI.name: OPENAI}  # values of --architectures
+SERVED_BY_VLLM: Mapping[str, str] = {  # how vLLM decodes as each
     AUTOREGRESSIVE.name: "plain",
     LOOKUP.name: "its own n-gram",
     FUSED.name: "its own draft_model",
     REMOTE_DRAFT.name: "tandem.vllm.RemoteDrafter, waiting",
     NEVER_WAITING.name: "tandem.vllm.RemoteDrafter, never waiting",
 }
-"""How vLLM decodes as each architecture."""

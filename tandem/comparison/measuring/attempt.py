@@ -1,4 +1,4 @@
-"""Turns errors while a report is made into remarks, so that the rest of the report is still made."""
+"""Turns errors in a report into remarks; the rest of the report is still made."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def tried(remarks: list[str], what: str, make: Callable[[], T], otherwise: T) -> T:
-    """Returns the result of `make`, or `otherwise` if it raises, with a remark that begins with `what`."""
+    """Returns the result of `make`; if it raises, adds a remark beginning with `what` and returns `otherwise`."""
     try:
         return make()
     except Exception as error:
@@ -20,7 +20,7 @@ def tried(remarks: list[str], what: str, make: Callable[[], T], otherwise: T) ->
 
 
 def format_error(error: BaseException) -> str:
-    """Formats an error on one line: 'ValueError: its message (file.py:12)'."""
+    """Formats an error as 'ValueError: message (file.py:12)'."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"

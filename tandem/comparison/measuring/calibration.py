@@ -1,8 +1,4 @@
-"""Measures the cost of drafting and verifying with short requests at every speculation length.
-
-They are separate from the measured requests, so that predictions from them can be tested against those, and are spread
-over the whole run, so that a machine that slows down affects both alike.
-"""
+"""Measures the costs of drafting and verifying with short requests at every speculation length."""
 
 from __future__ import annotations
 
@@ -17,15 +13,13 @@ from tandem.comparison.measuring.run import Contender, measure
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.speculation.types import GenerationRequest
 
-TOKENS = 24
-"""Tokens of a calibration request: about twenty steps, enough for a mean."""
-SAMPLES = 2
-"""The minimum number of requests for each length and architecture."""
+TOKENS = 24  # about twenty steps, enough for a mean
+SAMPLES = 2  # least requests for each length and architecture
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """One calibration request that asked for `length` draft tokens per round."""
+    """One calibration request with `length` draft tokens per round."""
 
     architecture: str
     length: int
@@ -33,7 +27,7 @@ class Calibration:
 
 
 class Calibrator:
-    """Sends calibration requests, a few after every measured prompt, and ignores those that fail."""
+    """Sends calibration requests spread over the run, apart from the measured ones; ignores failures."""
 
     def __init__(
         self,
@@ -51,7 +45,7 @@ class Calibrator:
         self._on_found = on_found
 
     async def after_prompt(self, prompt: Prompt) -> None:
-        """Sends one plain request, and one to each speculating architecture at each length that is due."""
+        """Sends a plain request, and one to each speculating architecture at each length that is due."""
         for contender in self._plain:
             await self._ask(contender, prompt, 0)
         for length in itertools.islice(self._lengths, self._each_time):

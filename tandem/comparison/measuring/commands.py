@@ -1,4 +1,4 @@
-"""Builds the commands of the servers that a comparison starts."""
+"""Builds the commands of the servers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.launch import LAUNCH
 from tandem.workshops.planning.host_placement import CoreGroup, pair_for
 
-MIN_LENGTH = 5
-"""The least maximum speculation length of servers, so that costs can be measured at several lengths."""
+MIN_LENGTH = 5  # least maximum length of servers, so that several lengths can be calibrated
 
 
 def server_command(
@@ -19,10 +18,7 @@ def server_command(
     group: CoreGroup | None = None,
     speculation_length: int | None = None,
 ) -> list[str]:
-    """Returns the command of a server. `group`: where it is placed, and None for a draft that has no place.
-
-    A draft worker also needs the target, for its tokenizer.
-    """
+    """Returns a server's command. `group`: its cores; None for a draft without a place."""
     if role == "draft_worker" and config.draft_device:
         config = replace(config, backend="torch", device=config.draft_device, compiled_dir=None, neuron_config=None)
     length = most_drafts(config) if speculation_length is None else speculation_length
@@ -58,32 +54,29 @@ def server_command(
 
 
 def lookup_alone(config: ComparisonConfig) -> ComparisonConfig:
-    """Returns the configuration whose fused server copies from the text and has no draft model."""
+    """Returns the configuration without a draft model."""
     return replace(config, draft="ngram", draft_model=None, draft_adapters=None, draft_neuron_config=None)
 
 
 def most_drafts(config: ComparisonConfig) -> int:
-    """Returns the servers' maximum speculation length.
-
-    Elsewhere it also covers calibration requests; on Neuron a longer maximum would make every round as long.
-    """
+    """Returns the servers' maximum length; on Neuron every round is as long, so calibration adds nothing."""
     if config.speculation_length and config.one_length:
         return config.speculation_length
     return max(config.speculation_length or 0, min(MIN_LENGTH, config.sequence_length - 1))
 
 
 def whole_of(config: ComparisonConfig) -> CoreGroup:
-    """Returns where plain and fused decoding run."""
+    """Returns the cores of plain and fused decoding."""
     return config.placement.whole if config.placement else CoreGroup("", config.tp_degree)
 
 
 def target_of(config: ComparisonConfig) -> CoreGroup:
-    """Returns where a target runs that has its draft elsewhere."""
+    """Returns the cores of a target whose draft is elsewhere."""
     return config.placement.target if config.placement else CoreGroup("", config.tp_degree)
 
 
 def feature_flags(config: ComparisonConfig) -> list[str]:
-    """Returns how a draft worker with an EAGLE-3 head wants features; nothing for other drafts."""
+    """Returns the feature flags of a draft worker with an EAGLE-3 head."""
     if not config.drafts_with_head:
         return []
     context = [] if config.feature_context is None else ["--feature_context", str(config.feature_context)]

@@ -1,4 +1,4 @@
-"""Defines the conditions of a comparison: the link between client and servers, the sampling, the rule, the load."""
+"""The conditions of a comparison: link, sampling, rule, load."""
 
 from __future__ import annotations
 
@@ -14,19 +14,15 @@ BASE, LINK, SAMPLING, LOAD = "base", "link", "sampling", "load"
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One combination of link, sampling and rule. `name` is unique in a comparison. `load` None: one at a time.
+    """One combination of link, sampling, rule and load."""
 
-    request: template; the prompt is filled in per request.
-    """
-
-    name: str
+    name: str  # unique in a comparison
     varies: str
     link: LinkSettings
-    request: GenerationRequest
-    load: Load | None = None
+    request: GenerationRequest  # template; the prompt is filled in per request
+    load: Load | None = None  # None: one request at a time
 
     def under(self, load: Load) -> Condition:
-        """Returns this condition under a load."""
         return replace(self, name=load.name, varies=LOAD, load=load)
 
 
@@ -38,11 +34,7 @@ def plan(
     rules: Sequence[Rule] = (Rule.AGREEMENT,),
     buts: Sequence[Impairments] = (STEADY,),
 ) -> tuple[Condition, ...]:
-    """Returns the base (`request` on the first link, by the first rule), every other link, and every other sampling.
-
-    Links and samplings vary separately, since they do not affect each other's figures. Greedy tokens are the same
-    under every rule, so temperature 0 is measured under the first rule only.
-    """
+    """Returns the base, then every other link, then every other sampling: the two do not affect each other."""
     emulated = bool(rtts_ms) or bandwidth_mbps is not None or tuple(buts) != (STEADY,)
     settings = [LinkSettings(rtt, bandwidth_mbps, but) for but in buts for rtt in (rtts_ms or (0.0,))]
     links = settings if emulated else [LinkSettings()]

@@ -31,42 +31,30 @@ from tandem.workshops.planning.shapes import holds_head
 
 DTYPES: tuple[str, ...] = ("auto", "float32", "bfloat16", "float16")
 DRAFTERS: tuple[str, ...] = ("auto", "hybrid", "ngram", "model", "eagle")
-REQUESTS_PER_USER = 4
-"""The least number of requests of a load, for each concurrent user."""
-LEAST_FOR_CAPACITY = 8
-"""The least number of requests from which a capacity's percentile is taken."""
-CLIENTS = (1, 2, 4, 8, 16, 32, 64)
-"""The default numbers of clients at which a capacity is measured."""
-ONE_LENGTH = 3
-"""The default speculation length of servers that take one: there is nothing for auto to choose."""
-MIN_SLOTS = 4
-"""The least number of KV slots of a server that is measured under load; a server's own default."""
+REQUESTS_PER_USER = 4  # least requests of a load per concurrent user
+LEAST_FOR_CAPACITY = 8  # least requests for a percentile
+CLIENTS = (1, 2, 4, 8, 16, 32, 64)  # default of a capacity
+ONE_LENGTH = 3  # default speculation length of servers with a single one
+MIN_SLOTS = 4  # least KV slots under load; a server's own default
 
 
 @dataclass(frozen=True)
 class ComparisonConfig:
-    """The configuration of a comparison. None leaves the choice to the servers; flags of the same names explain fields.
-
-    The base condition uses `sampling`, the first of `rtts_ms` and the first of `rules`. `link` and `other_links`:
-    emulated, or trace:UP,DOWN each. `connect`: architecture to HOST:PORT, or to the URL of a server of the OpenAI API;
-    `credentials` are sent to those only. `pipeline` applies to the draft worker of distributed and, unless "on", to the
-    target of remote_draft. `capacity_ms` bounds the 95th percentile of the time per token: every client of an
-    architecture that drafts apart then has a draft worker of its own. With a `placement` every architecture has the
-    same cores of this host, in turn.
-    """
+    """The configuration of a comparison, by flag. None: the servers' choice. The base has the first link and rule."""
 
     prompts: tuple[Prompt, ...]
     output_dir: Path
     architectures: tuple[str, ...] = tuple(a.name for a in DEFAULT)
+    # architecture to HOST:PORT, or to the URL of an OpenAI server
     connect: Mapping[str, str] = field(default_factory=dict)
-    credentials: Credentials = field(default_factory=Credentials, metadata=HIDDEN)
+    credentials: Credentials = field(default_factory=Credentials, metadata=HIDDEN)  # sent to connected servers only
     num_runs: int = 1
     max_new_tokens: int = 64
     speculation_length: int | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)
     rtts_ms: tuple[float, ...] = ()
     bandwidth_mbps: float | None = None
-    link: str = "emulated"
+    link: str = "emulated"  # emulated, or trace:UP,DOWN
     other_links: tuple[str, ...] = ()
     up_mbps: float | None = None
     up_share: float = 0.5
@@ -75,7 +63,7 @@ class ComparisonConfig:
     rules: tuple[Rule, ...] = (Rule.AGREEMENT,)
     concurrency: tuple[int, ...] = ()
     rate: tuple[float, ...] = ()
-    capacity_ms: float | None = None
+    capacity_ms: float | None = None  # bound on the 95th percentile of TPOT; drafts apart then have a worker per client
     max_num_completed_requests: int | None = None
     mean_input_tokens: int | None = None
     stddev_input_tokens: int = 0
@@ -87,7 +75,7 @@ class ComparisonConfig:
     backend: str = "torch"
     device: str = "auto"
     tp_degree: int = 1
-    placement: HostPlacement | None = None
+    placement: HostPlacement | None = None  # cores of this host that the architectures use in turn
     draft_device: str | None = None
     neuron_config: str | None = None
     draft_neuron_config: str | None = None
@@ -105,28 +93,27 @@ class ComparisonConfig:
     hand_out_features: str = "on"
     feature_format: str = "bfloat16"
     feature_context: int | None = None
-    pipeline: str = "off"
+    pipeline: str = "off"  # for distributed's worker and, unless "on", remote_draft's target
     timeout_s: float = 300.0
     startup_timeout_s: float = 600.0
 
     @property
     def drafts_with_head(self) -> bool:
-        """Whether the drafter is an EAGLE-3 head, which reads its target's features."""
         return self.draft == "eagle" or (self.draft_model is not None and holds_head(self.draft_model))
 
     @property
     def one_length(self) -> bool:
-        """Whether a server's rounds all take as long as its longest."""
+        """Whether every round takes as long as the longest."""
         return one_length(self.backend, self.device)
 
     @property
     def over_http(self) -> bool:
-        """Whether the architectures are servers of vLLM, which are connected by their URLs."""
+        """Whether all architectures are vLLM servers, connected by URL."""
         return any("://" in address for name, address in self.connect.items() if name != OPENAI.name)
 
     @property
     def predicts(self) -> bool:
-        """Whether plain decoding is compared with drafts whose costs are measured; vLLM reports no times of steps."""
+        """Whether costs are measured; vLLM reports no step times."""
         drafts = self.speculation_length != 0 and bool(set(self.architectures) - {*NOT_COSTED})
         return drafts and AUTOREGRESSIVE.name in self.architectures and not self.over_http
 
@@ -230,7 +217,6 @@ class ComparisonConfig:
                 raise ValueError("rtt-ms: only servers that are started here can be put behind an emulated link")
 
     def _check_adapters(self) -> None:
-        """Servers refuse adapters that they cannot be started with, but not one that no request has."""
         if self.adapters and not self.adapter:
             raise ValueError("adapters: name the one that requests have with --adapter")
         if self.adapter and not self.adapters and set(self.architectures) - set(self.connect):
@@ -267,7 +253,7 @@ class ComparisonConfig:
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """The conditions under which requests are sent one at a time, the base first."""
+        """The conditions without a load, the base first."""
         request = GenerationRequest(
             text="",
             sampling=self.sampling,
@@ -279,17 +265,14 @@ class ComparisonConfig:
 
     @property
     def impairments(self) -> tuple[Impairments, ...]:
-        """How each of the emulated links is not constant and symmetric. Raises ValueError."""
+        """The impairments of the emulated links. Raises ValueError."""
         recorded = [link for link in (self.link, *self.other_links) if link.startswith(TRACE)]
         each = [traces_named(link) for link in recorded] or [("", "")]
         return tuple(Impairments(self.up_share, self.up_mbps, self.jitter_ms, *traces) for traces in each)
 
     @property
     def loads(self) -> tuple[Load, ...]:
-        """The closed loops, then the open ones, each in the order given.
-
-        All have the same number of requests; a capacity's loops have as many for each user.
-        """
+        """The closed loops, then the open ones, all with the same number of requests (a capacity's: per user)."""
         least = max(len(self.prompts) * self.num_runs, REQUESTS_PER_USER * max(self.users, default=1))
         requests, of_capacity = self.max_num_completed_requests or least, self.capacity_ms is not None
         closed = (
@@ -300,17 +283,17 @@ class ComparisonConfig:
 
     @property
     def users(self) -> tuple[int, ...]:
-        """The numbers of users at once; for a capacity in ascending order, and never none."""
+        """The numbers of concurrent users; ascending for a capacity."""
         return self.concurrency if self.capacity_ms is None else tuple(sorted(self.concurrency or CLIENTS))
 
     @property
     def load_conditions(self) -> tuple[Condition, ...]:
-        """The base condition under each load."""
+        """The base under each load."""
         return tuple(self.conditions[0].under(load) for load in self.loads)
 
     @property
     def slots(self) -> int | None:
-        """KV slots of a server: one for each concurrent request; None: the server's choice."""
+        """KV slots of a server, one per concurrent request; None: the server's choice."""
         if self.batch is not None or not self.users:
             return self.batch
         return max(MIN_SLOTS, *self.users)
@@ -341,7 +324,7 @@ def server_url(value: str) -> SplitResult:
 
 
 def parse_connect(values: Sequence[str]) -> dict[str, str]:
-    """Parses ARCH=HOST:PORT or, of OpenAI servers, ARCH=URL; one per architecture. Raises ValueError."""
+    """Parses ARCH=HOST:PORT or ARCH=URL, one per architecture. Raises ValueError."""
     addresses: dict[str, str] = {}
     for value in values:
         name, _, address = value.partition("=")

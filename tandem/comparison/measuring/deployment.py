@@ -1,4 +1,4 @@
-"""Decides which server processes a comparison needs, and starts them."""
+"""Starts the servers of a comparison."""
 
 from __future__ import annotations
 
@@ -17,25 +17,20 @@ from tandem.comparison.measuring.vllm_counters import version_at
 from tandem.speculation.types import ModelInfo
 
 T = TypeVar("T")
-Describe = Callable[[str, str], Awaitable[ModelInfo]]
-"""(address, service) -> the description of the model served there."""
+Describe = Callable[[str, str], Awaitable[ModelInfo]]  # (address, service) -> model
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The address and the model of an architecture. `log` is None for servers that were not started here.
-
-    `across`: the address at which the client side reaches it across a link. `more`: the addresses of further draft
-    workers, one for each further client. `counters`: the base URL of a vLLM, whose counters are read.
-    """
+    """The address and the model of an architecture."""
 
     architecture: arch.Architecture
     address: str
     model: ModelInfo
-    log: Path | None = None
-    across: str | None = None
-    more: tuple[str, ...] = ()
-    counters: str | None = None
+    log: Path | None = None  # None: not started here
+    across: str | None = None  # its address across the link
+    more: tuple[str, ...] = ()  # draft workers of further clients
+    counters: str | None = None  # base URL of a vLLM
 
     @property
     def reached(self) -> str:
@@ -49,7 +44,7 @@ async def deploy(
     link: DelayLink | None = None,
     turn: tuple[str, ...] | None = None,
 ) -> list[Endpoint]:
-    """Starts the servers of a turn (None: of all) that are not connected; returns the endpoints in report order."""
+    """Starts the unconnected servers of a turn (None: of all); returns the endpoints in report order."""
     deployment = _Deployment(config, fleet, describe, link, turn or config.architectures)
     groups = await _together(
         deployment.plain_and_distributed(),
@@ -84,7 +79,6 @@ class _Deployment:
         return architecture.name in self.turn and architecture.name not in self.config.connect
 
     async def _connected(self, architecture: arch.Architecture) -> Endpoint:
-        """Describes a running server. Only the user knows how a vLLM decodes."""
         address = self.config.connect[architecture.name]
         if "://" not in address or architecture == arch.OPENAI:
             return Endpoint(architecture, address, await self.describe(address, architecture.service))
@@ -95,24 +89,20 @@ class _Deployment:
         return Endpoint(replace(architecture, service=arch.OPENAI.service, split=False), address, model, counters=base)
 
     async def _started(self, architecture: arch.Architecture, command: list[str]) -> Endpoint:
-        """Starts a server on this side and returns its endpoint."""
         server = await self.fleet.start(architecture.name, command)
         model = await self.describe(server.address, architecture.service)
         return Endpoint(architecture, server.address, model, server.log)
 
     async def _started_across(self, architecture: arch.Architecture, command: list[str]) -> Endpoint:
-        """Starts a server on the target side and returns its endpoint."""
         endpoint = await self._started(architecture, command)
         return replace(endpoint, across=await self.link.listen(endpoint.address)) if self.link else endpoint
 
     async def _one(self, architecture: arch.Architecture, start: Callable[[], Awaitable[Endpoint]]) -> list[Endpoint]:
-        """Returns an architecture of this turn, connected or started; else nothing."""
         if architecture.name not in self.turn:
             return []
         return [await (self._connected(architecture) if architecture.name in self.config.connect else start())]
 
     async def beside(self, architecture: arch.Architecture, config: ComparisonConfig) -> list[Endpoint]:
-        """Drafts beside the target, in one server."""
         command = server_command(config, "fused_target", group=whole_of(config))
         return await self._one(architecture, lambda: self._started_across(architecture, command))
 
@@ -120,7 +110,6 @@ class _Deployment:
         return [await self._connected(arch.OPENAI)] if arch.OPENAI.name in self.turn else []
 
     async def plain_and_distributed(self) -> list[Endpoint]:
-        """Starts what needs the target: the draft worker needs its address, the baseline its width."""
         target = await self._target()
         groups = await _together(
             self._plain(target),
@@ -179,7 +168,7 @@ class _Deployment:
         return await self._one(worker, start)
 
     async def remote_draft(self, found: Sequence[Endpoint]) -> list[Endpoint]:
-        """Starts remote_draft; the draft worker of `distributed`, if there is one in `found`, drafts for it too."""
+        """Starts remote_draft, with the draft worker of `distributed` if `found` has one."""
 
         async def start() -> Endpoint:
             worker = next((endpoint for endpoint in found if endpoint.architecture == arch.DISTRIBUTED), None)
@@ -195,21 +184,18 @@ class _Deployment:
         return await self._one(arch.REMOTE_DRAFT, start)
 
     def _credentials_for(self, endpoint: Endpoint) -> list[str]:
-        """Returns the credential flags for calls to an endpoint; only connected servers require them."""
         return self.config.credentials.flags() if endpoint.log is None else []
 
     def _worker_command(self, config: ComparisonConfig, *extra: str) -> list[str]:
-        """Returns the command of a draft worker on the client side, reachable from the target side."""
         group = config.placement.draft if config.placement else None
         return server_command(config, "draft_worker", *extra, group=group)
 
     async def _proposing(self) -> str:
-        """Starts a draft worker without a target and returns its address."""
         return (await self.fleet.start("draft_worker", self._worker_command(self.config, "--propose_only"))).address
 
 
 async def _together(*work: Coroutine[Any, Any, T]) -> list[T]:
-    """Awaits all and returns their results. On an error, cancels the rest and raises it."""
+    """Awaits all; an error cancels the rest."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         return list(await asyncio.gather(*tasks))
@@ -220,21 +206,18 @@ async def _together(*work: Coroutine[Any, Any, T]) -> list[T]:
 
 
 def wants_width_1(target: Endpoint) -> bool:
-    """Whether plain decoding at width 1 is started beside a target, as the baseline of speedups.
-
-    Not beside a connected one: plain decoding on this machine would not be comparable with it.
-    """
+    """Whether to start plain decoding at width 1; beside a connected target it would not be comparable."""
     return target.model.plain_width != 1 and target.log is not None
 
 
 def baseline_of(endpoints: list[Endpoint]) -> Endpoint | None:
-    """Returns the fastest plain decoding: the width-1 server if there is one, else autoregressive."""
+    """Returns the fastest plain decoding: at width 1 if present, else autoregressive."""
     by_name = {endpoint.architecture.name: endpoint for endpoint in endpoints}
     return by_name.get(arch.WIDTH_1.name) or by_name.get(arch.AUTOREGRESSIVE.name)
 
 
 def incomparable(endpoints: list[Endpoint]) -> list[str]:
-    """Returns the reasons why figures or outputs may not be comparable."""
+    """Returns why figures or outputs may not be comparable."""
     remarks: list[str] = []
     for field in ("weights_revision", "tokenizer_sha256", "dtype", "device"):
         values = {e.architecture.name: getattr(e.model, field) for e in endpoints if getattr(e.model, field)}

@@ -1,4 +1,4 @@
-"""Summarizes a metric over requests, as LLMPerf does: linear percentiles, a sample's standard deviation."""
+"""Summarizes a metric over requests like LLMPerf: linear percentiles, sample standard deviation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
-DISTRIBUTIONS: tuple[str, ...] = (
+DISTRIBUTIONS: tuple[str, ...] = (  # metrics of a request
     "ttft_s",
     "tpot_s",
     "inter_token_latency_s",
@@ -16,22 +16,20 @@ DISTRIBUTIONS: tuple[str, ...] = (
     "number_input_tokens",
     "number_output_tokens",
 )
-"""The metrics of a request whose distributions are reported."""
 
 
 def ratio(numerator: float, denominator: float) -> float | None:
-    """Returns the quotient, or None if it is not finite: nothing was counted, or a time was almost 0."""
+    """Returns the quotient, or None if it is not finite."""
     value = numerator / denominator if denominator else math.inf
     return value if math.isfinite(value) else None
 
 
 PERCENTS = (25, 50, 75, 90, 95, 99)
-"""The percentiles of a Distribution."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricDistribution:
-    """The distribution of a metric over requests; every value is None if nothing was measured."""
+    """The distribution of a metric over requests; None without values."""
 
     p25: float | None = None
     p50: float | None = None
@@ -49,7 +47,7 @@ STATISTICS: tuple[str, ...] = tuple(field.name for field in fields(MetricDistrib
 
 
 def distribution(values: Iterable[float | None]) -> MetricDistribution:
-    """Summarizes the values that are not None."""
+    """Summarizes the values other than None."""
     import numpy as np  # lazy: --help and the tables read names from this file
 
     known = [value for value in values if value is not None]

@@ -1,4 +1,4 @@
-"""Runs one comparison from start to finish: servers, clients, measurements."""
+"""Runs one comparison: servers, clients, measurements."""
 
 from __future__ import annotations
 
@@ -36,11 +36,10 @@ if TYPE_CHECKING:
     from tandem.rpc.credentials import Credentials
     from tandem.rpc.generation_client import GenerationClient
 
+# (address, service) -> client
 Connect = Callable[[str, str], "AbstractAsyncContextManager[GenerationClient | OpenAIClient]"]
-"""(address, service) -> a client."""
 
-OK, FAILED, USAGE, SERVER_DIED = 0, 1, 2, 4
-"""Exit codes. Others: 130 by Ctrl-C, 143 by SIGTERM."""
+OK, FAILED, USAGE, SERVER_DIED = 0, 1, 2, 4  # exit codes; 130 by Ctrl-C, 143 by SIGTERM
 _SILENT = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED")
 
 
@@ -49,10 +48,7 @@ class Unreachable(RuntimeError):
 
 
 def run_comparison(config: ComparisonConfig, connect: Connect, publish: Callable[[RunData], int]) -> int:
-    """Runs a comparison and returns the exit code: of measuring, or else of `publish`.
-
-    If measuring ends early, the measurements so far are published. A second signal ends the process at once.
-    """
+    """Measures, publishes even an incomplete run, and returns the exit code."""
     with Interruption() as interruption:
         try:
             opened = RecordLog(started(config))
@@ -71,13 +67,12 @@ def run_comparison(config: ComparisonConfig, connect: Connect, publish: Callable
 
 
 def started(config: ComparisonConfig) -> RunData:
-    """Returns an empty measurement of this machine, at this moment."""
+    """Returns an empty run of this machine."""
     started_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return RunData(config, this_machine(), these_versions(), started_at)
 
 
 def _measured(log: RecordLog, connect: Connect, interruption: Interruption) -> int:
-    """Measures into the log and returns the exit code: OK, or that of the reason it ended early."""
     try:
         interruption.run(measure(log, connect, interruption, Progress()))
         return OK
@@ -101,17 +96,13 @@ def _measured(log: RecordLog, connect: Connect, interruption: Interruption) -> i
 
 
 def _ended(log: RecordLog, why: str, code: int) -> int:
-    """Records why the run ended early, unless it was complete."""
     if not log.measured.ended:
         log.add("end", why)
     return code
 
 
 async def measure(log: RecordLog, connect: Connect, interruption: Interruption, progress: Progress) -> None:
-    """Starts the servers, measures everything into the log and stops the servers.
-
-    Raises ServerFailed, ServerDied, Unreachable or Refused.
-    """
+    """Starts the servers, measures into the log, stops them. Raises ServerFailed, ServerDied, Unreachable, Refused."""
     config = log.measured.config
     tokenizer, turns = _tokenizer(config), turns_of(config)
     with progress:
@@ -154,10 +145,7 @@ async def measure(log: RecordLog, connect: Connect, interruption: Interruption, 
 
 
 def turns_of(config: ComparisonConfig) -> list[tuple[str, ...]]:
-    """Returns which architectures run at the same time: all, or one after the other where they share cores.
-
-    Plain decoding comes last: it then traces the margins of all the others.
-    """
+    """Returns which architectures run together; plain decoding last, for the margins of all others."""
     if config.placement is None:
         return [config.architectures]
     return sorted(((name,) for name in config.architectures), key=lambda turn: turn == (AUTOREGRESSIVE.name,))
@@ -165,7 +153,6 @@ def turns_of(config: ComparisonConfig) -> list[tuple[str, ...]]:
 
 @contextlib.asynccontextmanager
 async def _open_link(config: ComparisonConfig) -> AsyncGenerator[DelayLink | None, None]:
-    """Opens the link that the conditions of a comparison need, if any."""
     if all(condition.link.rtt_ms is None for condition in config.conditions):
         yield None
         return
@@ -174,7 +161,6 @@ async def _open_link(config: ComparisonConfig) -> AsyncGenerator[DelayLink | Non
 
 
 def _tokenizer(config: ComparisonConfig) -> Tokenizer | None:
-    """Returns the target's tokenizer if prompts are cut to a length. Raises Refused."""
     if config.mean_input_tokens is None:
         return None
     try:
@@ -184,7 +170,7 @@ def _tokenizer(config: ComparisonConfig) -> Tokenizer | None:
 
 
 def _check_tokenizer(tokenizer: Tokenizer | None, endpoints: Sequence[Endpoint]) -> None:
-    """Raises Refused if a server's tokenizer is another one: the ids would mean another text."""
+    """Raises Refused if a server has another tokenizer: ids would mean another text."""
     for endpoint in endpoints if tokenizer else ():
         if tokenizer and endpoint.model.tokenizer_sha256 != tokenizer.sha256:
             raise Refused(

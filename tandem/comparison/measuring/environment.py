@@ -1,4 +1,4 @@
-"""Describes the machine and the versions of software that figures belong to."""
+"""Describes the machine and the software versions of a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tandem.host.packages import installed_version
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine of the driver; connected servers may run elsewhere."""
+    """The driver's machine; connected servers may run elsewhere."""
 
     system: str
     architecture: str
@@ -31,7 +31,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """The versions of Python, this checkout and the installed packages."""
+    """Python, packages, and this checkout's commit."""
 
     python: str
     packages: dict[str, str] = field(default_factory=dict)
@@ -61,7 +61,7 @@ def _memory_bytes() -> int | None:
 
 
 def _git_commit() -> str | None:
-    """Returns the commit of this checkout, with "-dirty" if files differ from it."""
+    """Returns this checkout's commit, with "-dirty" if files differ."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip() or None

@@ -1,4 +1,4 @@
-"""Compares an architecture's tokens with those of plain decoding, and reports logit gaps where they differ."""
+"""Compares tokens with plain decoding's, with logit gaps where they differ."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tandem.comparison.measuring.records import UNKNOWN, Record
 
 @dataclass(frozen=True, slots=True)
 class MarginTrace:
-    """The tokens of a request repeated on the autoregressive server, with their logit margins."""
+    """A request repeated on the autoregressive server, with logit margins."""
 
     token_ids: tuple[int, ...]
     margins: tuple[float, ...]
@@ -18,25 +18,22 @@ class MarginTrace:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first position at which two outputs differ; a token is None if that output had ended.
-
-    logit_gap: the margin of the autoregressive token there (0: a tie); None if unknown.
-    """
+    """The first position at which two outputs differ."""
 
     prompt: str
     run: int
     position: int
-    autoregressive_token: int | None
+    autoregressive_token: int | None  # None: this output had ended
     token: int | None
-    logit_gap: float | None
+    logit_gap: float | None  # margin of the autoregressive token; 0: a tie, None: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class TokenIdentity:
-    """How many (`count`) of the requests completed by both (`total`) have the same tokens."""
+    """Requests with the same tokens."""
 
     count: int
-    total: int
+    total: int  # completed by both
     divergences: tuple[Divergence, ...]
 
 
@@ -50,7 +47,7 @@ def first_difference(left: Sequence[object], right: Sequence[object]) -> int | N
 def identity(
     records: Sequence[Record], reference: Sequence[Record], traces: Mapping[str, MarginTrace] | None = None
 ) -> TokenIdentity:
-    """Compares records with the reference's of the same prompt and run. `traces` are by prompt name."""
+    """Compares records with the reference's of the same prompt and run. `traces`: by prompt."""
     expected = {(r.prompt, r.run): r.measurement.output_token_ids for r in reference if r.measurement}
     total = 0
     divergences: list[Divergence] = []
@@ -71,7 +68,7 @@ def identity(
 
 
 def diverged_prompts(records: Sequence[Record], reference: Sequence[Record]) -> set[str]:
-    """Returns the prompts on which a record's tokens differ from the reference's of the same run."""
+    """Returns the prompts whose tokens differ from the reference's of the same run."""
     return {divergence.prompt for divergence in identity(records, reference).divergences}
 
 

@@ -1,4 +1,4 @@
-"""Handles Ctrl-C, SIGTERM and SIGHUP: the first ends measuring with a report, the second ends the process."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first ends measuring with a report, the second ends the process."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ SHOW_CURSOR = b"\x1b[?25h"
 
 
 class Interruption:
-    """Installs signal handlers while its context lasts. `signal` is the first signal received.
-
-    The handlers are Python's, not the event loop's, so they also work while a report is written.
-    """
+    """Handles signals in its context, outside the event loop so that they work while a report is written."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -31,7 +28,7 @@ class Interruption:
 
     @property
     def exit_code(self) -> int:
-        """128 plus the signal's number: 130 for SIGINT, 143 for SIGTERM."""
+        """128 plus the signal's number."""
         assert self.signal is not None, "there was a signal"
         return 128 + self.signal
 
@@ -52,7 +49,7 @@ class Interruption:
             signal.signal(number, handler)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine in a new event loop. The first signal cancels it and raises CancelledError."""
+        """Runs a coroutine in a new event loop; the first signal cancels it and raises CancelledError."""
         return asyncio.run(self._cancellable(work))
 
     async def _cancellable(self, work: Coroutine[Any, Any, T]) -> T:
@@ -67,7 +64,7 @@ class Interruption:
 
     @contextmanager
     def killing(self, kill: Callable[[], None]) -> Iterator[None]:
-        """Sets what a second signal calls before it ends the process."""
+        """Sets the callback of a second signal."""
         self._kill = kill
         try:
             yield

@@ -1,4 +1,4 @@
-"""Turns dataclasses into JSON and back, guided by their fields and type hints."""
+"""Converts dataclasses to JSON and back by their type hints."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ from pathlib import Path
 from typing import Any, TypeVar, Union
 
 T = TypeVar("T")
-INLINE: Mapping[str, str | None] = {"json": ""}
-"""Metadata of a field whose keys lie in the object around it."""
-HIDDEN: Mapping[str, str | None] = {"json": None}
-"""Metadata of a field that is not written."""
+INLINE: Mapping[str, str | None] = {"json": ""}  # field metadata: its keys lie in the object around it
+HIDDEN: Mapping[str, str | None] = {"json": None}  # field metadata: not written
 
 
 def named(key: str) -> Mapping[str, str | None]:
-    """Returns the metadata of a field that has another name in JSON."""
+    """Returns the metadata of a field with another name in JSON."""
     return {"json": key}
 
 
 def encoded(value: Any) -> Any:
-    """Converts dataclasses, enums, paths, mappings and sequences; infinities and NaN to None: JSON has neither."""
+    """Converts dataclasses, enums, paths, mappings and sequences; infinities and NaN become None."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, float):
@@ -47,7 +45,7 @@ def encoded(value: Any) -> Any:
 
 
 def decoded(kind: type[T], value: Any) -> T:
-    """Converts `value` to `kind`. Raises ValueError or TypeError if it does not fit, also for unknown keys."""
+    """Converts `value` to `kind`. Raises ValueError or TypeError, also for unknown keys."""
     return typing.cast(T, _decoded(kind, value))
 
 
@@ -74,7 +72,7 @@ def _decoded(kind: Any, value: Any) -> Any:
 
 
 def read_text(path: Path, flag: str) -> str:
-    """Reads a file that a flag names. Raises a one-line ValueError."""
+    """Reads the file of a flag. Raises a one-line ValueError."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:

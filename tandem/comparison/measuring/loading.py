@@ -1,4 +1,4 @@
-"""Puts architectures under load, one after another, and measures every request at the client."""
+"""Measures architectures under load, one after another."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from tandem.comparison.measuring.run import Contender, attempt, rotated, short
 from tandem.comparison.measuring.traffic import Asked
 
 WARM_UP_REQUESTS = 4
-"""Requests at once that warm up for an open loop."""
 
 
 async def measure_loads(
@@ -27,12 +26,9 @@ async def measure_loads(
     on_record: Callable[[Record], None],
     bound_s: float | None = None,
 ) -> None:
-    """Measures every load on every architecture; one is under load while the others are idle.
+    """Puts each load on each architecture while the others idle, with the same requests and arrival times.
 
-    With a bound on the 95th percentile of the time per token, more users are not put on one that exceeded it.
-
-    All get the same requests in the same order, and in an open loop at the same times, drawn from `seed`. The first
-    place rotates. `on_record` gets each record as its request ends.
+    `bound_s`: an architecture whose 95th percentile of TPOT exceeds it gets no more users.
     """
     full = set[str]()
     for turn, condition in enumerate(conditions):
@@ -55,7 +51,7 @@ async def measure_loads(
 
 
 async def _warm_up(contender: Contender, asked: Sequence[Asked]) -> None:
-    """Sends short requests at once, so that no measurement includes a batch's first use; ignores failures."""
+    """Sends short requests at once, so that no measurement includes a batch's first use."""
     requests = (replace(one, request=short(one.request)) for one in asked)
     await asyncio.gather(*(_attempt(contender.of(user), one, "warm-up") for user, one in enumerate(requests)))
 
@@ -63,7 +59,6 @@ async def _warm_up(contender: Contender, asked: Sequence[Asked]) -> None:
 async def _run(
     contender: Contender, asked: Sequence[Asked], condition: Condition, seed: int, on_record: Callable[[Record], None]
 ) -> None:
-    """Measures one load on one architecture."""
     assert condition.load is not None, "a condition under load"
     load, began = condition.load, time.perf_counter()
 

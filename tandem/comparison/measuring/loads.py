@@ -1,4 +1,4 @@
-"""Defines loads: how many requests are under way at once or how often they arrive, and how long they are."""
+"""Loads: concurrency or arrival rate, and lengths of requests."""
 
 from __future__ import annotations
 
@@ -13,15 +13,11 @@ MAX_RATE = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One load point. Exactly one of `concurrency` and `rate` is set.
-
-    concurrency: users, each of whom sends the next request when the last one is answered (a closed loop).
-    rate: requests per second that arrive as a Poisson process, whether or not others were answered (an open loop).
-    """
+    """One load point with either `concurrency` or `rate`."""
 
     requests: int
-    concurrency: int | None = None
-    rate: float | None = None
+    concurrency: int | None = None  # users in a closed loop
+    rate: float | None = None  # requests per second: an open loop of Poisson arrivals
 
     @property
     def name(self) -> str:
@@ -32,7 +28,7 @@ class Load:
 
 
 def drawn_length(random: Random, mean: int, stddev: int, most: int) -> int:
-    """Draws a number of tokens from 1 to `most` as LLMPerf does: whole and normal; draws outside are repeated."""
+    """Draws a whole normal number from 1 to `most`, repeating draws outside, as LLMPerf does."""
     while True:
         drawn = int(random.gauss(mean, stddev))
         if 1 <= drawn <= most:
@@ -40,7 +36,7 @@ def drawn_length(random: Random, mean: int, stddev: int, most: int) -> int:
 
 
 def arrivals(rate: float, count: int, seed: int) -> tuple[float, ...]:
-    """Returns a Poisson process's arrival times in seconds: equal for equal seeds, so for every architecture."""
+    """Returns Poisson arrival times in seconds, equal for equal seeds."""
     random, at = Random(f"arrivals {seed}"), 0.0
     return tuple(at := at + random.expovariate(rate) for _ in range(count))
 
@@ -61,7 +57,7 @@ def check_loads(concurrency: Sequence[int], rate: Sequence[float], requests: int
 
 
 def check_length(which: str, mean: int | None, stddev: int, most: int) -> None:
-    """Raises a ValueError that names the flag, --mean-WHICH-tokens or --stddev-WHICH-tokens."""
+    """Raises a ValueError that names --mean-WHICH-tokens or --stddev-WHICH-tokens."""
     if mean is None:
         if stddev:
             raise ValueError(f"stddev-{which}-tokens: is for --mean-{which}-tokens, which is not given")

@@ -1,8 +1,4 @@
-"""Tells how busy this machine is with other programs while a request is measured.
-
-Linux tells it in /proc; other systems tell their load average alone. Only this machine is seen: servers that run
-elsewhere have a load of their own.
-"""
+"""Measures the load of other programs on this machine during a request, from Linux's /proc."""
 
 from __future__ import annotations
 
@@ -12,34 +8,28 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-SETTLING_SECONDS = 0.03
-"""How long a server may take to finish what is left of the request before: that is no other program."""
+SETTLING_SECONDS = 0.03  # a server may still be finishing the request before
 PROC = Path("/proc")
 
 
 @dataclass(frozen=True, slots=True)
 class MachineLoad:
-    """How busy this machine was around one request. None: not known.
+    """This machine's load around one request. None: unknown."""
 
-    load_average: of one minute, our own servers included. waiting: threads of other programs that ran or waited to run
-    just before the request. others, steal: shares of the time of all cores that other programs had during the request,
-    and that the host of this virtual machine took away.
-    """
-
-    load_average: float | None = None
-    waiting: int | None = None
-    others: float | None = None
-    steal: float | None = None
+    load_average: float | None = None  # of one minute, our servers included
+    waiting: int | None = None  # other programs' runnable threads just before the request
+    others: float | None = None  # other programs' share of all cores' time
+    steal: float | None = None  # share that the host of this virtual machine took
 
 
 @dataclass(frozen=True, slots=True)
 class CoreTimes:
-    """Clock ticks of all cores since the start of this machine, and those of this process and its children."""
+    """Clock ticks of all cores since boot."""
 
     total: int
     busy: int
     steal: int
-    own: int
+    own: int  # of this process and its children
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +42,7 @@ class LoadWatch:
 
     @classmethod
     async def started(cls, alone: bool = True) -> LoadWatch:
-        """Starts. `alone`: no other request of ours is under way, so that whatever runs belongs to other programs."""
+        """Starts. `alone`: no other request of ours runs, so runnable threads belong to other programs."""
         waiting = _running() if alone else None
         if waiting:
             await asyncio.sleep(SETTLING_SECONDS)
@@ -60,7 +50,7 @@ class LoadWatch:
         return cls(_load_average(), waiting, _core_times())
 
     def ended(self, all_ours: bool = True) -> MachineLoad:
-        """Ends. `all_ours`: this process started every server, so that their time can be told from that of others."""
+        """Ends. `all_ours`: this process started every server, so their time can be subtracted."""
         now = _core_times()
         if self.times is None or now is None or (total := now.total - self.times.total) <= 0:
             return MachineLoad(self.load_average, self.waiting)
@@ -77,7 +67,7 @@ def _load_average() -> float | None:
 
 
 def _running() -> int | None:
-    """Returns how many threads run or wait to run on this machine, without the one that asks."""
+    """Returns the runnable threads of this machine without the caller."""
     for line in _text(PROC / "stat").splitlines():
         if line.startswith("procs_running "):
             return max(0, int(line.split()[1]) - 1)
@@ -85,7 +75,6 @@ def _running() -> int | None:
 
 
 def _core_times() -> CoreTimes | None:
-    """Reads the clock ticks; None where the system does not tell them."""
     first = _text(PROC / "stat").partition("\n")[0].split()
     if len(first) < 9 or first[0] != "cpu":
         return None
@@ -95,7 +84,6 @@ def _core_times() -> CoreTimes | None:
 
 
 def _family(pid: int) -> Iterator[int]:
-    """Yields a process and all that descend from it."""
     yield pid
     for children in (PROC / str(pid) / "task").glob("*/children"):
         for child in _text(children).split():
@@ -103,7 +91,7 @@ def _family(pid: int) -> Iterator[int]:
 
 
 def _ticks(pid: int) -> int:
-    """Returns the ticks of a process and of those children that it has waited for; 0 if it is gone."""
+    """Returns the ticks of a process and its reaped children; 0 if it is gone."""
     after_name = _text(PROC / str(pid) / "stat").rpartition(")")[2].split()
     return sum(map(int, after_name[11:15]))  # utime, stime, cutime, cstime: fields 14 to 17
 

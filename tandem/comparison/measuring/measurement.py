@@ -1,4 +1,4 @@
-"""Measures against running servers: warm-up, links, requests, margins, loads."""
+"""Measures running servers: warm-up, links, requests, margins, loads."""
 
 from __future__ import annotations
 
@@ -29,20 +29,19 @@ from tandem.speculation.types import Rule
 if TYPE_CHECKING:
     from tandem.clients.encoding import Tokenizer
 
-NOTICED_SECONDS = 1.0
-"""How long to wait, after failed requests, for a server's exit to be noticed."""
+NOTICED_SECONDS = 1.0  # wait after failed requests for a server's exit
 
 
 class Refused(RuntimeError):
-    """The settings cannot be measured with these servers; the message is one line that names the flag."""
+    """These servers cannot be measured with these settings; one line that names the flag."""
 
 
 class ServerDied(RuntimeError):
-    """A server exited while it was needed; the message names it, its exit code and its log."""
+    """A needed server exited; names it, its exit code and its log."""
 
 
 async def while_all_live(work: Coroutine[Any, Any, None], fleet: Fleet, log: RecordLog) -> None:
-    """Runs `work` and cancels it if a server exits. Raises ServerDied."""
+    """Runs `work`; cancels it and raises ServerDied if a server exits."""
     measuring, death = asyncio.ensure_future(work), asyncio.ensure_future(fleet.death())
     try:
         await asyncio.wait({measuring, death}, return_when=asyncio.FIRST_COMPLETED)
@@ -59,7 +58,7 @@ async def while_all_live(work: Coroutine[Any, Any, None], fleet: Fleet, log: Rec
 
 @dataclass(frozen=True)
 class Measuring:
-    """Measures every condition and logs each result at once. `tokenizer` cuts a load's prompts, if it has a length."""
+    """Measures every condition and logs each result at once."""
 
     config: ComparisonConfig
     endpoints: Sequence[Endpoint]
@@ -67,7 +66,7 @@ class Measuring:
     link: DelayLink | None
     progress: Progress
     log: RecordLog
-    tokenizer: Tokenizer | None = None
+    tokenizer: Tokenizer | None = None  # cuts prompts to a load's lengths
 
     async def run(self) -> None:
         config, conditions = self.config, self.config.conditions
@@ -122,7 +121,7 @@ class Measuring:
         self.progress.measured(record)
 
     async def _enter(self, condition: Condition, share: float = 0.0) -> None:
-        """Sets the condition's link; a recorded one begins at `share` of its length, each time it is entered."""
+        """Sets the condition's link; a recorded one begins at `share` of its length."""
         link, recorded = condition.link, condition.link.but.recorded
         if recorded:
             link = replace(link, but=replace(link.but, trace_from=share))
@@ -130,13 +129,13 @@ class Measuring:
             await self.link.set(link)
 
     def _lengths(self) -> tuple[int, ...]:
-        """Returns the lengths to calibrate: those that every speculating server supports; for auto also none."""
+        """Returns the lengths that every speculating server supports; for auto also 0."""
         most = [e.model.max_speculation_length for e in self.endpoints if e.model.draft_name]
         shortest = 0 if self.config.speculation_length is None else 1
         return tuple(range(shortest, min(most) + 1)) if most and self.config.speculation_length != 0 else ()
 
     async def _links(self) -> None:
-        """Measures the overhead of every link, the base's last so that it stays set."""
+        """Measures every link's overhead, the base's last so that it stays set."""
         for link, condition in reversed({condition.link: condition for condition in self.config.conditions}.items()):
             if self.link:
                 self.progress.say(f"measuring the link: {link}")
@@ -144,7 +143,7 @@ class Measuring:
                 self.log.add("link", link, await self.link.overhead())
 
     async def _margins(self, condition: Condition) -> None:
-        """Repeats prompts with differing outputs on the autoregressive server to get the logit margins."""
+        """Repeats diverged prompts on the autoregressive server for their logit margins."""
         plain = [contender for contender in self.contenders if contender.name == AUTOREGRESSIVE.name]
         if not plain or condition.request.rule is Rule.REJECTION:  # which keeps the distribution, not the tokens
             return

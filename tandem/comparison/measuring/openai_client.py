@@ -1,7 +1,6 @@
-"""A client of a server of the OpenAI API, with the interface of GenerationClient.
+"""A client of an OpenAI server with GenerationClient's interface.
 
-Tokens are compared if the server sends their ids (`return_token_ids`, which vLLM and Tandem know). Else each piece of
-text counts as one token, and tokens of the usage beyond that come with the last.
+Without token ids (`return_token_ids`) each piece of text counts as one token; the rest of the usage comes last.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _END = "[DONE]"
 
 
 class OpenAIClient:
-    """`token`: the API key, if there is one."""
+    """Opens a connection per request."""
 
     def __init__(self, address: str, token: str | None = None) -> None:
         self._address, self._url, self._token = address, server_url(address), token
@@ -38,13 +37,13 @@ class OpenAIClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Does nothing: each request has a connection of its own."""
+        """Does nothing: connections end with their requests."""
 
     def sharing(self) -> OpenAIClient:
         return OpenAIClient(self._address, self._token)
 
     async def model_info(self, timeout: float = 10.0, wait: bool = True) -> ModelInfo:
-        """Returns the first model's name and length, all that the API has. Raises TandemError."""
+        """Returns the first model's name and length. Raises TandemError."""
         found = [line async for line in self._lines("GET", "/v1/models", None, timeout)]
         try:
             model = json.loads("".join(found))["data"][0]
@@ -56,7 +55,7 @@ class OpenAIClient:
     async def generate(
         self, request: GenerationRequest, timeout: float | None = None, **unused: Any
     ) -> AsyncGenerator[Chunk | GenerationEnd, None]:
-        """Yields chunks as they come, then the end. Raises TandemError."""
+        """Yields chunks, then the end. Raises TandemError."""
         if self._model is None:
             await self.model_info()
         path, body = _body(request, str(self._model))
@@ -76,7 +75,7 @@ class OpenAIClient:
     async def _lines(
         self, method: str, path: str, body: dict[str, Any] | None, timeout: float | None
     ) -> AsyncGenerator[str, None]:
-        """Yields the lines of an answer, which a thread reads. Raises TandemError."""
+        """Yields the lines of an answer, read in a thread. Raises TandemError."""
         loop, lines = asyncio.get_running_loop(), asyncio.Queue[str | Exception | None]()
         connection = (http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection)(
             str(self._url.hostname), self._url.port, timeout=timeout
@@ -115,7 +114,6 @@ class OpenAIClient:
 
 
 def _read(response: http.client.HTTPResponse) -> Iterator[str]:
-    """Yields the lines of a response. Raises TandemError if it is a refusal."""
     if response.status != 200:
         why = response.read(LONGEST_LINE).decode(errors="replace")
         code = "UNAUTHENTICATED" if response.status in (401, 403) else "INVALID_ARGUMENT"
@@ -125,7 +123,7 @@ def _read(response: http.client.HTTPResponse) -> Iterator[str]:
 
 
 def _body(request: GenerationRequest, model: str) -> tuple[str, dict[str, Any]]:
-    """Returns the path and the body of a request, without fields at their defaults: servers refuse what they lack."""
+    """Returns path and body, without fields at their defaults: servers refuse unknown fields."""
     sampling = request.sampling
     body: dict[str, Any] = {
         "model": model,
@@ -148,15 +146,13 @@ def _body(request: GenerationRequest, model: str) -> tuple[str, dict[str, Any]]:
 
 
 class _Answer:
-    """Collects the events of one answer."""
-
     def __init__(self) -> None:
         self._tokens, self._finish = 0, FinishReason.LENGTH
         self._usage: dict[str, Any] = {}
         self._has_ids = False
 
     def take(self, event: str) -> Chunk | None:
-        """Returns the chunk of an event, if it has one. Raises TandemError."""
+        """Returns an event's chunk, if any. Raises TandemError."""
         try:
             found = json.loads(event)
             if found.get("error"):
@@ -176,7 +172,7 @@ class _Answer:
         return Chunk(ids, text) if ids or text else None
 
     def end(self) -> tuple[Chunk | None, GenerationEnd]:
-        """Returns the tokens that came with no text of their own, if there are, and the end."""
+        """Returns the tokens without text, if any, and the end."""
         counted = self._count("completion_tokens", self._tokens)
         missing = () if self._has_ids else (UNKNOWN,) * max(0, counted - self._tokens)
         stats, details = SpeculationStats(), self._usage.get("completion_tokens_details") or {}

@@ -1,7 +1,4 @@
-"""Asks vLLM's plain server again, alone and for all prompts at once, to see where it leaves its own text.
-
-Texts with drafts cannot be expected to be plain vLLM's more often than its own are.
-"""
+"""Repeats prompts on plain vLLM, alone and at once: its own texts vary, which bounds any comparison with drafts."""
 
 from __future__ import annotations
 
@@ -14,12 +11,11 @@ from tandem.comparison.measuring.identity import first_difference
 from tandem.comparison.measuring.records import Record
 from tandem.comparison.measuring.run import Contender, attempt
 
-Texts = Mapping[str, tuple[int, ...]]
-"""The tokens of each prompt that was answered."""
+Texts = Mapping[str, tuple[int, ...]]  # tokens by answered prompt
 
 
 async def own_texts(contenders: Sequence[Contender], config: ComparisonConfig, records: Sequence[Record]) -> str | None:
-    """Returns the report's remark; None where plain decoding is not measured, or tokens are drawn."""
+    """Returns the report's remark; None without plain decoding or with sampling."""
     plain = [contender for contender in contenders if contender.name == AUTOREGRESSIVE.name]
     base = config.conditions[0]
     measured = [record for record in records if record.architecture == AUTOREGRESSIVE.name and record.run == 0]
@@ -41,7 +37,7 @@ async def own_texts(contenders: Sequence[Contender], config: ComparisonConfig, r
 
 
 def compared(truth: Texts, texts: Texts) -> str:
-    """Says how many texts are the same, how many were not answered, and where the first one differs."""
+    """Counts equal and missing texts, and locates the first difference."""
     differing = {
         name: at for name, tokens in texts.items() if (at := first_difference(truth[name], tokens)) is not None
     }

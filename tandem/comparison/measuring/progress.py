@@ -11,12 +11,11 @@ from rich.progress import Progress as Bar
 
 from tandem.comparison.measuring.records import Record
 
-QUIET_SECONDS = 15.0
-"""The interval between lines in a log about servers that are still starting."""
+QUIET_SECONDS = 15.0  # interval of log lines about starting servers
 
 
 class Progress:
-    """Shows servers starting, then one step per measured request."""
+    """Shows servers starting, then measured requests."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
@@ -43,7 +42,6 @@ class Progress:
         self._bar.stop()
 
     def waiting(self, server: str, seconds: float) -> None:
-        """Updates the start-up time of a server; called repeatedly while it starts."""
         self._waiting[server] = seconds
         text = "starting " + ", ".join(f"{name} ({s:.0f} s)" for name, s in self._waiting.items())
         self._bar.update(self._task, description=text)

@@ -1,7 +1,6 @@
-"""Holds the raw measurements of one comparison: writes every one to `records.jsonl` at once, and reads the file again.
+"""Writes the raw measurements of a run to `records.jsonl` line by line, and reads them again.
 
-The first line has the settings and the machine; servers, links, requests, calibration requests and margins follow as
-they are measured, and the last line has whether the run is complete. The file alone suffices for a report.
+The first line has settings and machine, the last whether the run is complete. The file suffices for a report.
 """
 
 from __future__ import annotations
@@ -24,10 +23,9 @@ from tandem.comparison.measuring.json_form import decoded, encoded, read_text
 from tandem.comparison.measuring.records import Failure, Record
 
 NAME = "records.jsonl"
-FORMAT = 2
-"""The version of the format; incremented when the meaning of a line changes or a line is removed."""
+FORMAT = 2  # incremented when a line changes its meaning or goes
 UNENDED = "the run has not ended, or was killed"
-LINES: Mapping[str, Mapping[str, Any]] = {
+LINES: Mapping[str, Mapping[str, Any]] = {  # kinds after the first line
     "servers": {"endpoints": tuple[Endpoint, ...]},
     "warm-up failure": {"architecture": str, "failure": Failure},
     "link": {"link": LinkSettings, "overhead": LinkOverhead},
@@ -37,16 +35,11 @@ LINES: Mapping[str, Mapping[str, Any]] = {
     "remark": {"text": str},
     "end": {"cut_short": str | None},
 }
-"""The kinds of lines after the first, with the types of their values."""
 
 
 @dataclass
 class RunData:
-    """All raw measurements, in the order in which they were made.
-
-    margins: by condition and prompt. ended: whether the run recorded its end. cut_short: why the run ended early; None
-    if everything was measured.
-    """
+    """All raw measurements, in the order measured."""
 
     config: ComparisonConfig
     machine: Machine
@@ -57,10 +50,10 @@ class RunData:
     links: dict[LinkSettings, LinkOverhead] = field(default_factory=dict)
     records: list[Record] = field(default_factory=list)
     calibrations: list[Calibration] = field(default_factory=list)
-    margins: dict[tuple[str, str], MarginTrace] = field(default_factory=dict)
+    margins: dict[tuple[str, str], MarginTrace] = field(default_factory=dict)  # by condition and prompt
     remarks: list[str] = field(default_factory=list)
-    ended: bool = False
-    cut_short: str | None = None
+    ended: bool = False  # the run recorded its end
+    cut_short: str | None = None  # why it ended early
 
     @property
     def planned(self) -> int:
@@ -73,11 +66,10 @@ class RunData:
 
     @property
     def missing(self) -> str | None:
-        """Why measurements are missing; None if the run is complete."""
+        """Why measurements are missing; None if complete."""
         return self.cut_short if self.ended else UNENDED
 
     def add(self, kind: str, values: Mapping[str, Any]) -> None:
-        """Adds the values of a line. `end` with a reason is of a run that ended early."""
         match kind, *values.values():
             case "servers", endpoints:
                 self.endpoints = tuple(endpoints)
@@ -98,10 +90,10 @@ class RunData:
 
 
 class RecordLog:
-    """Keeps measurements in memory and writes them to a file line by line."""
+    """Keeps measurements in memory and in a file."""
 
     def __init__(self, measured: RunData) -> None:
-        """Replaces an existing file. Raises OSError if it cannot be written."""
+        """Replaces an existing file. Raises OSError."""
         self.measured = measured
         self.path = measured.config.output_dir / NAME
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,13 +109,13 @@ class RecordLog:
             self._file.close()
 
     def add(self, kind: str, *values: Any) -> None:
-        """Adds a line. `values`: in the order of LINES."""
+        """Adds a line with the values of LINES in their order."""
         named = dict(zip(LINES[kind], values, strict=True))
         self.measured.add(kind, named)
         self._write(kind, named)
 
     def _write(self, kind: str, values: Mapping[str, Any]) -> None:
-        """Writes and flushes a line. If the disk is full, the file ends but the comparison goes on."""
+        """Writes and flushes a line; on a full disk only the file ends."""
         if self._file is None:
             return
         try:
@@ -137,7 +129,7 @@ class RecordLog:
 
 
 def read_records(path: Path, flag: str = "from-records") -> RunData:
-    """Reads the records of an earlier run; the output folder is the file's. Raises a one-line ValueError."""
+    """Reads a run's records; the output folder is the file's. Raises a one-line ValueError."""
     lines = read_text(path, flag).split("\n")[:-1]  # an incomplete last line was being written when the run died
     first, *rest = lines or [""]
     number = 1

@@ -1,4 +1,4 @@
-"""Defines the record of one request as measured at the client; all metrics derive from these records."""
+"""The record of one request as measured at the client; all metrics derive from it."""
 
 from __future__ import annotations
 
@@ -9,27 +9,26 @@ from tandem.comparison.measuring.json_form import encoded
 from tandem.comparison.measuring.machine_load import MachineLoad
 from tandem.speculation.types import SpeculationStats
 
-UNKNOWN = -1
-"""Stands for a token whose id a server of others does not say."""
+UNKNOWN = -1  # a token without an id
 
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """The time of a request by cause. `other` is the remainder: tokenization, RPC handling, streaming."""
+    """The time of a request by cause."""
 
     draft: float
     verify: float
     queue: float
     network: float
     prefill: float
-    other: float
+    other: float  # the remainder: tokenization, RPC, streaming
 
 
 CAUSES: tuple[str, ...] = tuple(f.name for f in fields(Seconds))
 
 
 def attribute_seconds(end_to_end_s: float, stats: SpeculationStats) -> tuple[Seconds, bool]:
-    """Returns the seconds by cause, and whether `other` was clamped at 0 because the named causes overlapped."""
+    """Returns the seconds by cause, and whether `other` was clamped at 0 since causes overlapped."""
     named = (
         stats.draft_seconds,
         stats.verify_seconds,
@@ -43,26 +42,20 @@ def attribute_seconds(end_to_end_s: float, stats: SpeculationStats) -> tuple[Sec
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A request that completed.
-
-    ttft_s: from sending to the first chunk that carries tokens. end_to_end_latency_s: to the completion.
-    tpot_s: (E2E - TTFT) / (n - 1), None if n < 2. inter_token_latency_s: LLMPerf's, the time to the last token / n.
-    chunk_gaps_s: between chunks; with speculation, tokens arrive in bursts, one chunk per round.
-    bytes_up, bytes_down: protobuf payload, between draft and target if they run apart, else between client and server.
-    """
+    """A completed request."""
 
     output_token_ids: tuple[int, ...]
     text: str
     finish_reason: str
     number_input_tokens: int
     output_tokens: int
-    ttft_s: float
-    tpot_s: float | None
-    inter_token_latency_s: float
+    ttft_s: float  # from sending to the first chunk with tokens
+    tpot_s: float | None  # (E2E - TTFT) / (n - 1), None if n < 2
+    inter_token_latency_s: float  # LLMPerf's: time to the last token / n
     end_to_end_latency_s: float
     request_output_throughput_token_per_s: float | None
     chunk_tokens: tuple[int, ...]
-    chunk_gaps_s: tuple[float, ...]
+    chunk_gaps_s: tuple[float, ...]  # a round is one chunk
     rounds: int
     drafted: int
     accepted: int
@@ -70,7 +63,7 @@ class Measurement:
     drafted_per_position: tuple[int, ...]
     drafted_by: dict[str, int]
     accepted_by: dict[str, int]
-    bytes_up: int
+    bytes_up: int  # protobuf payload between draft and target, or client and server
     bytes_down: int
     seconds_by_cause: Seconds
     other_clamped: bool
@@ -91,18 +84,14 @@ class Failure:
 
 
 def failure_of(error: Exception) -> Failure:
-    """Returns the code and message of a client's error; other errors are named by their type."""
+    """Returns a client error's code and message; other errors have their type as code."""
     code = getattr(error, "code", type(error).__name__)
     return Failure(str(code), str(getattr(error, "message", error)))
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The measurement or the failure of one architecture, prompt and run under one condition.
-
-    sent_s, ended_s: under a load, when the request was sent and when it ended, in seconds since the load began.
-    machine_load: how busy this machine was with other programs meanwhile.
-    """
+    """The result of one architecture, prompt and run under one condition."""
 
     architecture: str
     prompt: str
@@ -111,17 +100,17 @@ class Record:
     measurement: Measurement | None = None
     error: Failure | None = None
     condition: str = "base"
-    sent_s: float | None = None
+    sent_s: float | None = None  # since the load began; None without a load
     ended_s: float | None = None
     machine_load: MachineLoad | None = None
 
 
+# a record's other fields, in files' order
 HEAD: tuple[str, ...] = ("condition", "architecture", "prompt", "workload", "run", "sent_s", "ended_s")
-"""The fields of a record besides its measurement and its error, in the order of files."""
 
 
 def record_as_json(record: Record) -> dict[str, Any]:
-    """Returns one flat object. A failed request has the same keys, with null for what was not measured."""
+    """Returns one flat object; a failed request has nulls for its measurement."""
     head = {name: getattr(record, name) for name in HEAD}
     measured = encoded(record.measurement) or dict.fromkeys(f.name for f in fields(Measurement))
     return {**head, **measured, "error": encoded(record.error), "machine_load": encoded(record.machine_load)}

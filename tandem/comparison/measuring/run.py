@@ -1,4 +1,4 @@
-"""Sends the same requests to every architecture in turn and times them at the client."""
+"""Sends the same requests to every architecture in turn and times them."""
 
 from __future__ import annotations
 
@@ -22,40 +22,35 @@ if TYPE_CHECKING:
     from tandem.rpc.generation_client import GenerationClient
 
 WARM_UP_TOKENS = 8
+# a measurement's server counts
 COUNTS = {f.name for f in fields(Measurement)} & {f.name for f in fields(SpeculationStats)} - {"bytes_up", "bytes_down"}
-"""The fields of a measurement that are the server's counts."""
 
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """An architecture under test. `split`: draft and target run apart, and the traffic between them is counted.
-
-    own: clients of the draft workers of the second user and those after, if each has one. timeout_s: of each request.
-    counters: of a server whose answers do not have the counts; read before and after a request that is alone.
-    all_ours: this process started every server, so that their processor time can be told from that of other programs.
-    """
+    """An architecture under test."""
 
     name: str
     generator: GenerationClient | OpenAIClient
-    split: bool = False
-    timeout_s: float | None = None
-    all_ours: bool = True
-    own: tuple[GenerationClient | OpenAIClient, ...] = ()
-    counters: Counters | None = None
+    split: bool = False  # draft and target run apart; traffic between them is counted
+    timeout_s: float | None = None  # per request
+    all_ours: bool = True  # this process started every server, so their processor time is known
+    own: tuple[GenerationClient | OpenAIClient, ...] = ()  # draft workers of the second and later users
+    counters: Counters | None = None  # of a server whose answers lack counts
 
     def of(self, user: int) -> Contender:
-        """Returns what a user asks: a draft worker of its own, if there is one."""
+        """Returns the contender with the user's own draft worker, if any."""
         return replace(self, generator=self.own[user - 1]) if 0 < user <= len(self.own) else self
 
     def apart(self) -> Contender:
-        """Returns one whose bytes are not mixed with those of requests that run at the same time."""
+        """Returns a copy with byte counts of its own."""
         return replace(self, generator=self.generator.sharing(), counters=None)
 
 
 async def _as_it_is(condition: Condition, share: float = 0.0) -> None:
-    """Changes no link; the default of `measure_all`."""
+    """Changes no link."""
 
 
 class IncompleteStream(RuntimeError):
@@ -65,12 +60,12 @@ class IncompleteStream(RuntimeError):
 
 
 def short(request: GenerationRequest) -> GenerationRequest:
-    """Returns a request that only warms up."""
+    """Returns the request cut to a warm-up."""
     return replace(request, max_new_tokens=min(WARM_UP_TOKENS, request.max_new_tokens or WARM_UP_TOKENS))
 
 
 async def warm_up(contenders: Sequence[Contender], prompt: Prompt, request: GenerationRequest) -> dict[str, Failure]:
-    """Sends one short request to each, so that no measurement includes a first use. Returns the failures."""
+    """Sends one short request to each contender; returns the failures."""
     failures: dict[str, Failure] = {}
     for contender in contenders:
         record = Record(contender.name, prompt.name, prompt.kind, 0, condition="warm-up")
@@ -89,11 +84,10 @@ async def measure_all(
     on_record: Callable[[Record], None] = lambda record: None,
     after_prompt: Callable[[Prompt], Awaitable[None]] | None = None,
 ) -> list[Record]:
-    """Measures all requests and returns their records; `on_record` gets each one before the next request.
+    """Measures all requests; `on_record` gets each record before the next request.
 
-    Architectures take turns, so that a machine that slows down affects all alike, and the first one rotates, so that
-    the order favors none. `enter` sets a condition's link before each request, and is told the share of turns that have
-    passed. `after_prompt` is called under the first condition, after every prompt of every run.
+    Contenders take turns and the first rotates, so that a machine's drift favors none. `enter` gets the share of turns
+    that have passed. `after_prompt` runs under the first condition, after every prompt of every run.
     """
     records, turns = list[Record](), num_runs * len(prompts)
     for turn, (run, prompt) in enumerate(itertools.product(range(num_runs), prompts)):
@@ -111,16 +105,13 @@ async def measure_all(
 
 
 def rotated(items: Sequence[Item], turn: int) -> list[Item]:
-    """Returns the items in the order of this turn: each comes first in turn."""
+    """Returns the items with the first rotated by `turn`."""
     first = turn % len(items)
     return [*items[first:], *items[:first]]
 
 
 async def attempt(contender: Contender, record: Record, request: GenerationRequest, alone: bool = True) -> Record:
-    """Measures one request and completes its record. Any error is recorded: one that fails must not stop the others.
-
-    `alone`: no other request is under way.
-    """
+    """Measures one request and completes its record; errors are recorded. `alone`: no other request runs."""
     watch = await LoadWatch.started(alone)
     try:
         done = replace(record, measurement=await measure(contender, request))
@@ -130,7 +121,7 @@ async def attempt(contender: Contender, record: Record, request: GenerationReque
 
 
 async def measure(contender: Contender, request: GenerationRequest) -> Measurement:
-    """Times one request from just before it is sent to its completion. Raises IncompleteStream."""
+    """Times one request from sending to completion. Raises IncompleteStream."""
     generator, chunks, arrivals = contender.generator, list[Chunk](), list[float]()  # arrivals: of those with tokens
     up, down = generator.bytes_up, generator.bytes_down
     completion: GenerationEnd | None = None
@@ -161,7 +152,7 @@ def _measurement(
     end_to_end_s: float,
     payload: tuple[int, int],
 ) -> Measurement:
-    """Builds the measurement of a whole stream. `payload`: bytes up and down."""
+    """Builds a measurement. `payload`: bytes up and down."""
     tokens, stats = tuple(token for chunk in chunks for token in chunk.token_ids), completion.stats
     if not tokens or completion.output_tokens != len(tokens):
         raise IncompleteStream(f"the completion counts {completion.output_tokens} tokens, the chunks {len(tokens)}")
@@ -194,10 +185,7 @@ def _frozen(value: Any) -> Any:
 async def trace_margins(
     autoregressive: Contender, prompts: Iterable[Prompt], request: GenerationRequest
 ) -> dict[str, MarginTrace]:
-    """Repeats prompts, untimed, to get the logit margins of the target's choices; ignores requests that fail.
-
-    Margins cost server time, so timed requests do not ask for them. Draws are seeded, so the tokens are the same.
-    """
+    """Repeats prompts, untimed, for the logit margins: they cost server time. Ignores failed requests."""
     traces: dict[str, MarginTrace] = {}
     for prompt in prompts:
         traced = replace(prompt.into(request), margins=True)

@@ -1,4 +1,4 @@
-"""Starts server processes, waits until they are ready, and stops them in any case."""
+"""Starts server processes, waits until they are ready, and stops them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POLL_SECONDS = 0.05
 
 
 class ServerFailed(RuntimeError):
-    """A server process failed; the message says which one, what happened and where its log is."""
+    """A server process failed; names it, the failure and its log."""
 
     def __init__(self, name: str, what: str, log: Path, returncode: int | None) -> None:
         super().__init__(describe_failure(name, what, log))
@@ -46,8 +46,6 @@ def log_tail(log: Path, lines: int = TAIL_LINES) -> list[str]:
 
 @dataclass(frozen=True)
 class Server:
-    """A running server process."""
-
     name: str
     host: str
     port: int
@@ -61,10 +59,7 @@ class Server:
 
 
 class Fleet:
-    """The server processes of one comparison; leaving the context stops them all.
-
-    Starting a server is expensive (weights, compilation), so only `concurrency` start at a time.
-    """
+    """The server processes of a comparison, stopped on exit; `concurrency` start at a time."""
 
     def __init__(
         self,
@@ -91,7 +86,7 @@ class Fleet:
         await self.stop()
 
     async def start(self, name: str, command: Sequence[str]) -> Server:
-        """Runs `command` with --ready_file appended and returns when the server has written that file."""
+        """Runs `command` and returns when the server has written its --ready_file."""
         log, ready_file = self._log_dir / f"{name}.log", self._log_dir / f"{name}.ready.json"
         async with self._starting:
             ready_file.unlink(missing_ok=True)
@@ -129,7 +124,7 @@ class Fleet:
             await asyncio.sleep(POLL_SECONDS)
 
     def deaths(self) -> list[str]:
-        """Describes servers that were ready and have exited."""
+        """Describes ready servers that have exited."""
         return [
             describe_failure(server.name, _ending(server.process.returncode), server.log)
             for server in self._ready
@@ -137,7 +132,7 @@ class Fleet:
         ]
 
     async def death(self) -> str:
-        """Waits until a server that was ready exits, and returns a description with its name, exit code and log."""
+        """Waits until a ready server exits; returns its name, exit code and log."""
         while not self.deaths():
             ends = [asyncio.ensure_future(server.process.wait()) for server in self._ready]
             try:
@@ -154,7 +149,7 @@ class Fleet:
                 _kill_group(process)
 
     async def stop(self) -> None:
-        """Sends SIGTERM to all, then SIGKILL to those still running after the grace period or if cancelled."""
+        """Sends SIGTERM, then SIGKILL after the grace period or if cancelled."""
         running = [process for process in self._processes if process.returncode is None]
         for process in running:
             _signal(process.terminate)
@@ -175,7 +170,6 @@ def _signal(send: Callable[[], None]) -> None:
 
 
 def _kill_group(process: asyncio.subprocess.Process) -> None:
-    """Sends SIGKILL to a server and to what it has started: each leads a process group."""
     _signal(partial(os.killpg, process.pid, signal.SIGKILL))
 
 

@@ -1,4 +1,4 @@
-"""Makes the requests of a load: the comparison's prompts, or prompts cut from them to a drawn length."""
+"""Makes the requests of a load, from whole prompts or prompts cut to drawn lengths."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BETWEEN = "\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request of a load; prompt and run name it, the same under every load and for every architecture."""
+    """One request of a load, the same for every architecture."""
 
     prompt: str
     workload: str
@@ -30,23 +30,19 @@ class Asked:
 
 
 def requests_of(config: ComparisonConfig, count: int, tokenizer: Tokenizer | None = None) -> tuple[Asked, ...]:
-    """Returns `count` requests. `tokenizer` is needed to cut prompts to a length.
-
-    Lengths are drawn as in LLMPerf, an input and an output length for each request, from the comparison's seed. An
-    output of a set length ignores ends of sequence, and is shortened to what fits beside its prompt.
-    """
+    """Returns `count` requests with lengths drawn like LLMPerf's; set output lengths ignore ends of sequence."""
     random = Random(f"lengths {config.sampling.seed}")
     made = itertools.islice(_as_they_are(config), count)
     return tuple(_shaped(asked, number, config, random, tokenizer) for number, asked in enumerate(made))
 
 
 def most_requests(config: ComparisonConfig) -> int:
-    """Returns the requests of the longest load; the others have the first of them."""
+    """Returns the requests of the longest load; the others take its first."""
     return max(load.requests for load in config.loads)
 
 
 def names_of(config: ComparisonConfig) -> tuple[str, ...]:
-    """Returns the names of prompts that only loads have, in the order of their requests."""
+    """Returns the prompt names that only loads have."""
     shaped = config.mean_input_tokens or config.mean_output_tokens
     return tuple(f"load/{number}" for number in range(most_requests(config))) if shaped else ()
 
@@ -76,7 +72,7 @@ def _shaped(asked: Asked, number: int, config: ComparisonConfig, random: Random,
 
 
 def cut(prompts: Sequence[Prompt], number: int, length: int, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Returns exactly `length` token ids of prompts, one after another from prompt `number` on."""
+    """Returns exactly `length` token ids of the prompts from `number` on."""
     first = number % len(prompts)
     text = BETWEEN.join(prompt.text for prompt in (*prompts[first:], *prompts[:first]))
     ids = tokenizer.encode(text, False)

@@ -1,4 +1,4 @@
-"""Reads the counters that vLLM keeps, before and after each request that is alone."""
+"""Reads vLLM's counters before and after each lone request."""
 
 from __future__ import annotations
 
@@ -19,13 +19,11 @@ ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 AT_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 LONGEST_PAGE = 1 << 22
 MOST_POSITIONS = 64
-TRIES, PAUSE_SECONDS, READ_SECONDS = 40, 0.025, 10.0
-"""vLLM counts a step after it has sent its tokens."""
+TRIES, PAUSE_SECONDS, READ_SECONDS = 40, 0.025, 10.0  # vLLM counts a step after sending its tokens
 _LINE = re.compile(r"^(vllm:\w+)(?:\{([^}]*)\})? ([0-9.eE+]+)$")
 _POSITION = re.compile(r'position="(\d+)"')
 
-Values = Mapping[tuple[str, str], float]
-"""The values of counters by name and by position, "" where a counter has none."""
+Values = Mapping[tuple[str, str], float]  # by name and position ("": none)
 
 
 class Counters:
@@ -40,7 +38,7 @@ class Counters:
         self._before = await self._read()
 
     async def stats(self, tokens: int) -> SpeculationStats:
-        """Returns the counts since `begin`, once they include the request's `tokens`; zeros if they never do."""
+        """Returns the counts since `begin` once they include `tokens`; zeros if they never do."""
         for _ in range(TRIES):
             now = await self._read()
             counted = {key: value - self._before.get(key, 0.0) for key, value in now.items()}
@@ -57,7 +55,7 @@ class Counters:
 
 
 async def version_at(base: str) -> str:
-    """Returns vLLM's name, with its version if the server has a page of it."""
+    """Returns vLLM's name and, if served, version."""
     try:
         return f"vLLM {json.loads(await asyncio.to_thread(_page, f'{base}/version', 1 << 12))['version']}"
     except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
@@ -70,7 +68,7 @@ def _page(url: str, longest: int) -> str:
 
 
 def parsed(text: str) -> Values:
-    """Returns vLLM's counters in Prometheus' text, summed over engines."""
+    """Parses vLLM's counters from Prometheus' text, summed over engines."""
     values: dict[tuple[str, str], float] = {}
     for line in text.splitlines():
         if found := _LINE.match(line):
@@ -81,11 +79,7 @@ def parsed(text: str) -> Values:
 
 
 def stats_of(counted: Values) -> SpeculationStats:
-    """Returns the counts of a request. Steps are rounds, the one of the prompt's end too, as with our servers.
-
-    vLLM does not count drafts by length. Where all must have been as long as the longest, positions are known; else
-    only the first one is.
-    """
+    """Returns a request's counts; positions after the first only if all drafts were of full length."""
 
     def count(name: str, position: str = "") -> int:
         return round(counted.get((name, position), 0.0))

@@ -1,4 +1,4 @@
-"""The prompts of a comparison: the built-in workloads (prompts.json) or the user's own."""
+"""The prompts of a comparison: built-in workloads (prompts.json) or the user's."""
 
 from __future__ import annotations
 
@@ -10,32 +10,29 @@ from pathlib import Path
 from tandem.clients.prompts import read_prompts
 from tandem.speculation.types import GenerationRequest
 
-BUILT_IN = ("counting_and_lists", "code", "extraction", "chat", "prose")
-"""From the predictable to the high-entropy, written for this project."""
-ON_REQUEST = ("eks_sample",)
-"""Measured only where they are named. eks_sample: of AWS's sample of speculative decoding on EKS."""
-OWN = ("file", "prompt")
-"""The kinds of the user's own prompts."""
+BUILT_IN = ("counting_and_lists", "code", "extraction", "chat", "prose")  # from predictable to high-entropy
+ON_REQUEST = ("eks_sample",)  # only if named; AWS's sample of speculative decoding on EKS
+OWN = ("file", "prompt")  # kinds of the user's prompts
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt. `kind` groups prompts in the report; `chat` wraps the text in the model's chat template."""
+    """One prompt."""
 
     name: str
-    kind: str
+    kind: str  # groups prompts in the report
     text: str
-    chat: bool
+    chat: bool  # wraps the text in the chat template
 
     def into(self, request: GenerationRequest, run: int = 0) -> GenerationRequest:
-        """Returns a request with this prompt. Each run of a sampled one has its own seed, for all architectures."""
+        """Returns a request with this prompt; a sampled run has its own seed."""
         sampling = request.sampling
         seed = sampling.seed if sampling.greedy else (sampling.seed + run) % 2**64
         return replace(request, text=self.text, chat=self.chat, sampling=replace(sampling, seed=seed))
 
 
 def built_in_prompts(kinds: Sequence[str] = BUILT_IN, per_workload: int | None = None) -> tuple[Prompt, ...]:
-    """Returns the first `per_workload` prompts (None: all) of every kind, in the order of `kinds`."""
+    """Returns the first `per_workload` prompts (None: all) of every kind."""
     known = (*BUILT_IN, *ON_REQUEST)
     if unknown := [kind for kind in kinds if kind not in known]:
         raise ValueError(f"workloads: {unknown[0]!r} is not one of {', '.join(known)}")

@@ -1,1 +1,1 @@
-"""Shows a comparison: one page, the terminal, and files."""
+"""Shows a comparison: page, terminal, files."""

@@ -1,4 +1,4 @@
-"""Prints the decision of a comparison for a round trip and a number of clients (`--role advise`)."""
+"""Prints the decision for a round trip and a number of clients (`--role advise`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tandem.comparison.report import sentences
 
 
 def run_advice(report: Path, rtt_ms: float | None = None, clients: int = 1) -> int:
-    """Prints and returns the exit code. Raises ValueError. `rtt_ms` None: that of the base."""
+    """Prints and returns the exit code. `rtt_ms` None: the base's. Raises ValueError."""
     found = read_comparison(report)
     verdict = found.decide(rtt_ms, clients)
     if verdict is None:

@@ -1,4 +1,4 @@
-"""The answers to each prompt of the base: one text where all are the same, marked where one differs."""
+"""The base's answers by prompt, marked where one differs."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from tandem.comparison.measuring.records import Measurement
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the architectures `names` answered. `marked`: where it first differs from the first answer."""
+    """One answer of the architectures `names`."""
 
     names: str
     before: str
-    marked: str = ""
+    marked: str = ""  # its first difference from the first answer
     after: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The different answers to one prompt; plain decoding's first, if it answered."""
+    """The different answers to one prompt, plain decoding's first."""
 
     title: str
     answers: tuple[Answer, ...]
 
 
 def answers(found: Comparison) -> list[Prompt]:
-    """Returns the answers of the base's first run, those that differ first."""
+    """Returns the base's first run, differing answers first."""
     by_prompt: dict[str, dict[tuple[int, ...], list[tuple[str, Measurement]]]] = {}
     for record in sorted(found.records, key=lambda record: record.architecture != AUTOREGRESSIVE.name):
         if record.condition == found.base.name and not record.run and (of := record.measurement):

@@ -23,14 +23,12 @@ from tandem.installing import install_command
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the page. `folded`: shown on a click."""
-
     title: str
     lines: tuple[str, ...] = ()
     tables: tuple[Table, ...] = ()
     pictures: tuple[Picture, ...] = ()
     prompts: tuple[answers.Prompt, ...] = ()
-    folded: bool = False
+    folded: bool = False  # shown on a click
 
     @property
     def empty(self) -> bool:
@@ -39,16 +37,14 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What the template shows. `decision`: the base's; `others`: those of other links and loads."""
-
     title: str
     stamp: str
     cautions: tuple[str, ...]
-    decision: Verdict | None
+    decision: Verdict | None  # the base's
     undecided: str
     ratios: tuple[str, ...]
     speed: Picture | None
-    others: tuple[Verdict, ...]
+    others: tuple[Verdict, ...]  # of other links and loads
     missing: tuple[str, ...]
     commands: tuple[Commands, ...]
     card: dict[str, str]
@@ -72,7 +68,7 @@ def html(found: Comparison) -> str:
 
 
 def page_of(found: Comparison) -> Page:
-    """Builds the page; a part that fails becomes a remark on it."""
+    """Builds the page; a failing part becomes a remark."""
     remarks: list[str] = []
     partial_run, decision = sentences.partial(found), found.decision
     models = words.joined(sentences.models(found, "model_name") or ["a model"])
@@ -131,7 +127,6 @@ def _architectures(found: Comparison) -> Table:
 
 
 def _others(found: Comparison) -> list[Table]:
-    """The tables of the links besides the base."""
     return [tables.architecture_table(found, m) for m in found.links if m is not found.base]
 
 

@@ -1,4 +1,4 @@
-"""The pictures of a comparison, at most four, as SVG in the page's fonts and colors. Imports matplotlib on use."""
+"""At most four pictures of a comparison, as SVG in the page's fonts and colors. Imports matplotlib on use."""
 
 from __future__ import annotations
 
@@ -34,12 +34,11 @@ LOOKS = {  # colors after Okabe and Ito; markers for black and white
     "openai": ("#3d3d44", "h"),
 }
 CAUSE_COLORS = dict(zip(CAUSES, ("#8fa3bd", "#4a5568", "#7d6b91", "#e0a21b", "#b9b4c7", "#dcdde2"), strict=True))
-THEMED = {
+THEMED = {  # CSS variables, so that colors follow light and dark mode
     INK: "--ink", QUIET: "--quiet", RULE: "--rule", PAPER: "--paper",
     **{color: f"--{name.replace('_', '-')}" for name, (color, _) in LOOKS.items()},
     **{color: f"--cause-{cause}" for cause, color in CAUSE_COLORS.items()},
 }  # fmt: skip
-"""Colors by the page's variables, so that they follow light and dark mode."""
 STYLE: dict[str, Any] = {
     "font.family": "DejaVu Sans", "font.size": 9.5, "text.parse_math": False, "svg.fonttype": "none",
     "axes.titlesize": 9.5, "axes.titleweight": "bold", "axes.titlelocation": "left", "legend.frameon": False,
@@ -52,15 +51,13 @@ STYLE: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """`svg` is trusted; "" without matplotlib."""
-
     title: str
     text: str
-    svg: str
+    svg: str  # trusted; "" without matplotlib
 
 
 def speed(found: Comparison) -> Picture | None:
-    """Mean time per token with its interval: of the base, or a strip for each link if their round trips are equal."""
+    """Plots TPOT with its interval: the base's, or a strip per link if round trips are equal."""
     shown = found.links if _same_round_trip(found) else [found.base]
     strips = [m for m in shown if any(s.tpot_s for s in m.summaries)]
     if not strips:
@@ -96,7 +93,7 @@ def _dots(axes: Axes, measured: Measured) -> None:
 
 
 def by_round_trip(found: Comparison) -> Picture | None:
-    """Time per token against round trip, measured and predicted; None if only one was measured."""
+    """Plots measured and predicted TPOT by round trip; None for a single one."""
     links = found.links
     if len(links) < 2 or _same_round_trip(found):
         return None
@@ -130,7 +127,7 @@ def by_round_trip(found: Comparison) -> Picture | None:
 
 
 def by_cause(found: Comparison) -> Picture | None:
-    """Where the milliseconds go, under the base."""
+    """Plots the base's milliseconds by cause."""
     shown = [s for s in found.base.summaries if any(s.milliseconds_per_token.values())]
     if not shown:
         return None
@@ -156,7 +153,7 @@ def by_cause(found: Comparison) -> Picture | None:
 
 
 def under_load(found: Comparison) -> Picture | None:
-    """Latency against throughput, a line for each architecture through its closed loops, dashed through open ones."""
+    """Plots latency over throughput, a line per architecture, dashed for open loops."""
     by_name = {m.name: m for m in found.conditions}
     lines: dict[tuple[str, bool], list[tuple[float, float]]] = {}
     for point in found.loads:
@@ -200,7 +197,7 @@ def _picture(name: str, title: str, text: str, draw: Callable[[], Figure]) -> Pi
 
 
 def _for_a_page(svg: str, name: str, label: str) -> str:
-    """Makes ids unique in the page, and gives text and colors to its style."""
+    """Makes ids unique, and fonts and colors the page's."""
     box = re.search(r'viewBox="([^"]+)"', svg)
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", body[body.index(">") + 1 :], flags=re.DOTALL)
@@ -214,7 +211,7 @@ def _for_a_page(svg: str, name: str, label: str) -> str:
 
 @contextmanager
 def _styled() -> Iterator[None]:
-    """Applies this style for drawing and saving, without the user's matplotlibrc."""
+    """Applies the style, without the user's matplotlibrc."""
     from matplotlib import style
 
     with style.context(["default", STYLE]):
@@ -238,10 +235,9 @@ def _grid(axes: Axes, axis: Literal["x", "y"]) -> None:
 
 
 def _value(axes: Axes, text: str, x: float, y: float) -> None:
-    """Writes a figure right of its position."""
     axes.annotate(text, (x, y), (6, 0), textcoords="offset points", va="center", fontsize=9)
 
 
 def _same_round_trip(found: Comparison) -> bool:
-    """Whether several links have the same round trip: they differ in something else."""
+    """Whether several links differ in something other than the round trip."""
     return len({m.rtt_ms for m in found.links}) < len(found.links)

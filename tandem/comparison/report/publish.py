@@ -1,4 +1,4 @@
-"""Publishes a run: files, terminal, exit code. Parts that fail are reported; the rest is made."""
+"""Publishes a run: files, terminal, exit code. Failing parts are reported; the rest is made."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ from tandem.comparison.report.page import html
 from tandem.comparison.report.terminal import TABLE_WIDTH, print_comparison
 from tandem.host.device_times import text_of as times_as_text
 
-REHEARSED = "rehearsed"
-"""The last column: the name of the step times that servers took."""
+REHEARSED = "rehearsed"  # last column: name of the rehearsed step times
 CSV_COLUMNS: tuple[str, ...] = (
     *HEAD,
     *(f.name for f in fields(Measurement) if f.name != "seconds_by_cause"),
@@ -39,7 +38,7 @@ CSV_COLUMNS: tuple[str, ...] = (
 
 
 def publish(measured: RunData) -> int:
-    """Publishes a run. Returns OK, or FAILED if a request or a file failed. Raises ValueError without a record."""
+    """Returns OK, or FAILED if a request or a file failed. Raises ValueError without a record."""
     found, remarks = analyse(measured), list[str]()
     written = _write(found, step_times_of(measured), remarks)
     console = Console() if sys.stdout.isatty() else Console(width=TABLE_WIDTH)
@@ -52,7 +51,7 @@ def publish(measured: RunData) -> int:
 
 
 def write_files(found: Comparison, measured: RunData) -> tuple[Path, ...]:
-    """Writes comparison.json, comparison.csv and the page. Raises OSError with the sentences of all that failed."""
+    """Writes comparison.json, comparison.csv and the page. Raises OSError with a sentence per failure."""
     remarks: list[str] = []
     written = _write(found, step_times_of(measured), remarks)
     if remarks:
@@ -66,7 +65,6 @@ def step_times_of(measured: RunData) -> str | None:
 
 
 def write_page(found: Comparison, folder: Path) -> Path:
-    """Writes report.html."""
     return write_atomically(folder / "report.html", html(found))
 
 
@@ -88,7 +86,7 @@ def _write(found: Comparison, times: str | None, remarks: list[str]) -> tuple[Pa
 
 
 def records_as_csv(records: Sequence[Record], rehearsed: str | None = None) -> str:
-    """Returns one row per record. Lists are JSON inside a cell; cells without a measurement are empty."""
+    """Returns one row per record. Lists are JSON; unmeasured cells are empty."""
     text = io.StringIO()
     writer = csv.DictWriter(text, CSV_COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -110,7 +108,7 @@ def _csv_row(record: Record) -> dict[str, Any]:
 
 
 def write_atomically(path: Path, content: str | bytes) -> Path:
-    """Replaces a file atomically, so that readers never see half of it. Text is encoded as UTF-8."""
+    """Replaces a file atomically, text as UTF-8."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
     os.replace(unfinished, path)

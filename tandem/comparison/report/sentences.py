@@ -1,4 +1,4 @@
-"""What a report states in sentences: why, what would make it surer, where it was measured, theory, remarks."""
+"""A report's sentences."""
 
 from __future__ import annotations
 
@@ -14,20 +14,18 @@ from tandem.comparison.analysis.verdict import Verdict
 from tandem.comparison.analysis.words import milliseconds, name, name_in_sentence
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, PLAIN
 
-LEAST_SHARE = 0.005
-"""The least share of the processor time that is worth a word."""
+LEAST_SHARE = 0.005  # of processor time, worth a sentence
 PACKAGES = ("torch", "transformers", "numpy")
 
 
 def partial(found: Comparison) -> str | None:
-    """Says why and how much of a comparison is missing; None if it is complete."""
+    """Why and how much is missing; None if complete."""
     if found.missing is None:
         return None
     return f"{found.missing}; {len(found.records)} of {found.planned or 'an unknown number of'} requests were measured"
 
 
 def undecided(found: Comparison) -> str:
-    """Says why there is no decision."""
     measured = [s.architecture for s in found.base.summaries if s.tpot_s is not None]
     if not measured:
         return "No decision: no request completed with two tokens or more."
@@ -35,7 +33,7 @@ def undecided(found: Comparison) -> str:
 
 
 def doubts(of: Doubt) -> Iterator[str]:
-    """Says how sure a statement is, why, and what would make it surer."""
+    """How sure a statement is, why, and how to make it surer."""
     yield f"How sure: {of.sureness.value}{':' if of.reasons else '.'}"
     yield from (f"  - {reason}" for reason in of.reasons)
     if of.surer:
@@ -43,7 +41,7 @@ def doubts(of: Doubt) -> Iterator[str]:
 
 
 def ratios(verdict: Verdict) -> Iterator[str]:
-    """States by how much the fastest is faster than each other architecture."""
+    """The fastest's speed over each other architecture's."""
     for rival in verdict.rivals:
         if rival.ratio is not None:
             ratio = words.with_interval(f"{rival.ratio:.2f}", rival.interval)
@@ -52,7 +50,7 @@ def ratios(verdict: Verdict) -> Iterator[str]:
 
 
 def not_measured(found: Comparison) -> Iterator[str]:
-    """Yields a line for every round trip that was named and not measured, or not decided."""
+    """A line per round trip that was named but not measured or decided."""
     measured = {m.rtt_ms: m for m in found.links}
     for rtt_ms in found.config.rtts_ms:
         if rtt_ms not in measured:
@@ -63,7 +61,7 @@ def not_measured(found: Comparison) -> Iterator[str]:
 
 
 def theory(found: Comparison) -> Iterator[str]:
-    """States what follows from the component times."""
+    """The consequences of the component times."""
     of = found.theory
     if of is None:
         return
@@ -87,7 +85,7 @@ def theory(found: Comparison) -> Iterator[str]:
 
 
 def identity(found: Comparison) -> str:
-    """States how many outputs are plain decoding's."""
+    """How many outputs equal plain decoding's."""
     checked = [
         s.identical
         for m in found.conditions
@@ -101,7 +99,7 @@ def identity(found: Comparison) -> str:
 
 
 def drafts(found: Comparison) -> Iterator[str]:
-    """States the lengths of drafts, who proposed them, and the steps of a target that never waits."""
+    """Lengths and proposers of drafts, and the steps of a target that never waits."""
     for s in found.base.summaries:
         of, each = s.acceptance, s.architecture
         if of.drafted:
@@ -127,7 +125,7 @@ def date(found: Comparison) -> str:
 
 
 def setting(found: Comparison) -> str:
-    """Describes what was measured, in one line."""
+    """The measured setting on one line."""
     config, base = found.config, found.base
     length = "draft lengths by measurement" if config.speculation_length is None else f"k = {config.speculation_length}"
     rule = "" if base.rule.value == "agreement" else f", verified by {base.rule.value}"
@@ -142,12 +140,12 @@ def setting(found: Comparison) -> str:
 
 
 def models(found: Comparison, field: str) -> list[str]:
-    """Returns the different values of a field of the servers' models."""
+    """The different values of a field of the servers' models."""
     return list(dict.fromkeys(str(value) for e in found.endpoints if (value := getattr(e.model, field))))
 
 
 def card(found: Comparison) -> dict[str, str]:
-    """Returns what figures depend on: machine, software, models, link, servers."""
+    """Machine, software, models, link and servers."""
     packages, machine = found.versions.packages, found.machine
     own = [f"Tandem {found.versions.git_commit}"] if found.versions.git_commit else []
     own += [f"Python {found.versions.python}", *(f"{each} {packages[each]}" for each in PACKAGES if each in packages)]
@@ -168,7 +166,7 @@ def card(found: Comparison) -> dict[str, str]:
 
 
 def _load(found: Comparison) -> str:
-    """Says what other programs took while requests were measured; "" if that is not known."""
+    """Other programs' load during measured requests; "" if unknown."""
     loads = [record.machine_load for record in found.records if record.machine_load]
     parts = []
     for shares, what in (

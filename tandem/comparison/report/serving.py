@@ -1,4 +1,4 @@
-"""The commands that serve an architecture as it was measured, with the flags of the comparison's own servers."""
+"""The commands that serve an architecture with its measured flags."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ PORT, DRAFT_PORT = "50051", "50052"
 LOOPBACK = "127.0.0.1"
 QUESTION = "Why is the sky blue?"
 PIPELINES = {arch.PIPELINED.name: "on", arch.NEVER_WAITING.name: "never-waiting"}
-OF_THE_COMPARISON = ("--host", "--port", "--prefix_sharing", "--rehearse")
-"""Flags with values that only measuring needs."""
+OF_THE_COMPARISON = ("--host", "--port", "--prefix_sharing", "--rehearse")  # flags with values for measuring only
 DEFAULTS = (["--backend", "torch"], ["--pipeline", "off"], ["--draft", "auto"])
 APART = f"On two machines, put the other's address in place of {LOOPBACK}, and secure both (docs/security.md)."
 
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """Commands in the order to run them, under a heading."""
+    """Commands in the order to run them."""
 
     heading: str
     lines: tuple[str, ...]
@@ -35,7 +34,7 @@ class Commands:
 
 
 def deployment(found: Comparison, architecture: str) -> Commands:
-    """Returns the commands that serve `architecture`, or one that asks it where it was connected."""
+    """Returns the commands that serve `architecture`, or a client's if it was connected."""
     name = name_in_sentence(architecture)
     server = next((e for e in found.endpoints if e.architecture.name == architecture), None)
     if server and server.log is None:
@@ -54,7 +53,7 @@ def _asking(server: Endpoint) -> str:
 
 
 def commands(config: ComparisonConfig, architecture: str) -> list[list[str]]:
-    """Returns the commands of the servers of an architecture, in the order to start them, without `tandem`."""
+    """Returns the server commands of an architecture in starting order, without `tandem`."""
     length = ["--speculation_length", "auto" if config.speculation_length is None else str(config.speculation_length)]
     draft = config.placement.draft if config.placement else None
     if architecture in arch.PLAIN:
@@ -81,7 +80,7 @@ def commands(config: ComparisonConfig, architecture: str) -> list[list[str]]:
 
 
 def _command(config: ComparisonConfig, role: str, extra: list[str], group: CoreGroup | None, port: str) -> list[str]:
-    """Returns a measured server's command without what only measuring needs."""
+    """Returns a server's command without flags for measuring only."""
     flags, kept = server_command(config, role, *extra, group=group)[len(LAUNCH) + 2 :], []
     while flags:
         flag = flags.pop(0)

@@ -1,4 +1,4 @@
-"""The tables of a comparison, the same on the page and on the terminal."""
+"""A comparison's tables, for page and terminal."""
 
 from __future__ import annotations
 
@@ -17,13 +17,11 @@ from tandem.comparison.measuring.records import CAUSES
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table. The first `texts` columns are words, the others figures. Terminals break a heading at "\\n"."""
-
     caption: str
-    heads: tuple[str, ...]
+    heads: tuple[str, ...]  # terminals break at "\n"
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
-    texts: int = 1
+    texts: int = 1  # leading columns of words; the others are figures
 
 
 def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]], note: str = "", texts: int = 1) -> Table:
@@ -37,7 +35,7 @@ ARCHITECTURE_HEADS = (
 
 
 def architecture_table(found: Comparison, measured: Measured) -> Table:
-    """TTFT, TPOT, throughput, acceptance, traffic, speedup and identity under a condition."""
+    """A condition's figures by architecture."""
     rows = [
         [
             _named(s),
@@ -64,7 +62,6 @@ def architecture_table(found: Comparison, measured: Measured) -> Table:
 
 
 def describe(measured: Measured) -> str:
-    """Describes a condition."""
     rule = f", {measured.rule.value}" if measured.sampling.temperature else ""
     where = f"emulated {measured.link}" if measured.link.rtt_ms is not None else "not emulated"
     return f"{where}, {words.sampling(measured.sampling)}{rule}"
@@ -84,7 +81,7 @@ def _named(summary: Summary) -> str:
 
 
 def link_table(found: Comparison) -> Table | None:
-    """Mean TPOT of every architecture on every link; None if there is only one link."""
+    """Mean TPOT by architecture and link; None for a single link."""
     if len(found.links) < 2:
         return None
     names = found.architectures
@@ -99,7 +96,7 @@ def _tpot(summary: Summary | None) -> str:
 
 
 def emulation_table(found: Comparison) -> Table | None:
-    """The measured round trips of emulated links; None if none was emulated."""
+    """Measured round trips of emulated links; None without any."""
     rows = [
         [
             words.link(m.link),
@@ -128,7 +125,7 @@ def cause_table(found: Comparison) -> Table:
 
 
 def workload_table(found: Comparison) -> Table | None:
-    """Acceptance and speedup by workload under the base; None if nothing is compared with plain decoding."""
+    """The base's acceptance and speedup by workload; None without a baseline."""
     shown = [s for s in found.base.summaries if s.architecture not in (found.baseline, AUTOREGRESSIVE.name)]
     kinds = list(dict.fromkeys(kind for s in shown for kind in s.workloads))
     if not kinds:
@@ -144,7 +141,7 @@ def workload_table(found: Comparison) -> Table | None:
 
 
 def sampling_table(found: Comparison) -> Table | None:
-    """Every temperature and rule for each drafting architecture; None if there is only one."""
+    """Every temperature and rule by drafting architecture; None for a single one."""
     rows = [
         [
             words.sampling(m.sampling),
@@ -171,7 +168,7 @@ def sampling_table(found: Comparison) -> Table | None:
 
 
 def load_table(found: Comparison) -> Table | None:
-    """LLMPerf's figures of every architecture under every load; None without a load."""
+    """LLMPerf's figures by load and architecture; None without a load."""
     by_name = {m.name: m for m in found.conditions}
     rows = []
     for point in found.loads:
@@ -202,7 +199,7 @@ def load_table(found: Comparison) -> Table | None:
 
 
 def capacity_table(found: Comparison) -> Table | None:
-    """The clients within the bound, and the 95th percentile at every number of clients; None without a capacity."""
+    """Clients within the bound, and 95th percentiles by number of clients; None without a capacity."""
     capacity = found.capacity
     if capacity is None:
         return None
@@ -227,7 +224,7 @@ def capacity_table(found: Comparison) -> Table | None:
 
 
 def prediction_table(found: Comparison) -> Table | None:
-    """Predicted beside measured times per token; None if nothing was predicted."""
+    """Predicted and measured times per token; None without predictions."""
     if found.theory is None or not found.theory.predictions:
         return None
     links = {m.name: words.link(m.link) for m in found.links}
@@ -247,7 +244,6 @@ def prediction_table(found: Comparison) -> Table | None:
 
 
 def cost_table(found: Comparison) -> Table | None:
-    """The component times behind the predictions."""
     if found.theory is None:
         return None
     rows = [
@@ -268,7 +264,7 @@ def cost_table(found: Comparison) -> Table | None:
 
 
 def divergence_table(found: Comparison) -> Table | None:
-    """Every output that differs from plain decoding's; None if none does."""
+    """Outputs that differ from plain decoding's; None without any."""
     rows = [
         [
             name(s.architecture),

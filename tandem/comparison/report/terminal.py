@@ -1,4 +1,4 @@
-"""Prints a comparison on the terminal: the decision, the tables, what failed."""
+"""Prints a comparison: the decision, the tables, failures."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from tandem.comparison.analysis.comparison import Comparison
 from tandem.comparison.report import sentences, tables
 from tandem.comparison.report.tables import Table
 
-TABLE_WIDTH = 130
-"""Columns where there is no terminal to ask."""
-MOST_ROWS = 30
-"""Rows of a table; comparison.json has all."""
+TABLE_WIDTH = 130  # columns without a terminal
+MOST_ROWS = 30  # of a table; comparison.json has all
 
 
 def print_comparison(found: Comparison, console: Console) -> None:
@@ -34,7 +32,7 @@ def print_comparison(found: Comparison, console: Console) -> None:
 
 
 def head_lines(found: Comparison) -> Iterator[tuple[str, str]]:
-    """Yields what is read first, each line with its style: what to do, how sure that is, and the ratios behind it."""
+    """Yields the decision, its sureness and its ratios, each line with its style."""
     for caveat in found.caveats:
         yield f"Note: {caveat}", "yellow"
     verdict = found.decision
@@ -57,7 +55,7 @@ def shown_tables(found: Comparison) -> Iterator[Table]:
 
 
 def rich_table(table: Table) -> RichTable:
-    """Renders a table: where there is less room, texts fold and figures stay whole."""
+    """Renders a table; in less room texts fold and figures stay whole."""
     more = len(table.rows) - MOST_ROWS
     note = f"and {more} more, in comparison.json" if more > 0 else table.note
     shown = RichTable(
