@@ -21,7 +21,8 @@ from tandem.speculation.loop import Rounds
 from tandem.speculation.types import Draft, SparseDistribution, SpeculationStats, Verdict
 
 MAX_IN_FLIGHT = 8
-ATTEMPTS = 3  # stale rounds, each after a reopening, before the request fails
+# Stale rounds, each after a reopening, before a request fails: a verifier that lies is left after two and may return.
+ATTEMPTS = 6
 
 
 class RoundsLost(Exception):

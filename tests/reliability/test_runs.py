@@ -27,7 +27,7 @@ from tests.reliability.history import History
 from tests.services.test_runs import PROMPT, SLOW, opening, read, running, said, status, truth
 from tests.support import SAMPLED, Site, distributed, ids, oracle, raw_stub, run, target_site, toy, until
 
-LONG = 900
+LONG = 1900
 
 
 def only_session(site: Site) -> Any:
@@ -47,7 +47,7 @@ async def paused(site: Site) -> int:
 async def slow_reader(site: Site, count: int, **rest: Any) -> AsyncIterator[AsyncIterator[Any]]:
     """A request of ours over a run, whose chunks are read one at a time."""
     async with (
-        distributed(site.address, "salt=0,miss=0.2", max_length=1000, pipeline=Pipeline.NEVER_WAITING) as (made, _),
+        distributed(site.address, "salt=0,miss=0.2", max_length=2000, pipeline=Pipeline.NEVER_WAITING) as (made, _),
         contextlib.aclosing(made.generate(ids(PROMPT, count, ignore_end_of_sequence=True, **rest))) as events,
     ):
         yield events
@@ -57,7 +57,7 @@ def test_a_caller_who_reads_slowly_keeps_the_target_within_its_window() -> None:
     """The server counts: whenever the caller pauses, the target stops, at most a window ahead of what was read."""
 
     async def test() -> None:
-        async with target_site(toy(max_length=1000)) as site, slow_reader(site, LONG) as events:
+        async with target_site(toy(max_length=2000)) as site, slow_reader(site, LONG) as events:
             tokens: list[int] = []
             ahead = []
             async for event in events:
@@ -75,7 +75,7 @@ def test_a_connection_that_reads_nothing_stops_the_target_and_loses_its_lease() 
     """Its HTTP/2 window is 0: not even the transport takes a reply."""
 
     async def test() -> None:
-        runner = toy(max_length=1000)
+        runner = toy(max_length=2000)
         async with target_site(runner, lease_seconds=0.5) as site, raw_stub(site.address) as target:
             await target.OpenSession(opening())
             session, free = only_session(site), site.free
@@ -101,7 +101,7 @@ def test_steps_that_were_read_ahead_and_never_used_are_waste() -> None:
             nonlocal steps
             steps += session.resources.steps
 
-        async with target_site(toy(max_length=1000)) as site:
+        async with target_site(toy(max_length=2000)) as site:
             site.verifier.sessions.on_end.append(ended)
             rest = {"sampling": SAMPLED, "stop_strings": (chr(text[at]),)}
             async with slow_reader(site, LONG, **rest) as events:
@@ -183,7 +183,7 @@ def test_stop_strings_and_waste_hold_where_streams_break(seed: int, stops: bool)
 
 def test_a_deadline_in_the_middle_of_a_run_leaves_the_tokens_so_far_and_nothing_else() -> None:
     async def test() -> None:
-        async with target_site(toy(SLOW, max_length=1000)) as site:
+        async with target_site(toy(SLOW, max_length=2000)) as site:
             tokens: list[int] = []
             with pytest.raises(TandemError) as caught:
                 async with slow_reader(site, LONG, deadline=time.monotonic() + 1.0) as events:
