@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from tandem.rpc.addresses import joined
 from tandem.speculation.types import InvalidField, ModelInfo
@@ -32,11 +32,15 @@ class EndpointPool:
 
     def after(self, address: str) -> str:
         """Returns the next address that is not refused, else `address`."""
-        return next((each for each in self.turns(address) if each != address), address)
+        return self.following(address, (address,)) or address
 
     def turns(self, preferred: str) -> tuple[str, ...]:
         at = self.addresses.index(preferred)
         return tuple(each for each in (*self.addresses[at:], *self.addresses[:at]) if each not in self.refused)
+
+    def following(self, preferred: str, exclude: Collection[str] = ()) -> str | None:
+        """Returns the first address from `preferred` on that is neither in `exclude` nor refused."""
+        return next((each for each in self.turns(preferred) if each not in exclude), None)
 
     def failed(self, address: str, reason: str) -> None:
         self._attempts += 1

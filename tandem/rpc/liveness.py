@@ -60,11 +60,12 @@ async def watch(
     check: Callable[[float], Awaitable[Health]],
     quiet: Callable[[], float],
     silence: Callable[[], float],
-    stall: Callable[[], float],
+    stall: Callable[[], float] | None = None,
 ) -> TandemError:
     """Returns the error once the call `what`, unanswered for `quiet()` seconds, should be given up.
 
-    After half of `silence()` the health is checked, for as long; a serving verifier may take `stall()`.
+    After half of `silence()` the health is checked, for as long; a serving verifier may take `stall()`, or without
+    it any time.
     """
     while True:
         pause = silence() / 2
@@ -80,7 +81,7 @@ async def watch(
             return TandemError("DEADLINE_EXCEEDED", said)
         if health is Health.NOT_SERVING:
             return TandemError("UNAVAILABLE", said)
-        left = stall() - waited
+        left = stall() - waited if stall else pause
         if left <= 0:
             return TandemError("DEADLINE_EXCEEDED", said)
         await asyncio.sleep(min(pause, left))

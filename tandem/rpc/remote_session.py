@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from tandem.rpc import wire_checks as check
 from tandem.rpc.endpoint_pool import CHECK_SECONDS
 from tandem.rpc.errors import BrokenContract, TandemError, contract
 from tandem.rpc.liveness import Waits, answered, watch
+from tandem.rpc.race import Race
 from tandem.rpc.request_context import outgoing
 from tandem.rpc.verifier_client import VerifierClient, VerifierEndpoint
 from tandem.rpc.wire_sessions import (
@@ -27,6 +29,8 @@ from tandem.speculation.outcomes import LOST, Outcome
 from tandem.speculation.retry import RetryBudget
 from tandem.speculation.types import InvalidField, Request, Rule, SparseDistribution, SpeculationStats
 from tandem.v1 import target_verifier_pb2 as pb
+
+log = logging.getLogger("tandem.verifier")
 
 
 class RemoteSession:
@@ -60,14 +64,13 @@ class RemoteSession:
     async def _open(self, prefix: Sequence[int]) -> pb.OpenSessionResponse:
         self._next = self.client.pool.current
         self.retry_budget.opening()
-        while True:
-            endpoint = self.client.endpoints[self._next]
-            try:
-                reply = await self._open_at(endpoint, prefix)
-                break
-            except TandemError as error:
-                await asyncio.sleep(self._pause_after(endpoint, error, prefix))
-        self.endpoint = endpoint
+        race = Race[VerifierEndpoint, pb.OpenSessionResponse](
+            lambda endpoint: self._open_at(endpoint, prefix, race.in_progress),
+            self._following,
+            lambda endpoint, error: self._pause_after(endpoint, error, prefix),
+            lambda: self.waits.opening(len(prefix)),
+        )
+        self.endpoint, reply = await race.first()
         self.client.pool.answered(self.endpoint.address)
         for other in [endpoint for endpoint in self._session_ids if endpoint is not self.endpoint]:
             self._end_at(other, self._session_ids.pop(other))
@@ -82,12 +85,21 @@ class RemoteSession:
         self.bounds, self.opened_at = self._bounded(), time.perf_counter()
         return reply
 
-    async def _open_at(self, endpoint: VerifierEndpoint, prefix: Sequence[int]) -> pb.OpenSessionResponse:
+    def _following(self, exclude: Collection[VerifierEndpoint]) -> VerifierEndpoint | None:
+        address = self.client.pool.following(self._next, [endpoint.address for endpoint in exclude])
+        return None if address is None else self.client.endpoints[address]
+
+    async def _open_at(
+        self, endpoint: VerifierEndpoint, prefix: Sequence[int], others: Sequence[VerifierEndpoint]
+    ) -> pb.OpenSessionResponse:
+        if others:
+            slow = ", ".join(other.address for other in others)
+            log.info("%s is slow to open a session: trying %s too", slow, endpoint.address)
         is_only = self.client.is_only(endpoint)
         await self.client.check(endpoint, self.retry_budget.limited(CHECK_SECONDS if is_only else self.waits.silence()))
         request = self._opening(endpoint, prefix)
         call = self._call(endpoint, "OpenSession", request, self.retry_budget.limited(self.client.deadlines.open))
-        reply, seconds = await self._watched(endpoint, call, len(prefix))
+        reply, seconds = await self._watched(endpoint, call)
         with contract(endpoint.name):
             check_opened(request, reply, self._bounded().most_drafts, self._inbox.spec if self._inbox else None)
         check_applied(endpoint.name, self.asked, reply)
@@ -95,25 +107,20 @@ class RemoteSession:
         return reply
 
     async def _watched(
-        self, endpoint: VerifierEndpoint, opening: Coroutine[Any, Any, pb.OpenSessionResponse], tokens: int
+        self, endpoint: VerifierEndpoint, opening: Coroutine[Any, Any, pb.OpenSessionResponse]
     ) -> tuple[pb.OpenSessionResponse, float]:
         sent = time.perf_counter()
-        stall = partial(self.waits.opening, tokens)
-        watching = self.watching(endpoint, "OpenSession", lambda: time.perf_counter() - sent, stall)
+        watching = self.watching(endpoint, "OpenSession", lambda: time.perf_counter() - sent, any_time=True)
         reply = await (answered(opening, self.waits.silence() / 2, watching) if watching else opening)
         return reply, time.perf_counter() - sent
 
     def watching(
-        self,
-        endpoint: VerifierEndpoint,
-        what: str,
-        quiet: Callable[[], float],
-        stall: Callable[[], float] | None = None,
+        self, endpoint: VerifierEndpoint, what: str, quiet: Callable[[], float], any_time: bool = False
     ) -> Callable[[], Awaitable[TandemError]] | None:
-        """Returns a watcher that gives up a hung `endpoint`; None without another. `stall` None: as for a round."""
+        """Returns a watcher that gives up a hung `endpoint`; None without another. `any_time`: a serving one never."""
         if self.client.is_only(endpoint):
             return None
-        return partial(watch, what, endpoint.health, quiet, self.waits.silence, stall or self.waits.round)
+        return partial(watch, what, endpoint.health, quiet, self.waits.silence, None if any_time else self.waits.round)
 
     def _opening(self, endpoint: VerifierEndpoint, prefix: Sequence[int]) -> pb.OpenSessionRequest:
         request = opening_to_wire(self.asked, prefix, self._prompt_length, self._inbox, self.client.expected)

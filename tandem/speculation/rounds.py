@@ -21,8 +21,7 @@ from tandem.speculation.loop import Rounds
 from tandem.speculation.types import Draft, SparseDistribution, SpeculationStats, Verdict
 
 MAX_IN_FLIGHT = 8
-# Stale rounds, each after a reopening, before a request fails: a verifier that lies is left after two and may return.
-ATTEMPTS = 6
+ATTEMPTS = 3  # stale rounds, each after a reopening, before the request fails
 
 
 class RoundsLost(Exception):

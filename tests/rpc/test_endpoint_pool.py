@@ -187,8 +187,11 @@ def test_a_verifier_that_is_full_answers() -> None:
     assert retry_budget(clock, deadline=clock.now + 0.1).full(0.2) == pytest.approx(0.1)
 
 
-def test_a_refused_server_is_not_the_next_one() -> None:
+def test_whoever_is_asked_or_refused_is_not_asked_besides() -> None:
     pool = EndpointPool(("a:1", "b:2", "c:3"), Clock())
-    assert (pool.after("b:2"), pool.after("c:3")) == ("c:3", "a:1")
+    assert pool.following("b:2") == "b:2"
+    assert pool.following("b:2", ["b:2"]) == "c:3"
+    assert pool.following("b:2", ["b:2", "c:3"]) == "a:1"
+    assert pool.following("b:2", ["a:1", "b:2", "c:3"]) is None
     pool.refuse("c:3", "its dtype")
-    assert pool.after("b:2") == "a:1"
+    assert pool.following("b:2", ["b:2"]) == "a:1"

@@ -23,7 +23,7 @@ class Clock:
         return self.now
 
 
-def watched(checks: list[Health], quiet: list[float], stall: float = 1e6) -> TandemError:
+def watched(checks: list[Health], quiet: list[float], stall: float | None = None) -> TandemError:
     """What a watch says: `quiet` are the seconds without an answer before and after each check; silence is 0.02."""
 
     async def check(seconds: float) -> Health:
@@ -31,7 +31,7 @@ def watched(checks: list[Health], quiet: list[float], stall: float = 1e6) -> Tan
         return checks.pop(0)
 
     async def test() -> TandemError:
-        watching = watch("a round", check, lambda: quiet.pop(0), lambda: 0.02, lambda: stall)
+        watching = watch("a round", check, lambda: quiet.pop(0), lambda: 0.02, (lambda: stall) if stall else None)
         return await asyncio.wait_for(watching, 10)
 
     return run(test())
@@ -51,6 +51,12 @@ def test_one_that_is_serving_may_take_as_long_as_a_stall() -> None:
     error = watched(left, [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7], stall=1.35)
     assert error.code == "DEADLINE_EXCEEDED" and "it says that it is serving" in error.message
     assert len(left) == 1  # three checks
+
+
+def test_without_a_stall_one_that_is_serving_is_waited_for_until_it_is_silent() -> None:
+    checks = [Health.SERVING] * 20 + [Health.SILENT]
+    assert watched(checks, [1e3] * 100).code == "DEADLINE_EXCEEDED"
+    assert not checks
 
 
 def test_an_answer_during_a_check_begins_anew() -> None:

@@ -173,17 +173,23 @@ def test_one_that_says_it_is_not_serving_is_left_however_long_it_may_take(pipeli
     run(test())
 
 
-def test_a_long_prefill_is_no_hang() -> None:
+def test_a_long_prefill_is_no_hang(caplog: pytest.LogCaptureFixture) -> None:
+    """Both take long: the first is waited for, and has not failed."""
+
     async def test() -> None:
-        async with first_hangs(deadlines=Deadlines(silence=2.0, stall=3600)) as (first, second, _, loop, _client):
+        async with first_hangs() as (first, second, (one, two), loop, client):
             first.hang(silent=False)
+            second.hang(silent=False)
             asking = asyncio.create_task(answer(loop.generate, REQUEST))
-            await until(lambda: first.calls["Check"] >= 1, 30.0)
+            await until(lambda: second.calls["OpenSession"] == 1 and first.calls["Check"] >= 1, 30.0)
             first.going.set()
             assert (await asking).token_ids == TRUTH
-            assert (first.calls["OpenSession"], second.calls["OpenSession"]) == (1, 0)
+            assert (first.calls["OpenSession"], second.calls["OpenSession"], second.rounds) == (1, 1, 0)
+            assert client.address == client.pool.addresses[0] and not client.endpoints[client.address].suspect
+            assert one.free == two.free == 4
 
     run(test())
+    assert " failed (" not in caplog.text
 
 
 def test_what_the_one_that_was_left_holds_is_given_back() -> None:
