@@ -16,18 +16,6 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}\n")
 
 
-def add_request_flags(parser: Parser) -> None:
-    """Adds the flags of benchmarks on the built-in workloads."""
-    parser.flag("--prompts-per-workload", type=int, default=2, metavar="N")
-    parser.flag("--runs", type=int, default=1, metavar="N")
-    parser.flag("--max-new-tokens", type=int, default=64, metavar="N")
-    parser.flag("--temperature", type=float, default=0.0)
-    parser.flag("--seed", type=int, default=0)
-    parser.flag("--backend", default="torch")
-    parser.flag("--dtype", default="auto")
-    parser.flag("--draft", default="auto")
-
-
 def positive(text: str) -> int:
     """Parses an integer of at least 1."""
     value = int(text)

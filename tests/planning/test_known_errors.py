@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tandem.cli import main
-from tandem.workshops.planning.known_errors import LINE_BYTES, errors_in, known_errors, read_log
+from tandem.workshops.planning.known_errors import LINE_BYTES, errors_in, known_errors, read_log, table_lines
 
 MESSAGES = {
     "compiler-killed": [
@@ -104,6 +104,11 @@ def test_every_sign_is_seen_in_a_message_or_is_a_code_of_the_same_page() -> None
     }
     assert {sign for error in known_errors() for sign in error.signs} - seen == alike
     assert all(sign == sign.lower() for error in known_errors() for sign in error.signs)
+
+
+def test_the_page_shows_every_row_as_the_table_has_it() -> None:
+    page = (Path(__file__).parents[2] / "docs/errors.md").read_text(encoding="utf-8")
+    assert page.endswith("\n".join(table_lines()) + "\n"), "write the table anew: print(*table_lines(), sep='\\n')"
 
 
 def test_a_log_is_read_line_by_line_and_each_error_is_told_once(

@@ -77,7 +77,7 @@ def test_language_models_find_every_page_as_markdown(pages: dict[Path, Page]) ->
     whole = (SITE / "llms-full.txt").read_text(encoding="utf-8")
     assert all(f"<!-- {address} -->" in whole for address in listed)
     source = (REPOSITORY / "docs" / "sessions.md").read_text(encoding="utf-8")
-    assert source.partition("\n")[0] in whole and "](benchmarks.md)" in (SITE / "sessions.md").read_text("utf-8")
+    assert source.partition("\n")[0] in whole and "](security.md#" in (SITE / "sessions.md").read_text("utf-8")
 
 
 def test_githubs_workflows_have_githubs_schema() -> None:

@@ -14,11 +14,6 @@ class Architecture:
     service: str  # whose Generate clients call
     split: bool = False  # draft and target run apart, and bytes are counted between them
 
-    @property
-    def drafts_for_client(self) -> bool:
-        """Whether each client may have a draft worker of its own."""
-        return self.service == "DraftWorker"
-
 
 AUTOREGRESSIVE = Architecture("autoregressive", "TargetVerifier")
 DISTRIBUTED = Architecture("distributed", "DraftWorker", split=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 DISTRIBUTIONS: tuple[str, ...] = (  # metrics of a request
     "ttft_s",
@@ -41,9 +41,6 @@ class MetricDistribution:
     min: float | None = None
     max: float | None = None
     stddev: float | None = None
-
-
-STATISTICS: tuple[str, ...] = tuple(field.name for field in fields(MetricDistribution))
 
 
 def distribution(values: Iterable[float | None]) -> MetricDistribution:

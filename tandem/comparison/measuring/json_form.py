@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeVar, Union
 
 T = TypeVar("T")
-INLINE: Mapping[str, str | None] = {"json": ""}  # field metadata: its keys lie in the object around it
 HIDDEN: Mapping[str, str | None] = {"json": None}  # field metadata: not written
 
 
@@ -39,8 +38,7 @@ def encoded(value: Any) -> Any:
     for field in dataclasses.fields(value):
         key = field.metadata.get("json", field.name)
         if key is not None:
-            one = encoded(getattr(value, field.name))
-            found.update(one if key == "" else {key: one})
+            found[key] = encoded(getattr(value, field.name))
     return found
 
 
