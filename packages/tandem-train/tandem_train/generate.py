@@ -1,6 +1,6 @@
 """Generates training data: the target's continuations of prompts, with its distribution at every token.
 
-python -m tandem_train.generate --output DIR [--target_model T] [--tokens 2000000]
+    python -m tandem_train.generate --output DIR [--target_model T] [--tokens 2000000]
 
 An interrupted run continues after its last whole shard. More data makes a better draft.
 """

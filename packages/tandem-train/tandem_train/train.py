@@ -1,6 +1,6 @@
 """Trains a draft on `generate`'s data, and writes a Hugging Face folder.
 
-python -m tandem_train.train --data DIR --output DRAFT [--epochs 4]
+    python -m tandem_train.train --data DIR --output DRAFT [--epochs 4]
 
 An interrupted run, started again with the same arguments, resumes from its last saved step.
 """

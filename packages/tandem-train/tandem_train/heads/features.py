@@ -1,6 +1,6 @@
 """Generates the target's hidden states for the tokens of `tandem_train.generate`.
 
-python -m tandem_train.heads.features --data DIR [--target_model T]
+    python -m tandem_train.heads.features --data DIR [--target_model T]
 
 An interrupted run continues after its last whole shard. Features take 6 bytes per token and unit of the hidden size:
 3.5 kB a token for the embedded target, several GB for 700,000 tokens and their prompts.

@@ -1,6 +1,6 @@
 """Trains an EAGLE-3 head on tokens and features, for Tandem, vLLM and SGLang.
 
-python -m tandem_train.heads.train --data DIR --output HEAD [--held-out-kinds code,prose]
+    python -m tandem_train.heads.train --data DIR --output HEAD [--held-out-kinds code,prose]
 
 An interrupted run, started again with the same arguments, resumes from its last saved step.
 """
