@@ -49,7 +49,6 @@ def _settings(path: Path) -> dict[str, object]:
 
 
 def _words(name: str, kind: str, value: object, path: Path) -> list[str]:
-    """The arguments of one flag."""
     given = value if isinstance(value, list) else [value]
     values = [each for each in given if isinstance(each, str)]
     if len(values) < len(given):

@@ -124,7 +124,6 @@ def _missing(error: ModuleNotFoundError) -> str | None:
 
 
 def _rank() -> int:
-    """This process's rank in a tensor-parallel target."""
     return int(os.environ.get("RANK", "0")) if "WORLD_SIZE" in os.environ else 0
 
 

@@ -154,7 +154,6 @@ class OptionParser(argparse.ArgumentParser, Generic[Parsed]):
         return self._parsed(argv=argv, given=frozenset(found) - {"role"}, **values)
 
     def _meant(self, unknown: Sequence[str]) -> str:
-        """Suggests a flag for the first unknown one."""
         shown = (action.option_strings for action in self._actions if action.help is not argparse.SUPPRESS)
         wrong = next((word.partition("=")[0] for word in unknown if word.startswith("--")), "")
         return meant(wrong, (each for spellings in shown for each in spellings))

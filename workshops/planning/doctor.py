@@ -70,7 +70,6 @@ def _no_cuda(host: Host) -> str | None:
 
 
 def _steps(host: Host, neuron: Neuron, devices: dict[str, str | None], native: str) -> Iterator[str]:
-    """Next steps, the accelerator's first."""
     found = neuron.devices
     if neuron.placeholders:
         names = " ".join(package.name for package in neuron.placeholders)

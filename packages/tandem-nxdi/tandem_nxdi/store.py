@@ -77,7 +77,6 @@ def fetch(store: Path, made_from: Mapping[str, Any], into: Path) -> bool:
 
 
 def _manifest(kept: Path, made_from: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The manifest of a complete set of these sources."""
     try:
         read = json.loads((kept / NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -212,7 +212,6 @@ async def _pair(config: AcceptConfig) -> AsyncIterator[tuple[Batcher, Loaded, Lo
 
 
 async def _continuations(config: AcceptConfig, target: Loaded, show: Show) -> list[Continuation]:
-    """The target's continuations by plain decoding."""
     generator = plain_generator(target)
     continuations: list[Continuation] = []
     for number, prompt in enumerate(config.prompts, 1):
@@ -233,7 +232,6 @@ async def _continuations(config: AcceptConfig, target: Loaded, show: Show) -> li
 
 
 def _drafters(model: MemoizedDrafter | None) -> dict[str, Callable[[], Drafter]]:
-    """Makers of the pair's drafters, by kind."""
     if model is None:
         return {"ngram": NgramDrafter}
     return {

@@ -127,7 +127,6 @@ class BatchSampler:
         return row
 
     def _prefill(self, groups: list[list[int]]) -> Iterator[SampledContinuation]:
-        """Processes the prompts of each group of slots."""
         slots = [group[0] for group in groups]
         prompts = [self._row(slot).ask.prompt for slot in slots]
         width = -(-max(len(p) for p in prompts) // _BUCKET) * _BUCKET

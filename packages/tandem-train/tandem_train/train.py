@@ -61,7 +61,6 @@ def most_frequent(counts: torch.Tensor, most: int) -> torch.Tensor:
 
 
 def _begin(config: TrainConfig, source: dict[str, Any], revision: str) -> tuple[TrainingData, Any]:
-    """The data, and the untrained student."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if config.start:
