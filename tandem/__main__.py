@@ -1,4 +1,4 @@
-"""Runs the console command: `python -m tandem ROLE`."""
+"""`python -m tandem ROLE`."""
 
 import sys
 

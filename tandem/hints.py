@@ -1,4 +1,4 @@
-"""Suggests the name that a misspelt one may stand for."""
+"""Suggests the right spelling of a name."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterable
 
 LIKE = 0.7
-"""The least similarity of a suggested name, as difflib measures it."""
+"""Least similarity (difflib)."""
 _NOT_ONE_OF = re.compile(r"'([^']*)' is not one of:? ([\w.-]+(?:, [\w.-]+)*)")
 
 
 def meant(name: str, names: Iterable[str]) -> str:
-    """Returns "; did you mean X?", with what `names` has that is like the name or begins with it; "" if nothing is."""
+    """Returns "; did you mean X?" for the names that resemble `name` or begin with it; else ""."""
     known: dict[str, str] = {}
     for each in names:
         known.setdefault(_plain(each), each)
@@ -27,6 +27,6 @@ def _plain(name: str) -> str:
 
 
 def hinted(message: str) -> str:
-    """Returns a refusal that names the values there are, with the one that may have been meant; others as they are."""
+    """Adds a suggestion to a refusal that lists the valid values; returns other messages unchanged."""
     refused = _NOT_ONE_OF.search(message)
     return message + meant(refused[1], refused[2].split(", ")) if refused else message

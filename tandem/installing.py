@@ -1,4 +1,4 @@
-"""Says by which command what is missing is installed: it depends on how Tandem was."""
+"""Commands that install missing libraries, by how Tandem was installed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _PACKAGES = {"tandem_nxdi": "tandem-nxdi", "tandem_train": "tandem-train"}
 
 
 def missing_package(module: str | None) -> str | None:
-    """What to install for a module of a distribution of its own (packages/); None for other modules."""
+    """The distribution (packages/) of a module; None for other modules."""
     name = _PACKAGES.get((module or "").partition(".")[0])
     return name and f"{name} is not installed: pip install {name} (in a checkout: pip install ./packages/{name})"
 
 
 def install_command(extra: str) -> str:
-    """The command that adds the libraries of an extra to where Tandem is installed, or to a checkout's environment."""
+    """The command that adds an extra to this installation, or to a checkout's environment."""
     try:
         source = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
     except metadata.PackageNotFoundError:
@@ -40,7 +40,7 @@ def _from_index(extra: str) -> str:
 
 
 def _from_url(source: dict[str, Any], extra: str) -> str:
-    """The command for what PEP 610 records of an installation from a folder, a file or a repository."""
+    """The command for a folder, file or repository that PEP 610 records."""
     url, wanted = source["url"], f"{DISTRIBUTION}[{extra}]"
     if "vcs_info" in source:
         system, commit = source["vcs_info"]["vcs"], source["vcs_info"]["commit_id"]

@@ -1,4 +1,4 @@
-"""Starts a role in another process, with the same interpreter and the same copy of this package."""
+"""Starts a role in another process with the same interpreter and package."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import sys
 from pathlib import Path
 
 LAUNCH = (sys.executable, "-m", "tandem")
-"""The command that starts a role; append its arguments, and run it with `environment()`."""
+"""Append the role's arguments; run with `environment()`."""
 _ROOT = Path(__file__).resolve().parents[1]
 
 
 def environment() -> dict[str, str]:
-    """Returns this process's environment, with the package importable even from a checkout that is not installed."""
+    """This process's environment, with the package importable from a checkout."""
     path = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
 
 
 def checkout() -> Path | None:
-    """Returns the folder of the checkout that this package runs from; None if it was installed among others."""
+    """The checkout that this package runs from; None if it is installed."""
     return _ROOT if (_ROOT / "pyproject.toml").is_file() else None

@@ -1,4 +1,4 @@
-"""Finds free ports for programs that cannot listen on port 0 and say which one they got."""
+"""Free ports for programs that cannot report the port they got from 0."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import random
 import socket
 
 LISTENING = range(10_240, 32_768)
-"""Systems take the ports of connections from above these, so nothing takes one before the program listens on it."""
+"""Below the ports of outgoing connections, so none is taken before the program listens."""
 _TRIES = 100
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Returns a port of LISTENING that nobody listens on. Raises OSError if none is found."""
+    """A free port of LISTENING. Raises OSError if all are taken."""
     for port in random.sample(LISTENING, _TRIES):
         try:
             check_free(host, port)
@@ -22,5 +22,5 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def check_free(host: str, port: int) -> None:
-    """Raises OSError if `port` cannot be listened on."""
+    """Raises OSError if `port` is taken."""
     socket.create_server((host, port)).close()

@@ -1,7 +1,4 @@
-"""What uses the core and is used by none of it: training, planning, Ray Serve, NxD Inference.
-
-Imported as `tandem.workshops`.
-"""
+"""Tools on top of the core, imported as `tandem.workshops`: planning and Ray Serve."""
 
 if __name__ != "tandem.workshops":
     raise ImportError("this package is imported as tandem.workshops")

@@ -1,4 +1,4 @@
-"""Tags the wheel: any Python 3, and the platform that the libraries were compiled for (packages/build.py names it)."""
+"""Tags the wheel: any Python 3, and the libraries' platform (from packages/build.py)."""
 
 import os
 

@@ -1,1 +1,1 @@
-"""The command line: flags, configuration, roles."""
+"""Flags, configuration and roles of the command line."""

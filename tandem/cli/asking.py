@@ -1,4 +1,4 @@
-"""Builds what a role asks for its own prompts, and of whom, from the options; starts clients and local models."""
+"""Builds requests, addresses, clients and local models for a role's own prompts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,6 @@ def _alone(args: Options, model: str | None, name: str) -> Run:
 
 
 def client_config(args: Options) -> ClientConfig:
-    """Builds a client's prompts, request and addresses."""
     prompts = (*args.prompt, *_file_prompts(args.prompt_text))
     chat = None if args.messages is None else read_chat(args.messages)
     if chat is not None and prompts:
@@ -93,12 +92,12 @@ def client_config(args: Options) -> ClientConfig:
 
 
 def sampling(args: Options) -> SamplingParams:
-    """Returns the sampling that the options give, with defaults for the rest. Raises ValueError."""
+    """The sampling options, with defaults for the rest. Raises ValueError."""
     return built(SamplingParams, args, logit_bias=biases(args.logit_bias), structure=structure(args))
 
 
 def biases(text: str | None) -> tuple[tuple[int, float], ...]:
-    """The (token id, bias) pairs of a list such as `50256:-100,11:2.5`, by id. Raises ValueError."""
+    """(token id, bias) pairs of a list such as `50256:-100,11:2.5`, by id. Raises ValueError."""
     pairs = [part.partition(":") for part in split_list(text)]
     try:
         return tuple(sorted((int(token), float(bias)) for token, _, bias in pairs))
@@ -107,7 +106,7 @@ def biases(text: str | None) -> tuple[tuple[int, float], ...]:
 
 
 def structure(args: Options) -> Structure | None:
-    """Returns what --json_schema or --regex asks of the output. Raises ValueError."""
+    """The structure of --json_schema or --regex. Raises ValueError."""
     if args.json_schema is None:
         return None if args.regex is None else Structure(StructureKind.REGEX, args.regex)
     try:

@@ -1,4 +1,4 @@
-"""Parses the roles' command line. Refuses a flag that would have no effect, and says which roles take it."""
+"""Parses the roles' command line; refuses flags without effect and names the roles that take them."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from tandem.speculation.types import SAMPLING_FIELDS
 
 
 class RoleParser(OptionParser[Options]):
-    """Builds the parser; `roles` and `commands` map each name to its help text.
+    """`roles` and `commands` map names to help texts.
 
-    After --role, --help shows only the flags that the role takes; without, it shows the roles.
+    --help shows the flags of --role; without a role, the roles.
     """
 
     def __init__(self, roles: Mapping[str, str], program: str, commands: Mapping[str, str]) -> None:
@@ -54,7 +54,7 @@ class RoleParser(OptionParser[Options]):
         self.add_argument("--version", action="version", version=f"tandem {tandem.__version__}")
 
     def parse_args(self, args: Sequence[str] | None = None) -> Options:  # type: ignore[override]
-        """Parses `args`. Raises ValueError for a flag that the role, or its backend, would not use."""
+        """Raises ValueError for a flag that the role or its backend does not use."""
         argv = _served(with_config(sys.argv[1:] if args is None else args, FLAGS))
         role = _role_in(argv)
         if role is not None and role not in self._roles:
@@ -72,7 +72,7 @@ class RoleParser(OptionParser[Options]):
 
 
 def _served(argv: Sequence[str]) -> tuple[str, ...]:
-    """Returns the arguments with the flags that `--role serve` stands for in its place, before all others."""
+    """Replaces `--role serve` by SERVE_FLAGS, before all other flags."""
     for i, pair in enumerate(itertools.pairwise(argv)):
         if pair == ("--role", SERVE):
             return (*SERVE_FLAGS, *argv[:i], *argv[i + 2 :])
@@ -90,7 +90,7 @@ def _role_in(argv: Sequence[str]) -> str | None:
 
 
 class Need(NamedTuple):
-    """Flags that have an effect on `roles` only if `met` is true; `why` is the error message if it is not."""
+    """`flags` have an effect on `roles` only if `met`; `why` is the error message."""
 
     flags: tuple[str, ...]
     roles: tuple[str, ...]
@@ -148,7 +148,7 @@ NEEDS = (
 
 
 def refuse(args: Options) -> None:
-    """Raises ValueError for the first of the given flags that would have no effect."""
+    """Raises ValueError for the first given flag without effect."""
     for name, flag in FLAGS.items():
         if name not in args.given:
             continue
@@ -173,5 +173,5 @@ def _refuse_backend(flag: Flag, role: str, backend: str) -> None:
 
 
 def _wants_port(hosts: str) -> bool:
-    """Returns whether one of the hosts has no port, or has a scheme, which is refused later."""
+    """Whether a host has no port, or has a scheme, which is refused later."""
     return any("://" in host or not has_port(host) for host in map(str.strip, hosts.split(",")))

@@ -1,7 +1,6 @@
-"""Compares plain, distributed, fused and remote-draft decoding on the same prompts: `tandem compare`.
+"""`tandem compare`: measures plain, distributed, fused and remote-draft decoding on the same prompts.
 
-Starts real server processes, or connects to running ones, and measures at the client. Appends each measurement to
-records.jsonl as it comes, and publishes the run.
+Starts server processes or connects to running ones, appends each measurement to records.jsonl, and publishes the run.
 Imports nothing heavy before the options are checked.
 """
 
@@ -28,7 +27,7 @@ STARTING = tuple(name for name, flag in COMPARE_FLAGS.items() if flag.group == S
 
 
 def refuse_unused_flags(options: CompareOptions) -> None:
-    """Raises ValueError for a flag that has no effect in combination with the others."""
+    """Raises ValueError for a flag that others make ineffective."""
     if options.render:
         for name in sorted(options.given - {"render"}):
             raise ValueError(f"{_flag(name)}: --render measures nothing, and takes no other flag")
@@ -56,7 +55,7 @@ def refuse_unused_flags(options: CompareOptions) -> None:
 
 
 def started_here(options: CompareOptions) -> set[str]:
-    """Returns the architectures whose servers are started here."""
+    """The architectures whose servers start on this host."""
     return set(split_list(options.architectures)) - set(parse_connect(options.connect))
 
 
@@ -65,7 +64,7 @@ def _flag(name: str) -> str:
 
 
 def build_config(options: CompareOptions) -> ComparisonConfig:
-    """Builds the comparison's configuration. Raises ValueError with a message of one line."""
+    """Raises ValueError, one line."""
     temperatures = numbers("temperature", options.temperature, float) or (0.0,)
     return built(
         ComparisonConfig,
@@ -92,7 +91,7 @@ def build_config(options: CompareOptions) -> ComparisonConfig:
 
 
 def choose_prompts(options: CompareOptions) -> tuple[Prompt, ...]:
-    """Returns the prompts that the flags choose. Raises ValueError."""
+    """The prompts of the flags. Raises ValueError."""
     given = options.prompt_file is not None or options.prompt
     if options.prompt_file is not None and options.prompt:
         raise ValueError("prompt: give either --prompt or --prompt-file")
@@ -110,7 +109,7 @@ def choose_prompts(options: CompareOptions) -> tuple[Prompt, ...]:
 
 
 def render_again(path: Path) -> int:
-    """Writes the page of an earlier comparison again."""
+    """Writes an earlier comparison's page again."""
     from tandem.comparison.analysis.comparison import read_comparison
     from tandem.comparison.report.publish import write_page
 
@@ -119,7 +118,7 @@ def render_again(path: Path) -> int:
 
 
 def report_again(path: Path, options: CompareOptions) -> int:
-    """Analyses and reports a run's records again; the run may have been cut short."""
+    """Analyses and reports the records of a run, complete or not."""
     from tandem.comparison.measuring.record_log import read_records
     from tandem.comparison.report.publish import publish
 

@@ -1,4 +1,4 @@
-"""The options of `tandem compare`. Those without a default have that of ComparisonConfig's field of the same name."""
+"""The options of `tandem compare`. An option without a default has that of ComparisonConfig's field."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tandem.comparison.measuring.config import CLIENTS, ONE_LENGTH, ComparisonCo
 from tandem.comparison.measuring.workloads import BUILT_IN, ON_REQUEST
 
 PROMPTS_PER_WORKLOAD = 4
-"""Keeps the default comparison within a few minutes on two cores."""
+"""Keeps the default comparison within minutes on two cores."""
 
 
 STARTED = "servers that are started here"
 
 
 def same(name: str, text: str | None = None, backends: tuple[str, ...] | None = None, group: str = "") -> Any:
-    """The roles' option of this name, by default with its help and for its backends."""
+    """The roles' option of this name; help and backends are the role's unless given."""
     row = FLAGS[name]
     shown = row.options.get("metavar")
     return option(text or row.text, backends=backends or row.backends, metavar=shown, group=group)
@@ -30,7 +30,7 @@ def same(name: str, text: str | None = None, backends: tuple[str, ...] | None = 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class CompareOptions:
-    """The parsed options of a comparison. `given`: the names of those that the command line has."""
+    """`given`: names of the options on the command line."""
 
     prompt_file: Path | None = same("prompt_text", group="prompts")
     prompt: tuple[str, ...] = same("prompt")
@@ -161,7 +161,7 @@ COMPARE_FLAGS = flags_of(CompareOptions, ComparisonConfig)
 
 
 def build_parser(program: str = "compare_architectures.py") -> OptionParser[CompareOptions]:
-    """Builds the parser; `program` is the name that help and errors show."""
+    """`program`: the name in help and errors."""
     return OptionParser(
         CompareOptions,
         COMPARE_FLAGS,

@@ -1,4 +1,4 @@
-"""Builds the placement of a comparison's servers on this host from `tandem compare`'s flags."""
+"""Places a comparison's servers on this host by `tandem compare`'s flags."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPLIT = {architecture.name for architecture in COMPARED.values() if architecture
 
 
 def refuse_flags_of_other_backends(options: CompareOptions) -> None:
-    """Raises ValueError for a flag that the servers of this backend do not take."""
+    """Raises ValueError for a flag of another backend."""
     for name, row in COMPARE_FLAGS.items():
         if name in options.given and options.backend not in row.backends:
             flag = name.replace("_", "-")
@@ -30,9 +30,9 @@ def refuse_flags_of_other_backends(options: CompareOptions) -> None:
 
 
 def placement_of(options: CompareOptions, started: Collection[str]) -> HostPlacement | None:
-    """Returns where servers run; None: wherever the system lets them. `started`: the architectures started here.
+    """The cores of the servers of `started`; None: the system's choice. Raises ValueError.
 
-    Neuron cores are always placed, because a process takes all cores that nobody names. Raises ValueError.
+    Neuron cores are always placed, because a process takes all cores unless some are named.
     """
     if not started:
         return None

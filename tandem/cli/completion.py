@@ -1,4 +1,4 @@
-"""Writes what completes `tandem` in bash and zsh, from the declarations of roles and flags."""
+"""Shell completion of `tandem` for bash and zsh, by the declared roles and flags."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SHELLS = ("bash", "zsh")
 
 
 def script(shell: str) -> str:
-    """Returns the script of a shell. Raises ValueError if there is none for it."""
+    """A shell's script. Raises ValueError for an unknown shell."""
     if shell not in SHELLS:
         raise ValueError(f"completion: {shell!r} is not one of {', '.join(SHELLS)}")
     found: dict[str, Mapping[str, Flag]] = {name: _flags(name) for name in ROLES}
@@ -64,5 +64,5 @@ def _spelled(name: str, flags: Mapping[str, Flag]) -> list[str]:
 
 
 def _values(flag: Flag) -> tuple[str, ...]:
-    """Returns the words among which a value is chosen, as its metavar has them; none for others."""
+    """The words of a choice, from its metavar; empty for other flags."""
     return tuple(filter(_VALUE.fullmatch, (flag.metavar or "").split("|")))

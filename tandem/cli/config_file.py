@@ -1,4 +1,4 @@
-"""Reads flags from a YAML file: --config FILE. What stands on the command line comes before what is in the file."""
+"""--config FILE: flags in YAML. The command line takes precedence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ YES, NO = ("true", "yes", "on"), ("false", "no", "off")
 
 
 def with_config(argv: Sequence[str], flags: Mapping[str, Flag]) -> tuple[str, ...]:
-    """Returns the arguments with those of the file of --config before them. Raises ValueError."""
+    """Puts the flags of --config before the other arguments. Raises ValueError."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     first.add_argument("--config", type=Path)
     try:
@@ -49,7 +49,6 @@ def _settings(path: Path) -> dict[str, object]:
 
 
 def _words(name: str, kind: str, value: object, path: Path) -> list[str]:
-    """Returns the arguments of one flag."""
     given = value if isinstance(value, list) else [value]
     values = [each for each in given if isinstance(each, str)]
     if len(values) < len(given):

@@ -1,4 +1,4 @@
-"""Builds the configuration of servers from the options, and starts them."""
+"""Configures and starts servers by the options."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ from tandem.speculation.sampling import SAMPLING_FIELDS, member_named
 
 
 def serve(args: Options) -> Coroutine[Any, Any, int]:
-    """Runs a server role."""
     model = args.target_model or args.model
     if args.role == "target":
         model = args.model or args.target_model
@@ -41,7 +40,6 @@ def serve(args: Options) -> Coroutine[Any, Any, int]:
 
 
 def role_config(args: Options, model: str | None) -> RoleConfig:
-    """Builds the whole configuration of a server."""
     startup = Startup(STARTED)
     startup.add("importing", startup.total())
     prefill = args.prefill and PrefillConfig(args.prefill, args.prefill_min_tokens, args.prefill_timeout_s)
@@ -74,18 +72,18 @@ def role_config(args: Options, model: str | None) -> RoleConfig:
 
 
 def own_length(args: Options) -> bool:
-    """Returns whether sequences are as long as the models and memory allow."""
+    """Whether sequences are as long as models and memory allow."""
     return args.backend == "torch" and args.sequence_length is None and args.kv_cache_mb is None
 
 
 def request_defaults(args: Options) -> RequestDefaults:
-    """Returns what the operator gives for requests that leave it out. Raises ValueError."""
+    """The operator's defaults of requests. Raises ValueError."""
     given = {name: f"--{name}" for name in (*SAMPLING_FIELDS, "max_new_tokens") if name in args.given}
     return RequestDefaults(sampling(args), args.max_new_tokens, given)
 
 
 def http_address(args: Options) -> HttpAddress | None:
-    """Returns where a server listens for OpenAI clients, or None. Raises ValueError."""
+    """The address of the OpenAI door; None without one. Raises ValueError."""
     if args.http_port is None:
         return None
     allowed = split_list(args.allowed_hosts)
@@ -93,14 +91,14 @@ def http_address(args: Options) -> HttpAddress | None:
 
 
 def draft_address(given: str | None) -> str | None:
-    """Checks HOST:PORT. There is no default port."""
+    """Checks HOST:PORT. No default port."""
     if given is not None and len(parse_addresses(given, "draft_host")) > 1:
         raise ValueError(f"draft_host: {given!r} names several; a target asks one DraftWorker")
     return given
 
 
 def server_security(args: Options) -> Security:
-    """Builds a server's TLS, tokens and limits."""
+    """A server's TLS, tokens and limits."""
     most = args.max_message_bytes
     if most is None:  # the sequence length may be from a file
         most = (

@@ -53,7 +53,7 @@ _CALLING = {"nxdi": (*ASKING, *SESSIONS)}  # a fused_target calls PrefillWorkers
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Options(ToolOptions):
-    """The parsed options of a role. `argv`: the arguments that were parsed; `given`: the names of those options."""
+    """`argv`: the parsed arguments; `given`: names of the options in them."""
 
     model: str | None = option(
         "model folder, .gguf file or hub id of the role's own model",
@@ -359,12 +359,12 @@ class Options(ToolOptions):
 
     @property
     def length(self) -> int:
-        """Tokens per sequence of the models that the role loads."""
+        """Tokens per sequence of the role's models."""
         return self.sequence_length or 512
 
     @property
     def most_drafts(self) -> int:
-        """The most draft tokens that a round may have. Raises ValueError."""
+        """Most draft tokens in a round. Raises ValueError."""
         k, most = auto_or_count("speculation_length", self.speculation_length), self.max_speculation_length
         if most is None:
             return 5 if k is None else k
@@ -373,7 +373,7 @@ class Options(ToolOptions):
         return most
 
     def with_own_draft(self) -> Options:
-        """A draft role's --model is its draft model. With n-gram lookup it is the target, whose tokenizer is used."""
+        """A draft role's --model is its draft model; with n-gram lookup, the target, whose tokenizer it uses."""
         if self.draft_model or self.draft == "ngram" or self.role not in APART:
             return self
         return replace(self, draft_model=self.model)

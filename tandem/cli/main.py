@@ -26,21 +26,21 @@ EXTRAS = {
     "mtls": ("cryptography",),
     "ray": ("ray",),
 }
-"""The extra that installs a library."""
+"""Libraries by extra."""
 
 
 def parser(program: str = "main.py") -> RoleParser:
-    """Builds the parser of roles and their flags; `program` is the name that help and errors show."""
+    """`program`: the name in help and errors."""
     return RoleParser({name: role.help for name, role in ROLES.items()}, program, COMMANDS)
 
 
 def console() -> int:
-    """Runs the console command `tandem`."""
+    """The console command `tandem`."""
     return main(program="tandem")
 
 
 def main(argv: Sequence[str] | None = None, program: str = "main.py") -> int:
-    """Runs a role. Exit codes: 0 done, 1 failed, 2 cannot start (one line on stderr says why)."""
+    """Runs a role. Exit codes: 0 done, 1 failed, 2 cannot start (one line on stderr)."""
     debug = False
     arguments = with_role(sys.argv[1:] if argv is None else argv)
     if arguments[:2] == ["--role", COMPARE]:
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None, program: str = "main.py") -> int:
 
 
 def _require_libraries() -> None:
-    """Raises ValueError if gRPC or protobuf has a version with which the stubs cannot be imported."""
+    """Raises ValueError if gRPC or protobuf is too old or too new for the stubs."""
     from tandem.host.clashes import own_clashes, refusal
 
     if clash := refusal(own_clashes()):
@@ -83,9 +83,8 @@ def _require_libraries() -> None:
 
 
 def with_role(argv: Sequence[str]) -> list[str]:
-    """Returns `target ...` as `--role target ...`, and `serve MODEL ...` as `--role serve --model MODEL ...`.
-
-    Likewise what stands after `check` is its --receipt.
+    """Returns `target ...` as `--role target ...`, `serve MODEL ...` as `--role serve --model MODEL ...`,
+    and `check RECEIPT ...` with --receipt.
     """
     words = ["--role", *argv] if argv and not argv[0].startswith("-") else list(argv)
     flag = {SERVE: "--model", "check": "--receipt"}.get(words[1]) if words[:1] == ["--role"] and words[1:] else None
@@ -116,7 +115,7 @@ def _compare(argv: list[str], program: str) -> int:
 
 
 def _missing(error: ModuleNotFoundError) -> str | None:
-    """Says what to install for a library that is missing; None if no extra has it."""
+    """The install hint for a missing library; None if no extra has it."""
     if package := missing_package(error.name):
         return package
     library = (error.name or "").partition(".")[0]
@@ -125,7 +124,6 @@ def _missing(error: ModuleNotFoundError) -> str | None:
 
 
 def _rank() -> int:
-    """This process's rank among those that share a target."""
     return int(os.environ.get("RANK", "0")) if "WORLD_SIZE" in os.environ else 0
 
 

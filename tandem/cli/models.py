@@ -1,4 +1,4 @@
-"""Builds the configuration of the models that a role loads from the options."""
+"""Configures a role's models by the options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tandem.speculation.sampling import member_named
 
 
 def model_config(args: Options, model: str | None) -> ModelConfig:
-    """Builds the configuration of a role's models: where they run and in which shape."""
+    """Where the models run, and in which shape."""
     nxdi = args.backend == "nxdi"  # it shards models among cores itself
     rows, drafts = numbers("batch_buckets", args.batch_buckets, int), numbers("draft_buckets", args.draft_buckets, int)
     return ModelConfig(
@@ -50,7 +50,7 @@ def model_config(args: Options, model: str | None) -> ModelConfig:
 
 
 def layers_handed_out(given: str) -> tuple[int, ...] | None:
-    """Returns after how many layers a target hands out features: None: it does not, empty: the usual ones."""
+    """The layers after which a target emits features. None: no features; empty: the default layers."""
     if given == "off":
         return None
     try:
@@ -63,7 +63,7 @@ def layers_handed_out(given: str) -> tuple[int, ...] | None:
 
 
 def nxdi_settings(args: Options) -> BackendSettings:
-    """Builds the settings that only --backend nxdi has. Raises ValueError."""
+    """Settings of --backend nxdi. Raises ValueError."""
     backend_named("nxdi")  # or says what is missing
     from tandem_nxdi.settings import NxdiSettings, read_neuron_config
 
@@ -77,5 +77,5 @@ def nxdi_settings(args: Options) -> BackendSettings:
 
 
 def command(args: Options) -> tuple[str, ...]:
-    """Returns the command that starts this role again, in another process."""
+    """The command that starts this role in another process."""
     return (*LAUNCH, *args.argv)

@@ -1,4 +1,4 @@
-"""An option is declared once, as a field of a dataclass, whose type, default and metadata make flag and help."""
+"""Declares an option once, as a dataclass field: type, default and metadata make flag and help."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ Config = TypeVar("Config")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flag:
-    """What a dataclass declares of an option; `kind` is the annotation, `also` another name, `group` a title of --help.
+    """A declared option. `kind`: the annotation. `also`: another name. `group`: a title of --help.
 
-    `roles` take the flag; those that load models, with one of `backends` alone. `only` narrows a backend's roles.
+    `roles` take the flag; roles that load models, only with one of `backends`. `only` narrows a backend's roles.
     """
 
     name: str
@@ -50,12 +50,12 @@ class Flag:
     group: str
 
     def takers(self, backend: str) -> tuple[str, ...]:
-        """Returns the roles that take the flag with a backend."""
+        """The roles that take the flag with a backend."""
         return self.only.get(backend, self.roles) if backend in self.backends else ()
 
     @property
     def help(self) -> str:
-        """The text, with the one backend that has it, and with the default unless there is none or the text says it."""
+        """The text, after its only backend; with the default, unless the text has one."""
         backends = [name for name in self.backends if name != "toy"]
         text = f"{backends[0]}: {self.text}" if len(backends) == 1 else self.text
         told = self.default is None or self.default is False or self.default in ("", ()) or "default" in self.text
@@ -64,7 +64,7 @@ class Flag:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The arguments of argparse's add_argument."""
+        """Arguments of argparse's add_argument."""
         if self.kind == "bool":
             return {"action": "store_true", "help": self.help}
         kind = self.kind.partition(" ")[0]
@@ -73,7 +73,7 @@ class Flag:
         return {**repeated, "type": PARSERS.get(kind, str), "metavar": metavar, "help": self.help}
 
     def spellings(self, hyphens: bool) -> list[str]:
-        """Both spellings of each name, the one with hyphens first or last."""
+        """Both spellings of each name, hyphens first or last."""
         names = [name for name in (self.name, self.also) if name]
         return list(
             dict.fromkeys(
@@ -93,7 +93,7 @@ def option(
     metavar: str | None = None,
     group: str = "",
 ) -> Any:
-    """Declares a field of a dataclass as an option. `group`: the title of those that begin with it."""
+    """A dataclass field as an option. `group`: the title before it and the options after it."""
     said = {"text": text, "roles": roles, "backends": backends, "only": only or {}, "also": also, "metavar": metavar}
     return field(default=default, metadata={**said, "group": group})
 
@@ -101,17 +101,17 @@ def option(
 def choice(
     text: str, words: str, roles: tuple[str, ...] = (), backends: tuple[str, ...] = BACKENDS, **more: Any
 ) -> Any:
-    """Declares an option with one of `words`, such as auto|on|off, of which the first is the default."""
+    """An option with one of `words`, such as auto|on|off; the first is the default."""
     return option(text, roles, backends, default=words.partition("|")[0], metavar=words, **more)
 
 
 def switch(text: str, roles: tuple[str, ...] = (), backends: tuple[str, ...] = BACKENDS) -> Any:
-    """Declares an option without a value, which is False unless it is given."""
+    """An option without a value, by default False."""
     return option(text, roles, backends, default=False)
 
 
 def flags_of(options: type, config: type | None = None) -> dict[str, Flag]:
-    """The options of a dataclass. One without a default has that of the field of this name in `config`."""
+    """The options of a dataclass. One without a default has that of `config`'s field."""
     others = {each.name: each.default for each in fields(config) if each.default is not MISSING} if config else {}
     found: dict[str, Flag] = {}
     group = ""
@@ -124,9 +124,9 @@ def flags_of(options: type, config: type | None = None) -> dict[str, Flag]:
 
 
 class OptionParser(argparse.ArgumentParser, Generic[Parsed]):
-    """Parses into a frozen dataclass of options, which has `given`: the names of those that were given.
+    """Parses into a frozen dataclass of options, whose `given` names the options on the command line.
 
-    Each flag has two spellings, --top_p and --top-p; `hyphens` shows the latter first. An error is one line, exit 2.
+    Flags have two spellings, --top_p and --top-p; `hyphens` shows the latter first. An error is one line, exit 2.
     `said`: before an error's message.
     """
 
@@ -154,7 +154,6 @@ class OptionParser(argparse.ArgumentParser, Generic[Parsed]):
         return self._parsed(argv=argv, given=frozenset(found) - {"role"}, **values)
 
     def _meant(self, unknown: Sequence[str]) -> str:
-        """Says which of the flags that --help shows the first unknown one may be."""
         shown = (action.option_strings for action in self._actions if action.help is not argparse.SUPPRESS)
         wrong = next((word.partition("=")[0] for word in unknown if word.startswith("--")), "")
         return meant(wrong, (each for spellings in shown for each in spellings))
@@ -164,9 +163,9 @@ class OptionParser(argparse.ArgumentParser, Generic[Parsed]):
 
 
 def built(kind: type[Config], options: object, **computed: Any) -> Config:
-    """Builds a configuration from the options of its fields' names; those `computed` come before them.
+    """A configuration from the options of its fields' names; `computed` takes precedence.
 
-    An option that is None leaves the field's own default.
+    None leaves a field's default.
     """
     same = {each.name: getattr(options, each.name, None) for each in fields(kind)}  # type: ignore[arg-type]
     return kind(**{name: value for name, value in same.items() if value is not None} | computed)

@@ -1,9 +1,9 @@
-"""The roles and backends by what they do, for the rows of flags.py."""
+"""Groups of roles and backends for the rows of flags.py."""
 
 from __future__ import annotations
 
 SERVE = "serve"
-"""Stands in a role's place, and for these flags; what is given besides comes after them."""
+"""`--role serve` stands for SERVE_FLAGS, which other flags override."""
 SERVE_FLAGS = ("--role", "fused_target", "--http_port", "8080", "--port", "0")
 BACKENDS = ("torch", "nxdi", "toy")
 TORCH, NXDI, REAL, OURS = ("torch",), ("nxdi",), ("torch", "nxdi"), ("torch", "toy")

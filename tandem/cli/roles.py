@@ -1,4 +1,4 @@
-"""The table of roles: their names, what they do, and where each one starts from the parsed options."""
+"""The roles: name, help, and the function that starts them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Start = Callable[[Options], Coroutine[Any, Any, Any]]
 
 
 class Role(NamedTuple):
-    """`start` builds the role's coroutine, which returns the exit code (None: 0)."""
+    """`start` makes the role's coroutine, which returns the exit code (None: 0)."""
 
     start: Start
     help: str
 
 
 def _roles(module: str, function: str = "", **texts: str) -> dict[str, Role]:
-    """The roles that functions of a module start, of their own names or all the same; imported only then."""
+    """Roles started by functions of a module: of their own names, or all by `function`. Imports the module on start."""
 
     def starting(name: str) -> Start:
         return lambda args: getattr(import_module(f"tandem.cli.{module}"), function or name)(args)
@@ -59,11 +59,11 @@ ROLES = {
     ),
 }
 COMPARE = "compare"
-"""A command with flags of its own, in place of a role."""
+"""A command with its own flags, not a role."""
 COMPARE_HELP = "compares the architectures on the same prompts; see compare --help"
 SERVE_HELP = "serve [MODEL]: a fused_target for OpenAI clients, over HTTP at port 8080"
 COMPLETION = "completion"
-"""Not a role: `completion SHELL` prints a script."""
+"""`completion SHELL` prints a script; not a role."""
 COMPLETION_HELP = "completion bash|zsh: prints what completes roles, flags and values in that shell"
 COMMANDS = {SERVE: SERVE_HELP, COMPARE: COMPARE_HELP, COMPLETION: COMPLETION_HELP}
-"""What else stands in a role's place, and its help."""
+"""Commands in a role's place, with their help."""

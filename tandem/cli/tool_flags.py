@@ -1,4 +1,4 @@
-"""The options that only the roles of tools.py have."""
+"""Options of the roles in tools.py."""
 
 from __future__ import annotations
 

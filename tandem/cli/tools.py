@@ -1,4 +1,4 @@
-"""Configures and starts the roles that neither serve nor ask. Each imports only what it needs."""
+"""Configures and starts roles that neither serve nor send prompts. Each imports only its own needs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Run = Coroutine[Any, Any, Any]
 
 
 async def _at_once(role: Callable[..., int], *config: object) -> int:
-    """Wraps a role that awaits nothing in a coroutine."""
+    """Wraps a synchronous role in a coroutine."""
     return role(*config)
 
 
 def accept(args: Options) -> Run:
-    """Measures acceptance, in rounds up to the speculation length asked for."""
+    """Measures acceptance up to the speculation length."""
     from tandem.cli.asking import sampling
     from tandem.cli.models import model_config
     from tandem.comparison.measuring.workloads import built_in_prompts, given_prompts, read_prompt_file
@@ -47,7 +47,7 @@ def accept(args: Options) -> Run:
 
 
 def compile_config(args: Options) -> CompileConfig:
-    """Builds the list of graphs to compile, and for which device and buckets."""
+    """The graphs to compile, with device and buckets."""
     from tandem.cli.models import command, model_config
     from tandem.engine.compile_ahead import CompileConfig
 
@@ -77,7 +77,7 @@ def convert(args: Options) -> Run:
 
 
 def advise(args: Options) -> Run:
-    """Prints the decision of a comparison."""
+    """Prints a comparison's decision."""
     from tandem.comparison.report.advice import run_advice
 
     if args.report is None:
@@ -86,7 +86,7 @@ def advise(args: Options) -> Run:
 
 
 def plan_config(args: Options) -> PlanConfig:
-    """Builds a plan's input. A tp_degree of 1, the default, means all."""
+    """A tp_degree of 1, the default, means all degrees."""
     from tandem.host.instances import INSTANCES
     from tandem.workshops.planning.plan import PlanConfig
 
@@ -129,7 +129,7 @@ def check(args: Options) -> Run:
 
 
 def _prompt_file(path: Path) -> PromptFile:
-    """Reads a prompt: JSON token ids, a JSON chat, or else text. Raises ValueError."""
+    """Reads JSON token ids, a JSON chat, or text. Raises ValueError."""
     import json
 
     from tandem.clients.messages import chat_of
@@ -157,7 +157,7 @@ def plan(args: Options) -> Run:
 
 
 def doctor(args: Options) -> Run:
-    """Examines this machine, or a log of another. Raises ValueError."""
+    """Examines this machine, or another's log. Raises ValueError."""
     if args.log is not None:
         from tandem.workshops.planning.known_errors import run_log
 

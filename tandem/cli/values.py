@@ -1,4 +1,4 @@
-"""Parses values of options: lists separated by commas, `auto|K`, addresses and credentials."""
+"""Parses option values: lists, `auto|K`, addresses, credentials."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def split_list(text: str | None) -> tuple[str, ...]:
 
 
 def numbers(flag: str, text: str | None, kind: Callable[[str], Number]) -> tuple[Number, ...]:
-    """The numbers of a list such as `1,2,4`; `kind` is int or float. Raises ValueError."""
+    """The numbers of a list such as `1,2,4`. Raises ValueError."""
     try:
         return tuple(kind(part) for part in split_list(text))
     except ValueError:
@@ -29,7 +29,7 @@ def numbers(flag: str, text: str | None, kind: Callable[[str], Number]) -> tuple
 
 
 def auto_or_count(flag: str, text: str | None) -> int | None:
-    """The number K of `auto|K`; None for `auto` or no text. Raises ValueError."""
+    """K of `auto|K`; None for `auto` or no text. Raises ValueError."""
     if text is None or text == "auto":
         return None
     try:
@@ -39,7 +39,7 @@ def auto_or_count(flag: str, text: str | None) -> int | None:
 
 
 def with_default_ports(hosts: str, port: int) -> str:
-    """Returns HOST:PORT for each HOST or HOST:PORT in a comma-separated list."""
+    """HOST:PORT for each HOST or HOST:PORT of a list."""
     return ",".join(_with_default_port(host.strip(), port) for host in hosts.split(","))
 
 
@@ -53,7 +53,7 @@ def _with_default_port(host: str, port: int) -> str:
 
 
 def credentials(options: Any) -> Credentials:
-    """Builds the credentials of outgoing calls."""
+    """Credentials of outgoing calls."""
     from tandem.rpc.credentials import Credentials
 
     return built(

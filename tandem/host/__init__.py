@@ -1,1 +1,1 @@
-"""What hardware and software is here: devices, cores, packages, the instance; and what clashes."""
+"""The machine: devices, cores, memory, packages, and packages that clash."""

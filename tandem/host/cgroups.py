@@ -1,4 +1,4 @@
-"""Reads the limits of this process's control groups, version 1 or 2, which a container's quotas become."""
+"""Limits of this process's control groups, version 1 or 2."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def cpu_quota(root: Path = Path("/")) -> int | None:
-    """Processors whose time the tightest of the groups has, rounded up; None without a quota."""
+    """Processors of the tightest group's quota, rounded up; None without one."""
     found = []
     for folder in _groups("cpu", root):
         with contextlib.suppress(OSError, ValueError, IndexError):  # not of this version, or "max"
@@ -21,7 +21,7 @@ def cpu_quota(root: Path = Path("/")) -> int | None:
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
-    """Bytes that the tightest of the groups leaves; None without a limit."""
+    """Bytes left in the tightest group; None without a limit."""
     names = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
     found = []
     for folder in _groups("memory", root):
@@ -32,7 +32,7 @@ def free_memory(root: Path = Path("/")) -> int | None:
 
 
 def _groups(controller: str, root: Path) -> Iterator[Path]:
-    """The folders of the process's groups that may have a controller, and of all groups around them that are seen."""
+    """Folders of the process's groups and of all visible groups around them."""
     try:
         groups = (root / "proc/self/cgroup").read_text().splitlines()
         mounts = (root / "proc/self/mountinfo").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""Finds installed packages of other versions than the Neuron software beside them asks for, by metadata alone."""
+"""Finds installed packages whose versions the Neuron software does not support, by metadata alone."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ ASKING = (
     "neuronx-distributed",
     "neuronx-distributed-inference",
 )
-"""Whose requirements are read; vllm-neuron may stand beside Tandem, which never calls it."""
+"""Packages whose requirements are read. Not vllm-neuron: Tandem never calls it."""
 BREAKING = frozenset({"torch", "transformers", *ASKING})
-"""What these packages call, or are compiled against: another version of it is refused, of anything else only said."""
+"""Neuron software calls these or is compiled against them, so other versions are refused; the rest is only reported."""
 TANDEM = {"grpcio": ">=1.71.2,<1.84", "protobuf": ">=5.29,<8"}
 TANDEM_ON_TORCHNEURON = {"transformers": ">=5.0,<6"}
-"""Our own ranges (pyproject.toml). NxD Inference brings an older transformers; of that, Tandem uses only tokenizers."""
+"""As in pyproject.toml. NxD Inference has an older transformers; there Tandem uses tokenizers alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clash:
-    """`name` is installed in version `found`, and `by` wants `wanted`. `refused`: starting would go wrong."""
+    """`name` has version `found`; `by` requires `wanted`. `refused`: starting would fail."""
 
     name: str
     found: str
@@ -41,7 +41,7 @@ class Clash:
 
 
 def clashes(packages: Iterable[Package], path: Sequence[str] | None = None) -> tuple[Clash, ...]:
-    """What clashes on `path` (default: sys.path) with these Neuron packages and with what Tandem needs."""
+    """The clashes on `path` (default: sys.path) with these Neuron packages and with Tandem."""
     asking = [package for package in packages if package.name in ASKING and not package.placeholder]
     installed = distributions(path)
     ours = TANDEM | (TANDEM_ON_TORCHNEURON if any(package.native for package in asking) else {})
@@ -50,12 +50,12 @@ def clashes(packages: Iterable[Package], path: Sequence[str] | None = None) -> t
 
 
 def own_clashes() -> tuple[Clash, ...]:
-    """What clashes with Tandem's own ranges, whatever the device; reads no other package's metadata."""
+    """Clashes with Tandem's own ranges, for any device."""
     return tuple(_own({name: version for name in TANDEM if (version := installed_version(name))}, TANDEM))
 
 
 def refusal(found: Iterable[Clash]) -> str | None:
-    """The clashes with which a start would go wrong, in one line; None if there are none."""
+    """The refused clashes in one line; None without any."""
     return "; ".join(str(clash) for clash in found if clash.refused) or None
 
 
@@ -83,5 +83,5 @@ def _own(versions: dict[str, str], ranges: dict[str, str]) -> Iterator[Clash]:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The numbers that a version begins with; packaging, which knows more, may be absent."""
+    """The leading numbers of a version. `packaging` may be absent."""
     return tuple(int(number) for number in re.match(r"[\d.]*", version)[0].split(".") if number)  # type: ignore[index]

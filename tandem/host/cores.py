@@ -1,4 +1,4 @@
-"""Reads, writes and divides lists of cores such as `0-3,8`; says how many threads a process should have."""
+"""Core lists such as `0-3,8`, and threads per process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_CORE = 4095
 
 
 def parse_cores(text: str, flag: str = "cores") -> tuple[int, ...]:
-    """Returns the cores of a list such as `0-3,8`, in its order. Raises ValueError."""
+    """The cores of a list such as `0-3,8`, in its order. Raises ValueError."""
     found: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
@@ -28,7 +28,7 @@ def parse_cores(text: str, flag: str = "cores") -> tuple[int, ...]:
 
 
 def format_cores(cores: Sequence[int]) -> str:
-    """Returns the list as text; three or more that follow each other become a range."""
+    """The list as text; three or more consecutive cores become a range."""
     parts: list[str] = []
     run: list[int] = []
     for core in (*cores, None):
@@ -41,7 +41,7 @@ def format_cores(cores: Sequence[int]) -> str:
 
 
 def share_of(cores: Sequence[int], rank: int, degree: int) -> tuple[int, ...]:
-    """Returns the cores of one of `degree` ranks. Raises ValueError unless all get as many."""
+    """The cores of one of `degree` ranks. Raises ValueError unless the shares are equal."""
     each, rest = divmod(len(cores), degree)
     if rest or not each:
         raise ValueError(f"cores: {len(cores)} of them cannot be divided among {degree} ranks")
@@ -49,13 +49,13 @@ def share_of(cores: Sequence[int], rank: int, degree: int) -> tuple[int, ...]:
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Cores that this process may use: those of its affinity, or as many as its container's quota has the time of."""
+    """Number of cores by this process's affinity and its container's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, cpu_quota(root) or cores)
 
 
 def default_threads(root: Path = Path("/")) -> int:
-    """Threads for the work of one process: OMP_NUM_THREADS, or `usable_cores`, where siblings of one count once."""
+    """Threads of one process: OMP_NUM_THREADS, or one per physical core, at most `usable_cores`."""
     given = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if given.isdecimal() and int(given):
         return int(given)

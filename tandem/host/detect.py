@@ -1,7 +1,4 @@
-"""Detects Neuron software and devices, and explains in one line why they cannot be used.
-
-Imports no model library, so `missing` can be called before any is loaded.
-"""
+"""Detects Neuron software and devices without importing a model library."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ DOCTOR = "python main.py --role doctor says more"
 
 
 class Stack(Enum):
-    """Which of two incompatible stacks is installed; both have a package called torch-neuronx."""
+    """The installed one of two incompatible stacks; both have a package torch-neuronx."""
 
     TORCHNEURON = "TorchNeuron"
     NXDI = "XLA torch-neuronx + NxD Inference"
@@ -37,8 +34,6 @@ class Stack(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Neuron:
-    """The Neuron software and devices that were found."""
-
     stack: Stack
     packages: tuple[Package, ...]
     devices: Devices
@@ -57,7 +52,7 @@ class Neuron:
 def detect(
     root: Path = Path("/"), path: Sequence[str] | None = None, environment: Mapping[str, str] | None = None
 ) -> Neuron:
-    """Detects software and devices. The arguments are for tests: file system, package path and environment."""
+    """Detects software and devices. The arguments are for tests."""
     packages = installed_packages(path)
     devices = find_devices(root, os.environ if environment is None else environment)
     return Neuron(_stack(packages), packages, devices, clashes(packages, path))
@@ -75,7 +70,7 @@ def _stack(packages: Sequence[Package]) -> Stack:
 def missing(backend: str, compile_only: bool = False, found: Neuron | None = None) -> str | None:
     """Why `neuron` (--device) or `nxdi` (--backend) cannot run here, in one line; None if it can.
 
-    `compile_only`: no device is needed. Raises ValueError for another name.
+    `compile_only`: needs no device. Raises ValueError for another name.
     """
     if backend not in ("neuron", "nxdi"):
         raise ValueError(f"backend: {backend!r} is neither neuron nor nxdi")
@@ -118,7 +113,7 @@ def _no_nxdi(found: Neuron) -> str | None:
 
 
 def _absent(found: Neuron, names: Sequence[str]) -> str:
-    """The missing packages, with placeholders named: installing those from PyPI seems to work."""
+    """The missing packages. Names placeholders, because installing those from PyPI seems to work."""
     fakes = [f"{p.name} {p.version}" for p in found.placeholders if p.name in names]
     if fakes:
         plural = "are placeholders" if len(fakes) > 1 else "is a placeholder"

@@ -1,7 +1,4 @@
-"""Defines how long the steps of a model take on a device, by width, rows and length, and the file that holds it.
-
-docs/rehearsal.md documents the file. Presets are in published_times.py.
-"""
+"""Step times of a model on a device, and their file (docs/rehearsal.md)."""
 
 from __future__ import annotations
 
@@ -18,10 +15,7 @@ POINT = ("ms", "width", "rows", "length")
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """The milliseconds of a step of `rows` sequences of `length` tokens each, of which it feeds the last `width`.
-
-    `length` 0: not known, and as at any length.
-    """
+    """Milliseconds of a step over the last `width` tokens of `rows` sequences of `length` tokens; length 0: any."""
 
     ms: float
     width: int = 1
@@ -42,11 +36,10 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Steps that were measured; those between them are interpolated linearly.
+    """Measured steps, interpolated linearly.
 
-    If several widths were measured at several numbers of rows, between these; more rows than measured count as more
-    tokens. Otherwise by the number of tokens in the step alone, width times rows. Beyond the most tokens, times rise as
-    between the last two points; lengths beyond those measured count as the nearest.
+    Between widths and rows if several of both were measured; else, and beyond the measured rows, by the step's tokens.
+    Beyond the most tokens, the last two points' line continues; lengths beyond the measured ones count as the nearest.
     """
 
     points: tuple[StepTime, ...]
@@ -56,7 +49,7 @@ class StepTimes:
             raise ValueError("no step is given")
 
     def seconds(self, width: int, rows: int = 1, length: int = 0) -> float:
-        """The seconds of a step of `rows` rows, the widest of `width` tokens and the longest of `length`."""
+        """Seconds of a step: `width` is the widest row's tokens, `length` the longest row's."""
         lengths = sorted({point.length for point in self.points})
         nearest = min(max(length, lengths[0]), lengths[-1])
         return _between(lengths, nearest, lambda at: self._at_length(at, width, rows)) / 1000
@@ -72,7 +65,7 @@ class StepTimes:
 
 
 def _curve(ms: Mapping[int, float], at: int) -> float:
-    """The value at `at` of a curve through `ms`: level below the first, and never falling beyond the last."""
+    """A curve through `ms` at `at`: level before the first point, never falling after the last."""
     known = sorted(ms)
     if at <= known[0] or len(known) == 1:
         return ms[known[0]]
@@ -83,7 +76,7 @@ def _curve(ms: Mapping[int, float], at: int) -> float:
 
 
 def _between(known: Sequence[int], at: int, value: Callable[[int], float]) -> float:
-    """Interpolates between the values at the two of `known` around `at`, which is not beyond them."""
+    """Interpolates between the neighbours of `at`, which is within `known`."""
     low = max(each for each in known if each <= at)
     high = min(each for each in known if each >= at)
     if low == high:
@@ -94,9 +87,9 @@ def _between(known: Sequence[int], at: int, value: Callable[[int], float]) -> fl
 
 @dataclass(frozen=True, slots=True)
 class ModelTimes:
-    """The step times of `model`: of a target's verifications, or of a draft's steps, one for each draft token.
+    """Steps of a target's verification, or of one draft token.
 
-    `prefill`: of steps that process a prompt; None: as the others, by their tokens.
+    `prefill`: steps of a prompt; None: as the others, by tokens.
     """
 
     model: str
@@ -110,10 +103,9 @@ class ModelTimes:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTimes:
-    """What the steps of a target, of a draft or of both take on `device`.
+    """Step times of a target, a draft or both on `device`; None: measured on this machine.
 
-    `source`: where that was published, or how it was measured. `assumed`: what of it is neither. A part that is None
-    takes the time that it takes here.
+    `source`: publication or measurement. `assumed`: parts that are neither.
     """
 
     name: str
@@ -132,7 +124,7 @@ class DeviceTimes:
 
 
 def text_of(times: DeviceTimes) -> str:
-    """Returns the text of a file of step times."""
+    """The file's text."""
     parts = {part: _part_as_json(model) for part in ("target", "draft") if (model := getattr(times, part))}
     head = {"format": FORMAT, "name": times.name, "device": times.device, "source": times.source}
     return json.dumps({**head, "assumed": times.assumed, **parts}, indent=1, ensure_ascii=False) + "\n"
@@ -144,7 +136,7 @@ def _part_as_json(model: ModelTimes) -> dict[str, Any]:
 
 
 def read_times(path: Path) -> DeviceTimes:
-    """Reads a file of step times. Raises ValueError, one line, with the place of what is wrong."""
+    """Reads a file of step times. Raises ValueError, one line that names the key."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(document, dict) or document.get("format") != FORMAT:

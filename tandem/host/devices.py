@@ -1,7 +1,8 @@
-"""Finds Neuron devices: from /dev, sysfs, the driver, and neuron-ls if it is installed.
+"""Finds Neuron devices by /dev, sysfs, the driver, and neuron-ls if installed.
 
-Formats: neuron-ls user guide (`neuron-ls --json-output`: a list with one object per device; nc_count counts logical
-cores, memory_size is bytes) and Neuron sysfs user guide. `root` stands for / in tests.
+Formats: neuron-ls user guide (`neuron-ls --json-output`: one object per device; nc_count is logical cores, memory_size
+bytes) and Neuron sysfs user guide. `root` stands for
+in tests.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """The devices that were found. None: the machine does not tell.
+    """Neuron devices; None: unknown.
 
     cores: logical, of all devices. memory_bytes: of one device. lnc: physical cores per logical one. visible:
-    NEURON_RT_VISIBLE_CORES or NEURON_RT_NUM_CORES as set. busy: processes that hold cores, by neuron-ls.
+    NEURON_RT_VISIBLE_CORES or NEURON_RT_NUM_CORES. busy: processes on cores, by neuron-ls.
     """
 
     count: int = 0
@@ -51,7 +52,7 @@ class Devices:
 
 
 def find_devices(root: Path, environment: Mapping[str, str]) -> Devices:
-    """Finds devices without raising: what cannot be read is None, and a failing neuron-ls is a `problem`."""
+    """Finds devices; never raises. An unreadable value is None, a failing neuron-ls a `problem`."""
     nodes = [path for path in (root / "dev").glob("neuron*") if path.name[6:].isdecimal()]
     told, problem = _neuron_ls(root, environment)
     instance = _text(told, "instance_type") or _read(root / "sys/class/dmi/id/product_name")
@@ -73,7 +74,7 @@ def find_devices(root: Path, environment: Mapping[str, str]) -> Devices:
 
 
 def _neuron_ls(root: Path, environment: Mapping[str, str]) -> tuple[list[dict[str, Any]], str]:
-    """neuron-ls's devices, and why there are none if it failed."""
+    """neuron-ls's devices, and its error."""
     tool = shutil.which("neuron-ls", path=environment.get("PATH", "")) or shutil.which(str(root / TOOL))
     if tool is None:
         return [], ""
@@ -108,7 +109,7 @@ def _busy(told: list[dict[str, Any]]) -> tuple[str, ...]:
 
 
 def _chip_name(root: Path) -> str | None:
-    """The chip by sysfs, such as trn2 for Trainium2."""
+    """The chip by sysfs: trn2 for Trainium2."""
     for path in sorted((root / SYSFS).glob("neuron*/info/architecture/device_name")):
         name = (_read(path) or "").lower()
         return name.replace("trainium", "trn").replace("inferentia", "inf")
@@ -116,14 +117,14 @@ def _chip_name(root: Path) -> str | None:
 
 
 def _cores(root: Path, lnc: int | None) -> int | None:
-    """Logical cores, from sysfs's count of physical ones."""
+    """Logical cores, from sysfs's physical ones."""
     counts = [_read(path) or "" for path in (root / SYSFS).glob("neuron*/core_count")]
     physical = sum(int(count) for count in counts if count.isdecimal())
     return physical // (lnc or 1) or None
 
 
 def _lnc(family: str | None, environment: Mapping[str, str]) -> int | None:
-    """The logical core configuration that a process would get: the variable's, else the chip's default."""
+    """A process's logical core configuration: the variable's, else the chip's default."""
     for name in LNC_VARIABLES:
         if environment.get(name, "").isdecimal():
             return int(environment[name])
@@ -131,7 +132,7 @@ def _lnc(family: str | None, environment: Mapping[str, str]) -> int | None:
 
 
 def _runtime(root: Path) -> str | None:
-    """The runtime library's version, from its file name: libnrt.so.2.35.30.0."""
+    """The runtime's version, from its file name: libnrt.so.2.35.30.0."""
     names = [path.name.removeprefix("libnrt.so.") for path in (root / RUNTIME).glob("libnrt.so.*.*")]
     return max(names, key=len) if names else None
 

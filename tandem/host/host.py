@@ -1,4 +1,4 @@
-"""Describes the machine apart from Neuron: CPU, memory, compiler, torch, CUDA; without importing torch."""
+"""CPU, memory, compiler, libraries and GPUs, without importing torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The machine's CPU, libraries and GPUs. `compiler`: the one that builds the native steps, or None."""
+    """`compiler`: builds the native steps; None without one."""
 
     system: str
     python: str
@@ -51,7 +51,7 @@ def find_host(root: Path = Path("/"), environment: Mapping[str, str] | None = No
 
 
 def name_of(processor: Mapping[str, str]) -> str:
-    """The name of a processor of /proc/cpuinfo, or what Python calls it."""
+    """A processor's name in /proc/cpuinfo, else Python's."""
     return processor.get("model name") or platform.processor() or platform.machine()
 
 
@@ -82,14 +82,14 @@ def _memory(root: Path) -> int | None:
 
 
 def _compiler(environment: Mapping[str, str]) -> str | None:
-    """The C++ compiler that tandem/runners/native/build.py would use."""
+    """The compiler that tandem/runners/native/build.py would use."""
     names = (environment.get("CXX"), "g++", "clang++", "c++")
     found = (shutil.which(name, path=environment.get("PATH")) for name in names if name)
     return next((path for path in found if path), None)
 
 
 def _gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """What nvidia-smi lists: name, memory, driver."""
+    """Name, memory and driver by nvidia-smi."""
     tool = shutil.which("nvidia-smi", path=environment.get("PATH", ""))
     if tool is None:
         return ()

@@ -1,8 +1,7 @@
-"""Lists AWS instances with Neuron chips: chips, cores, and the memory of cores.
+"""AWS instances with Neuron chips.
 
-Sources: AWS Neuron documentation, pages trn1-arch, inf2-arch, trn2-arch, trn3-arch, logical-neuroncore-config, and for
-the tensor-parallel degrees the NxD Inference features guide. AWS lists no sizes of Trn3: the table has its two kinds of
-server, and `FAMILY:CHIPS` names anything else.
+Sources: AWS Neuron documentation, pages trn1-arch, inf2-arch, trn2-arch, trn3-arch, logical-neuroncore-config, and the
+NxD Inference features guide for tensor-parallel degrees. AWS lists no sizes of Trn3: `FAMILY:CHIPS` names any.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """A family's chip. `lnc`: logical core configurations, the default first. `degrees`: what the runtime supports."""
+    """`lnc`: logical core configurations, the default first. `degrees`: tensor-parallel degrees of the runtime."""
 
     family: str
     physical_cores: int
@@ -26,21 +25,19 @@ class Chip:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """An instance type: a number of chips under one name."""
-
     name: str
     chip: Chip
     chips: int
 
     def lnc(self, requested: int | None) -> int:
-        """Physical cores per logical core; None asks for the default. Raises ValueError if the chip cannot do it."""
+        """Physical cores per logical core; None: the default. Raises ValueError if the chip lacks it."""
         choices = self.chip.lnc
         if requested is not None and requested not in choices:
             raise ValueError(f"lnc: {requested} is not one of {', '.join(map(str, choices))} on {self.name}")
         return requested or choices[0]
 
     def cores(self, lnc: int) -> int:
-        """Number of logical cores."""
+        """Logical cores."""
         return self.chips * self.chip.physical_cores // lnc
 
     def core_bytes(self, lnc: int) -> int:
@@ -75,7 +72,7 @@ INSTANCES = {
 
 
 def instance_named(name: str) -> Instance:
-    """A known instance, or FAMILY:CHIPS such as trn3:4. Raises ValueError that lists the known ones."""
+    """A known instance, or FAMILY:CHIPS such as trn3:4. Raises ValueError with the known ones."""
     known = INSTANCES.get(name)
     if known is not None:
         return known
@@ -89,5 +86,5 @@ def instance_named(name: str) -> Instance:
 
 
 def family_of(name: str | None) -> str | None:
-    """The family of an instance type, or None: trn1 for trn1n.32xlarge, trn3 for trn3pd98.3xlarge."""
+    """The family of an instance type: trn1 for trn1n.32xlarge, trn3 for trn3pd98.3xlarge; None if unknown."""
     return next((family for family in FAMILIES if name and name.lower().startswith(family)), None)

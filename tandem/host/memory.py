@@ -1,4 +1,4 @@
-"""Says how much memory a process may still take."""
+"""Memory available to a process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tandem.host.cgroups import free_memory
 
 
 def free_bytes(root: Path = Path("/")) -> int | None:
-    """Returns the bytes that the system, or the container's limit, leaves; None where it does not say (not Linux)."""
+    """Bytes left by the system or the container's limit; None if unknown (not Linux)."""
     try:
         lines = (root / "proc/meminfo").read_text().splitlines()
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
@@ -20,5 +20,5 @@ def free_bytes(root: Path = Path("/")) -> int | None:
 
 
 def given_on_demand() -> bool:
-    """Returns whether the system takes pages back such that they read as zeros: Linux does."""
+    """Whether released pages read as zeros: on Linux they do."""
     return sys.platform == "linux"

@@ -1,8 +1,8 @@
-"""Finds the installed Neuron packages by their metadata and file lists, without importing them.
+"""Finds installed Neuron packages by metadata, without importing them.
 
-PyPI holds placeholders under the names of AWS's packages (torch-neuronx 1.0, neuronx-cc 1.0.post1, libneuronxla 1.0,
-neuronx-distributed 0.1, neuronx-distributed-inference 0.1.0, nki 0.0.1, vllm-neuron 0.1.0, torch-neuron 1.0). AWS put
-them there: their modules raise ImportError, and their descriptions begin with "WRONG PACKAGE".
+PyPI has AWS's placeholders (torch-neuronx 1.0, neuronx-cc 1.0.post1, libneuronxla 1.0, neuronx-distributed 0.1,
+neuronx-distributed-inference 0.1.0, nki 0.0.1, vllm-neuron 0.1.0, torch-neuron 1.0): their modules raise ImportError,
+and their descriptions begin with "WRONG PACKAGE".
 """
 
 from __future__ import annotations
@@ -31,10 +31,7 @@ LAST_XLA = (2, 9)
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """An installed package.
-
-    `placeholder`: it is PyPI's placeholder. `native`: it is TorchNeuron, not the XLA package of the same name.
-    """
+    """`placeholder`: PyPI's. `native`: TorchNeuron, not the XLA package of the same name."""
 
     name: str
     version: str
@@ -49,7 +46,7 @@ def installed_packages(path: Sequence[str] | None = None) -> tuple[Package, ...]
 
 
 def distributions(path: Sequence[str] | None = None) -> dict[str, metadata.Distribution]:
-    """What is installed on `path` (default: sys.path) by its name; the first of a name is the one that is imported."""
+    """Distributions on `path` (default: sys.path) by name; the first of a name is the one imported."""
     found: dict[str, metadata.Distribution] = {}
     for distribution in metadata.distributions(path=list(sys.path if path is None else path)):
         found.setdefault(plain_name(_name(distribution)), distribution)
@@ -61,19 +58,19 @@ def plain_name(name: str) -> str:
 
 
 def _name(distribution: metadata.Distribution) -> str:
-    """Returns a package's name. `distribution.metadata` would parse its description too: 0.1 s for 400 packages."""
+    # `distribution.metadata` would parse the description too: 0.1 s for 400 packages.
     text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
     found = re.search(r"^Name:[ \t]*(\S+)", text, re.MULTILINE)
     return found[1] if found else ""
 
 
 def installed_package(name: str, path: Sequence[str] | None = None) -> Package | None:
-    """The Neuron package called `name`, or None if it is not installed."""
+    """The Neuron package `name`; None if absent."""
     return next((package for package in installed_packages(path) if package.name == name), None)
 
 
 def installed_version(name: str) -> str | None:
-    """The version of any package that is installed here, or None."""
+    """Any package's version; None if absent."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -81,7 +78,7 @@ def installed_version(name: str) -> str | None:
 
 
 def is_placeholder(metadata_text: str) -> bool:
-    """Whether this METADATA file belongs to one of PyPI's placeholders."""
+    """Whether this METADATA is a placeholder's."""
     return MARK in metadata_text
 
 
@@ -92,13 +89,13 @@ def _package(name: str, distribution: metadata.Distribution) -> Package:
 
 
 def _native(distribution: metadata.Distribution) -> bool:
-    """Whether it contains TorchNeuron's own module, or is newer than 2.9, the last XLA version."""
+    """Whether it has TorchNeuron's module, or is newer than 2.9, the last XLA version."""
     files = distribution.files or ()
     return any(str(file).startswith(NATIVE_MODULE) for file in files) or release(distribution.version) > LAST_XLA
 
 
 def release(version: str) -> tuple[int, int]:
-    """Major and minor version; (0, 0) if `version` cannot be parsed."""
+    """Major and minor version; (0, 0) if unreadable."""
     parts = version.split("+")[0].split(".")
     try:
         return int(parts[0]), int(parts[1])
@@ -107,5 +104,5 @@ def release(version: str) -> tuple[int, int]:
 
 
 def version_of(packages: Iterable[Package], name: str) -> str | None:
-    """The version of AWS's package of this name; None if it is absent or a placeholder."""
+    """The version of AWS's package `name`; None if absent or a placeholder."""
     return next((p.version for p in packages if p.name == name and not p.placeholder), None)

@@ -1,4 +1,4 @@
-"""Step times that others published, each with its source: files in step_times/, by the names of the presets."""
+"""Published step times with their sources: files in step_times/, named as the presets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def presets() -> tuple[str, ...]:
 
 
 def times_named(given: str) -> DeviceTimes:
-    """Returns the times of a preset, or those in a file. Raises ValueError, one line."""
+    """Step times of a preset or file. Raises ValueError, one line."""
     preset = given in presets()
     if not preset and not Path(given).is_file():
         raise ValueError(f"rehearse: {given!r} is neither a file nor one of {', '.join(presets())}")

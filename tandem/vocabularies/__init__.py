@@ -1,1 +1,1 @@
-"""Lets a draft model draft for a target with another vocabulary (docs/drafts.md)."""
+"""Draft models of another vocabulary than the target's (docs/drafts.md)."""

@@ -1,4 +1,4 @@
-"""A draft model of another vocabulary as a drafter in the target's."""
+"""Translates a draft model's tokens into the target's."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tandem.vocabularies.mapping import Prefix, Translation
 
 
 class ForeignDrafter:
-    """Translates what `make` makes for a request, a drafter in its own vocabulary, for a target of `vocab_size` tokens.
+    """Drafts for a target of `vocab_size` tokens with the drafter that `make` returns for a request.
 
-    It drafts greedily, without the request's penalties, biases and structure, which name the target's tokens: its draws
-    would not be the target's. Under the rejection rule, drafts without distributions are those of probability 1.
+    Greedy, without penalties, biases and structure: these name the target's tokens. The rejection rule takes drafts
+    without distributions as having probability 1.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class ForeignDrafter:
         self._prefix, self._opened = Prefix(translation), False
 
     async def open(self, prompt: Sequence[int]) -> None:
-        """Opens the drafter, unless the prompt is too long in its tokens, or is not yet a text."""
+        """Opens the drafter, unless the translated prompt is too long or ends inside a character."""
         self._prefix = Prefix(self._translation)
         await self._follow(prompt)
 

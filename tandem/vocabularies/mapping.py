@@ -1,7 +1,6 @@
-"""Which tokens of two vocabularies stand for the same bytes, and a text's tokens in the other one.
+"""Maps tokens of equal bytes between two vocabularies (token-level intersection: Timor et al. 2025, arXiv 2502.05202).
 
-The mapping is that of token-level intersection (Timor et al. 2025, arXiv 2502.05202). A wrong translation costs
-accepted drafts and changes no token: the target verifies what it is given.
+A wrong translation costs accepted drafts, never the output: the target verifies every draft.
 """
 
 from __future__ import annotations
@@ -16,10 +15,9 @@ _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """A model's tokens: the bytes of each by its id, empty if it stands for none, and what tokenizes a text.
+    """A model's tokens: `token_bytes` by id, empty for ids without text.
 
-    `special`: ids that stand for no text; their bytes are their spelling. `begins`: what every text begins with, and
-    `end`: the id that ends one, if there is one.
+    `special`: ids without text, whose bytes are their spelling. `begins`: ids before every text. `end`: the end token.
     """
 
     token_bytes: tuple[bytes, ...]
@@ -29,23 +27,23 @@ class Vocabulary:
     end: int | None = None
 
     def bytes_of(self, token: int) -> bytes:
-        """Returns a token's bytes. Models have more ids than tokenizers, to pad their matrices: those have none."""
+        """A token's bytes; empty for padding ids beyond the tokenizer's."""
         return self.token_bytes[token] if token < len(self.token_bytes) else b""
 
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """From a target's vocabulary to a draft's, and back for the tokens that both have."""
+    """A target's vocabulary to a draft's, and back for tokens in both."""
 
     target: Vocabulary
     draft: Vocabulary
     back: dict[int, int]
-    """The target's token for each of the draft's that it has too."""
+    """Draft id to target id."""
     spaced: bool
-    """Whether the draft's tokenizer puts a space before every text."""
+    """Whether the draft's tokenizer prefixes every text with a space."""
 
     def drafted(self, token_ids: Sequence[int]) -> tuple[int, ...]:
-        """Returns the draft's tokens as the target's, up to the first that the target does not have."""
+        """The draft's tokens as the target's, up to the first without a counterpart."""
         found: list[int] = []
         for token in token_ids:
             if (mine := self.back.get(token)) is None:
@@ -54,13 +52,13 @@ class Translation:
         return tuple(found)
 
     def encoded(self, text: bytes) -> list[int]:
-        """Returns the draft's tokens of a piece of a text."""
+        """The draft's tokens of a text's piece."""
         said = text.decode("utf-8", "replace")
         return list(self.draft.encode(said[1:] if self.spaced and said.startswith(" ") else said))
 
 
 def translation(target: Vocabulary, draft: Vocabulary) -> Translation:
-    """Pairs the tokens of both vocabularies: those of the same bytes, special with special, and the ends of a text."""
+    """Pairs tokens of equal bytes, special with special, and the end tokens."""
     # Where a vocabulary spells a byte twice, as a byte and as a piece, texts have the piece, which is the later one.
     mine = {(text, token in target.special): token for token, text in enumerate(target.token_bytes) if text}
     back = {
@@ -76,10 +74,9 @@ def translation(target: Vocabulary, draft: Vocabulary) -> Translation:
 
 @dataclass(slots=True)
 class Prefix:
-    """One sequence of the target in the draft's tokens, which follows it as it grows and is taken back.
+    """One target sequence in the draft's tokens, updated as it grows or is cut.
 
-    Up to the last place where a word begins, the draft's tokens stay as they are, since tokenizers make no token across
-    it; what follows is tokenized again.
+    Tokens before the last word boundary are final: tokenizers never cross it. The rest is tokenized again.
     """
 
     translation: Translation
@@ -87,7 +84,7 @@ class Prefix:
     stays: list[int] = field(default_factory=list)
     """The draft's tokens up to the last mark."""
     _marks: list[tuple[int, int]] = field(default_factory=list)
-    """Lengths of `known` and `stays` that belong together."""
+    """Matching lengths of `known` and `stays`."""
 
     def __post_init__(self) -> None:
         self.stays += self.translation.draft.begins
@@ -115,8 +112,7 @@ class Prefix:
         return b"".join(map(self.translation.target.bytes_of, self.known[start:end]))
 
     def _begins_word(self, at: int) -> bool:
-        """Returns whether a tokenizer makes no token across this place: a space or a special token follows a word, or
-        a line begins."""
+        """Whether a word boundary is here: a space or special token after a word, or a line start."""
         target, before, after = self.translation.target, self.known[at - 1], self.known[at]
         if before in target.special or after in target.special:
             return True

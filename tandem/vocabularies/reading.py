@@ -7,10 +7,7 @@ from tandem.vocabularies.mapping import Translation, Vocabulary, translation
 
 
 def translated(target: Tokenizer, draft: Tokenizer) -> Translation | None:
-    """Returns how a draft of the second tokenizer drafts for the first, or None if they are the same.
-
-    Raises ValueError if they have too little in common for a draft to be of use.
-    """
+    """The translation between two tokenizers; None if they are equal. Raises ValueError on too little overlap."""
     if target.sha256 == draft.sha256:
         return None
     found = translation(_vocabulary(target), _vocabulary(draft))

@@ -1,1 +1,1 @@
-"""What would fit on an instance: plans from config.json files alone; `doctor` says what is here."""
+"""Plans of instances from config.json alone, and the doctor of this machine."""

@@ -1,4 +1,4 @@
-"""Reports for `--role doctor` what is installed, which devices can serve, and what to do next."""
+"""`--role doctor`: what is installed, which devices can serve, what to do next."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_NATIVE = "none: there is neither a compiled library nor a C++ compiler"
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The machine, its Neuron software, what to do next, and for each device why it cannot serve (None: it can)."""
+    """`devices`: why each cannot serve; None: it can."""
 
     host: Host
     neuron: Neuron
@@ -45,7 +45,7 @@ def examine(host: Host | None = None, neuron: Neuron | None = None, native: str 
 
 
 def native_steps(host: Host) -> str:
-    """Where the native steps' library comes from."""
+    """Origin of the native steps' library."""
     if ahead := prebuilt_library(sources_hash(), cpu_features()):
         return f"compiled already, for {ahead.name.partition('-')[0]}"
     return "compiled at the first start" if host.compiler else NO_NATIVE
@@ -70,7 +70,6 @@ def _no_cuda(host: Host) -> str | None:
 
 
 def _steps(host: Host, neuron: Neuron, devices: dict[str, str | None], native: str) -> Iterator[str]:
-    """What to do next, the accelerator first."""
     found = neuron.devices
     if neuron.placeholders:
         names = " ".join(package.name for package in neuron.placeholders)
@@ -123,7 +122,7 @@ def _neuron_steps(host: Host, neuron: Neuron, devices: dict[str, str | None]) ->
 
 
 def finding_lines(findings: Findings) -> Iterator[str]:
-    """The findings as the lines of one page."""
+    """The findings as a page's lines."""
     host = findings.host
     memory = f", {host.memory_bytes / 2**30:.0f} GiB" if host.memory_bytes else ""
     yield "Machine"
@@ -145,7 +144,7 @@ def finding_lines(findings: Findings) -> Iterator[str]:
 
 
 def _bare(why: str) -> str:
-    """The reason without the flag before it and the hint to run the doctor after it."""
+    """The reason without its flag and without the hint to run the doctor."""
     return why.partition("is not available here: ")[2].rpartition(";")[0] or why
 
 
@@ -195,7 +194,7 @@ def findings_json(findings: Findings) -> dict[str, Any]:
 
 
 def run_doctor(as_json: bool = False) -> int:
-    """Prints the findings; always returns 0."""
+    """Prints the findings; returns 0."""
     findings = examine()
     print(json.dumps(findings_json(findings), indent=2) if as_json else "\n".join(finding_lines(findings)))
     return 0

@@ -1,7 +1,7 @@
-"""Places the servers of a comparison on the cores of one host, so that every architecture has the same ones.
+"""Places a comparison's servers on one host's cores, the same ones for every architecture.
 
-Plain and fused decoding use all of them. A distributed pair divides them: the draft gets its own cores, the target the
-widest degree that the rest allows. On Neuron devices a degree is one that fits by the plan (plan.py).
+Plain and fused decoding use all cores. A distributed pair divides them: the draft has its own, the target the widest
+degree on the rest. Neuron degrees fit by the plan (plan.py).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ BACKENDS = ("torch", "nxdi", "toy")
 
 
 def one_length(backend: str, device: str) -> bool:
-    """Whether a server's rounds all take as long as its longest: Neuron graphs are compiled for one draft length."""
+    """Whether every round takes as long as the longest: Neuron graphs have one draft length."""
     return backend == "nxdi" or device == "neuron"
 
 
 def pair_for(backend: str, temperatures: Collection[float]) -> str | None:
-    """How a fused server loads its pair (--pair) so that it answers these temperatures in the least memory."""
+    """The --pair that answers these temperatures in the least memory."""
     if backend != "nxdi":
         return None
     sampled = [temperature > 0 for temperature in temperatures]
@@ -33,7 +33,7 @@ def pair_for(backend: str, temperatures: Collection[float]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class CoreGroup:
-    """The cores of a server, such as "0-3", and among how many ranks its model is divided."""
+    """A server's cores, such as "0-3", and its model's number of ranks."""
 
     cores: str
     degree: int = 1
@@ -41,9 +41,9 @@ class CoreGroup:
 
 @dataclass(frozen=True, slots=True)
 class HostPlacement:
-    """The cores of plain and fused decoding (`whole`), and of target and draft where they are apart.
+    """`whole`: cores of plain and fused decoding; `target` and `draft`: apart.
 
-    `draft`: None if drafts take no core of the device: they are looked up, or made on the host's CPU.
+    `draft`: None if drafts are looked up or made on the host's CPU.
     """
 
     whole: CoreGroup
@@ -61,9 +61,9 @@ class HostPlacement:
 
 
 def place_on_cpus(cores: Cores, draft: Cores | None, degree: int) -> HostPlacement:
-    """Places servers on CPUs. A target uses all CPUs that it has, as ranks or as threads. Raises ValueError.
+    """A target uses all its CPUs, as ranks or threads. Raises ValueError.
 
-    A degree that the target allows allows its divisors too, so they are the degrees to choose from.
+    Divisors of an allowed degree are allowed too.
     """
     apart, rest = _divided(cores, draft, 1)
     if len(cores) % degree:
@@ -73,7 +73,7 @@ def place_on_cpus(cores: Cores, draft: Cores | None, degree: int) -> HostPlaceme
 
 
 def place_on_gpus(cores: Cores, draft: Cores | None, degree: int) -> HostPlacement:
-    """Places servers on GPUs, of which a process uses one. Raises ValueError."""
+    """Places servers on GPUs, one a process. Raises ValueError."""
     if degree != len(cores):
         raise ValueError(f"cores: tp_degree {degree} uses as many, and {len(cores)} are named")
     apart, rest = _divided(cores, draft, 1)
@@ -86,8 +86,8 @@ def place_on_neuron(
 ) -> HostPlacement:
     """Places servers on this host's Neuron cores. Raises ValueError if they do not fit.
 
-    `config`: its instance is replaced by the devices that were found. `cores`: None takes as few as suffice. `apart`:
-    a draft is to have cores of its own.
+    `config`: for the found devices instead of its instance. `cores`: None takes the fewest. `apart`: the draft has its
+    own cores.
     """
     if devices.family is None or not devices.count:
         raise ValueError("device: no Neuron device is found here; compare servers that run elsewhere with --connect")
@@ -114,7 +114,7 @@ def place_on_neuron(
 
 
 def _widest(pair: Pair, kind: str, cores: int, degree: int | None = None) -> int:
-    """The widest degree at which a process fits, at most or, if fused, just `degree`; 0 if none does."""
+    """The widest degree that fits, at most (fused: just) `degree`; 0 if none."""
     fitting = [each.degree for each in processes_of(pair, kind, cores) if each.fits]
     if degree is not None:
         fitting = [each for each in fitting if each == degree or (kind == "target" and each < degree)]
@@ -122,7 +122,7 @@ def _widest(pair: Pair, kind: str, cores: int, degree: int | None = None) -> int
 
 
 def _beside(pair: Pair, cores: int, draft: Cores | None, degree: int | None) -> tuple[int, int] | None:
-    """The widest target with the narrowest draft beside it, or, on the `draft` cores, the widest; None: none fit."""
+    """Degrees of the widest target and the narrowest draft, or the widest on the `draft` cores; None if none fit."""
     if draft is not None:
         both = _widest(pair, "target", cores - len(draft), degree), _widest(pair, "draft", len(draft))
         return both if all(both) else None
@@ -132,7 +132,7 @@ def _beside(pair: Pair, cores: int, draft: Cores | None, degree: int | None) -> 
 
 
 def _divided(cores: Cores, draft: Cores | None, narrowest: int) -> tuple[Cores, Cores]:
-    """The draft's cores, by default the last ones, and the others. Raises ValueError."""
+    """The draft's cores, by default the last, and the rest. Raises ValueError."""
     if draft is None:
         draft = cores[len(cores) - narrowest :]
     if not set(draft) <= set(cores):

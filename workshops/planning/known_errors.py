@@ -1,4 +1,4 @@
-"""Finds known errors in a log (`doctor --log FILE`), and writes the page that lists them."""
+"""Finds known errors in a log (`doctor --log FILE`), and writes the page of them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 LINE_BYTES = 64 * 1024
-"""A line is read in pieces of so many bytes: a log may have no line ends."""
+"""Lines are read in pieces of this size: a log may have no line ends."""
 SHOWN = 200
 
 
 @dataclass(frozen=True, slots=True)
 class KnownError:
-    """An error: text of which a line of a log has one part, in lower case; why it occurs; what to type next.
+    """`signs`: a line of a log contains one of them, in lower case. `command`: what to type next.
 
-    `where`: the address of a report, or Tandem.
+    `where`: a report's address, or Tandem.
     """
 
     name: str
@@ -31,7 +31,7 @@ class KnownError:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A known error, the line of the log that has it first, and how many lines do."""
+    """A known error: its first line and the number of its lines."""
 
     error: KnownError
     line: int
@@ -46,13 +46,12 @@ def known_errors() -> tuple[KnownError, ...]:
 
 
 def errors_in(line: str) -> Iterator[KnownError]:
-    """The known errors that a line of a log has."""
     lower = line.lower()
     yield from (error for error in known_errors() if any(sign in lower for sign in error.signs))
 
 
 def read_log(file: Path) -> list[Found]:
-    """The known errors of a log, in the order of their first lines. Raises ValueError if it cannot be read."""
+    """A log's known errors by first line. Raises ValueError if it cannot be read."""
     found: dict[str, Found] = {}
     try:
         with file.open("rb") as log:
@@ -73,7 +72,7 @@ def _lines(log: BinaryIO) -> Iterator[tuple[int, str]]:
 
 
 def found_lines(file: Path, found: list[Found]) -> Iterator[str]:
-    """What was found, as the lines of a page."""
+    """Found errors as a page's lines."""
     if not found:
         yield f"{file}: none of the {len(known_errors())} errors of docs/errors.md"
     for one in found:
@@ -85,7 +84,7 @@ def found_lines(file: Path, found: list[Found]) -> Iterator[str]:
 
 
 def run_log(file: Path, as_json: bool = False) -> int:
-    """Prints what a log has of the known errors. Returns 0 if it has one, 1 if it has none."""
+    """Prints a log's known errors. Returns 0 with any, else 1."""
     found = read_log(file)
     print(json.dumps([asdict(one) for one in found], indent=2) if as_json else "\n".join(found_lines(file, found)))
     return 0 if found else 1

@@ -1,8 +1,8 @@
-"""Counts the bytes that one core holds for a model: its shares of weights and KV, and estimated buffers.
+"""Bytes of a model on one core: shares of weights and KV, and estimated buffers.
 
-NxD Inference pads query heads and repeats KV heads until every core has some (its gqa.py and the GQA section of the
-features guide). On TorchNeuron, transformers' own plan under DTensor applies: it divides linear layers and the output
-matrix but not the embedding, and pads or repeats nothing.
+NxD Inference pads query heads and repeats KV heads until every core has some (its gqa.py; GQA section of the features
+guide). TorchNeuron uses transformers' plan under DTensor: it divides linear layers and the output matrix, not the
+embedding, and neither pads nor repeats.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from tandem.host.instances import Chip
 from tandem.workshops.planning.shapes import DecoderShape, EightBit, Linear
 
 GUARD = 128
-"""Positions that NxD Inference adds to every row for the writes of idle rows (apply_seq_ids_mask)."""
+"""Positions that NxD Inference adds to rows for idle writes (apply_seq_ids_mask)."""
 GRAPHS_BYTES = 2**30
 USABLE = 23.5 / 25.77
 LOGIT_BYTES = 4
 SCALE_BYTES = 4
 TAIL = 8
-"""Committed tokens that a draft catches up on in a step (tandem/runners/protocol.py)."""
+"""Committed tokens in a draft's first step (tandem/runners/protocol.py)."""
 
 ASSUMPTIONS = (
     "This is a plan from config.json files, not a measurement. Weights and KV are counted; the rest is estimated.",
@@ -40,7 +40,7 @@ class Route(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """How weights are stored: bytes each, and which matrices use one byte and a scale per output instead."""
+    """Stored bytes each; `eight_bit`: matrices with one byte, and a scale per output."""
 
     bytes_each: int
     eight_bit: EightBit | None = None
@@ -48,7 +48,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A server's load: rows, tokens per row, draft tokens per round, prompt tokens per step."""
+    """Rows, tokens per row, draft tokens per round, prompt tokens per step."""
 
     batch: int
     length: int
@@ -58,7 +58,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A model on the cores of one process."""
+    """A model on one process's cores."""
 
     shape: DecoderShape
     degree: int
@@ -67,7 +67,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """Bytes on one core. `kv` includes the target's hidden states that are kept for an EAGLE-3 head."""
+    """Bytes on one core. `kv` includes hidden states kept for an EAGLE-3 head."""
 
     weights: int
     kv: int
@@ -88,7 +88,7 @@ class Core:
 
 
 def core_of(parts: Sequence[Part], load: Load, route: Route, capacity: int) -> Core:
-    """A core that holds its shares of these models, which take turns at the buffers."""
+    """One core's shares of these models, which take turns at the buffers."""
     return Core(
         weights=sum(weight_bytes(part.shape, part.degree, route, part.weights) for part in parts),
         kv=sum(kv_bytes(part, load, route) for part in parts),
@@ -151,7 +151,7 @@ def weight_bytes(shape: DecoderShape, degree: int, route: Route, weights: Weight
 
 
 def _linear_bytes(shape: DecoderShape, linear: Linear, unit: int, bytes_each: int, eight: bool) -> int:
-    """Bytes of one layer's matrix on one core: one side is the hidden size, the other the core's share."""
+    """Bytes of a layer's matrix on one core: one side is the hidden size, the other is divided."""
     outputs = unit if linear.inputs == shape.hidden and linear.name != "self_attn.o_proj" else shape.hidden
     bias = outputs * bytes_each if linear.bias else 0
     matrix = unit * shape.hidden
@@ -168,7 +168,7 @@ def _tables(shape: DecoderShape, degree: int, route: Route) -> int:
 
 
 def degrees(shape: DecoderShape, chip: Chip, cores: int, route: Route) -> dict[int, str]:
-    """The tensor-parallel degrees of the runtime on that many cores, and why the model refuses one ("" if not)."""
+    """The runtime's degrees on `cores`, and why the model refuses each ("" if not)."""
     return {degree: refusal(shape, degree, route) for degree in chip.degrees if degree <= cores}
 
 

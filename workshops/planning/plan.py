@@ -1,4 +1,4 @@
-"""Plans for `--role plan` at which degrees a target, a draft and both fused fit on an instance, from config.json."""
+"""`--role plan`: the degrees at which target, draft and both fused fit on an instance, from config.json."""
 
 from __future__ import annotations
 
@@ -25,17 +25,16 @@ from tandem.workshops.planning.shapes import DecoderShape, EightBit, read_draft_
 BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "float32": 4}
 QUANTIZATIONS = ("auto", "none", "int8", "f8e4m3", "f8e5m2")
 SYSTEM_BYTES = 100 * 10**9
-"""Bytes of disk for the image, packages and compiled graphs. Assumed."""
+"""Disk for image, packages and compiled graphs. Assumed."""
 LEAST_VOLUME = 512 * 10**9
-"""Bytes; AWS's least for the root volume of such an instance (its page on updating a DLAMI, SDK 2.33)."""
+"""AWS's least root volume of such an instance (its page on updating a DLAMI, SDK 2.33)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanConfig:
-    """What to plan. `drafts`: draft tokens a round; `chunk`: prompt tokens a step; `degree`: None for all.
+    """`drafts`: draft tokens a round; `chunk`: prompt tokens a step; `degree`: None for all.
 
-    `quantization`: the target's; auto is that of its checkpoint. `keep`: parts of names of modules that are not
-    quantized.
+    `quantization`: the target's; auto: its checkpoint's. `keep`: parts of the names of unquantized modules.
     """
 
     instance: str
@@ -67,7 +66,7 @@ class PlanConfig:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A target, its draft if any, how their weights are stored, and the instance that runs them."""
+    """Models, their stored weights, and the instance."""
 
     instance: Instance
     lnc: int
@@ -85,7 +84,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A server's process: `kind` is target, draft or fused. `core` is None if the degree is `refused`."""
+    """`kind`: target, draft or fused. `core`: None if the degree is `refused`."""
 
     kind: str
     degree: int
@@ -99,7 +98,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Each process at each degree. `disk`: bytes by what they are for."""
+    """Each process at each degree. `disk`: bytes by use."""
 
     pair: Pair
     processes: tuple[Process, ...]
@@ -108,7 +107,7 @@ class Plan:
 
 
 def make_plan(config: PlanConfig) -> Plan:
-    """Makes a plan. Raises ValueError for an unknown instance, a missing key, or an impossible degree or length."""
+    """Raises ValueError for an unknown instance, a missing key, or an impossible degree or length."""
     pair = pair_of(config, instance_named(config.instance))
     kinds = ("target",) if pair.draft is None else ("target", "fused") if pair.draft.features else _ALL
     found = tuple(
@@ -164,7 +163,7 @@ def _eight_bit(config: PlanConfig, target: DecoderShape, route: Route) -> EightB
 
 
 def processes_of(pair: Pair, kind: str, cores: int) -> list[Process]:
-    """A process at every degree that the runtime has on so many cores, ascending."""
+    """A process at each of the runtime's degrees on `cores`, ascending."""
     shape = pair.draft if kind == "draft" else pair.target
     assert shape is not None
     alone = "processes that share a target serve no EAGLE head"
@@ -175,7 +174,7 @@ def processes_of(pair: Pair, kind: str, cores: int) -> list[Process]:
 
 
 def _core(pair: Pair, kind: str, degree: int) -> Core:
-    """NxD Inference divides a fused draft like the target; Tandem's own steps repeat it on every core."""
+    # NxD Inference divides a fused draft like the target; Tandem's steps repeat it on every core.
     parts = [] if kind == "draft" else [Part(pair.target, degree, pair.target_weights)]
     if kind != "target":
         assert pair.draft is not None and pair.draft_weights is not None
@@ -185,7 +184,7 @@ def _core(pair: Pair, kind: str, degree: int) -> Core:
 
 
 def _disk(pair: Pair, processes: tuple[Process, ...]) -> dict[str, int]:
-    """NxD Inference writes a converted copy of FP8 checkpoints, and each core's share of every process."""
+    # NxD Inference writes a converted copy of FP8 checkpoints, and each core's share of every process.
 
     def stored(shape: DecoderShape | None, weights: Weights | None) -> int:
         return weight_bytes(shape, 1, Route.TORCHNEURON, weights) if shape and weights else 0
@@ -224,7 +223,7 @@ def _remarks(pair: Pair) -> Iterator[str]:
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:
-    """A plan as the lines of a page."""
+    """The plan as a page's lines."""
     pair, load = plan.pair, plan.pair.load
     capacity = pair.instance.core_bytes(pair.lnc)
     yield (
@@ -261,7 +260,7 @@ def _process_line(process: Process) -> str:
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    """A plan as JSON; bytes are those on one core."""
+    """The plan as JSON; bytes on one core."""
     pair = plan.pair
     return {
         "kind": "plan, not a measurement",

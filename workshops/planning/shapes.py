@@ -1,4 +1,4 @@
-"""Reads the dimensions of a decoder, or of an EAGLE-3 head, from its config.json and counts its parameters."""
+"""Dimensions of a decoder or EAGLE-3 head from config.json, and its parameters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DENSE = ("llama", "mistral", "qwen2", "qwen3")
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A matrix of every layer. `split`: what tensor parallelism divides (q or kv heads, or columns)."""
+    """A matrix of every layer. `split`: divided by tensor parallelism (q or kv heads, or columns)."""
 
     name: str
     inputs: int
@@ -30,7 +30,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class EightBit:
-    """One byte per weight, except in modules whose names contain these parts."""
+    """One byte per weight, except modules whose names contain `except_for`."""
 
     method: str
     except_for: tuple[str, ...]
@@ -41,11 +41,11 @@ class EightBit:
 
 @dataclass(frozen=True, slots=True)
 class DecoderShape:
-    """The dimensions of a dense Llama-like decoder.
+    """A dense Llama-like decoder.
 
-    `eight_bit`: the quantization of its checkpoint. `eagle1`: an EAGLE-1 head as NxD Inference loads it
-    (`--role convert --convert eagle`). `columns`, `features`: of an EAGLE-3 head alone, the rows of its output matrix
-    and the numbers that it reads of each token's hidden states.
+    `eight_bit`: its checkpoint's quantization. `eagle1`: an EAGLE-1 head as in NxD Inference (`--role convert --convert
+    eagle`). Of an EAGLE-3 head alone: `columns`, rows of the output matrix, and `features`, numbers per token of hidden
+    states.
     """
 
     name: str
@@ -80,7 +80,7 @@ class DecoderShape:
 
     @property
     def norm_parameters(self) -> int:
-        """Parameters of all norms; Qwen3 also normalizes queries and keys. An EAGLE-1 head has one norm, 3 has four."""
+        """Qwen3 also normalizes queries and keys; an EAGLE-1 head has one norm, an EAGLE-3 head four."""
         if self.eagle1 or self.features:
             return self.hidden * (4 if self.features else 1)
         each = 2 * self.hidden + (2 * self.head_dim if self.model_type == "qwen3" else 0)
@@ -88,19 +88,19 @@ class DecoderShape:
 
     @property
     def fc_parameters(self) -> int:
-        """Parameters of the matrix by which a head reads embedding and hidden states as one input."""
+        """Parameters of a head's matrix over embedding and hidden states."""
         return (self.features + (2 * self.hidden if self.eagle1 else 0)) * self.hidden
 
     @property
     def parameters(self) -> int:
-        """Number of parameters as published: a tied output matrix counts once, an EAGLE-3 head has no embedding."""
+        """As published: a tied output matrix counts once, an EAGLE-3 head has no embedding."""
         each = sum(linear.parameters for linear in self.linears())
         tables = self.columns if self.features else self.vocabulary * (1 if self.tied else 2)
         return self.layers * each + self.fc_parameters + self.norm_parameters + tables * self.hidden
 
 
 def read_shape(folder: str, field: str) -> DecoderShape:
-    """The shape of the model in `folder`; `field` names the flag in errors. Raises ValueError, one line."""
+    """The shape of the model in `folder`; `field`: the flag in errors. Raises ValueError, one line."""
     path = Path(folder)
     path = path if path.name == "config.json" else path / "config.json"
     try:
@@ -118,7 +118,7 @@ def read_shape(folder: str, field: str) -> DecoderShape:
 
 
 def read_draft_shape(folder: str, target: DecoderShape) -> DecoderShape:
-    """The shape of a draft model or an EAGLE-3 head. Raises ValueError if a head does not match `target`."""
+    """The shape of a draft model or EAGLE-3 head. Raises ValueError if a head does not match `target`."""
     if not is_head(Path(folder)):
         return read_shape(folder, "draft_model")
     try:
@@ -135,7 +135,7 @@ def read_draft_shape(folder: str, target: DecoderShape) -> DecoderShape:
 
 
 def holds_head(folder: str) -> bool:
-    """Whether `folder` holds an EAGLE-3 head; False for what cannot be read, which is reported where it is loaded."""
+    """Whether `folder` has an EAGLE-3 head; False if unreadable, which loading reports."""
     return is_head(Path(folder))
 
 
@@ -159,7 +159,7 @@ def _head_shape(head: HeadConfig, name: str) -> DecoderShape:
 
 
 def shape_of(config: Mapping[str, Any], name: str) -> DecoderShape:
-    """Reads a configuration. Raises ValueError that names the missing or invalid key."""
+    """Reads a configuration. Raises ValueError with the missing or invalid key."""
     kind = config.get("model_type")
     if kind not in DENSE:
         raise ValueError(f"model_type: {kind!r} is not one of {', '.join(DENSE)}, the dense decoders of a plan")
@@ -186,7 +186,7 @@ def shape_of(config: Mapping[str, Any], name: str) -> DecoderShape:
 
 
 def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """A size; `default`: where it is absent or null. Raises ValueError."""
+    """A size; `default` if absent or null. Raises ValueError."""
     value = config.get(key)
     value = default if value is None else value
     if value is None:
@@ -197,7 +197,7 @@ def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> i
 
 
 def _eight_bit(config: object) -> EightBit | None:
-    """The checkpoint's quantization. Raises ValueError for methods other than eight-bit ones."""
+    """The checkpoint's quantization. Raises ValueError unless eight-bit."""
     if config is None:
         return None
     method = config.get("quant_method") if isinstance(config, dict) else config

@@ -1,8 +1,8 @@
-"""Deploys a server role on Ray Serve, as autoscaled replicas behind Serve's gRPC proxy.
+"""Deploys a server role on Ray Serve: autoscaled replicas behind its gRPC proxy.
 
     python -m tandem.workshops.ray_serve.application --neuron_cores 32 -- --role target --model DIR --batch 8
 
-The flags after `--` are main.py's. Run it once for each role; all share one cluster and port. Needs the extra `ray`.
+main.py's flags follow `--`. Run it once a role; roles share a cluster and port. Needs the extra `ray`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def start(port: int, http_port: int = 8000, location: str = "EveryNode") -> None:
-    """Starts Serve's proxies unless they run. Tandem uses the gRPC `port`."""
+    """Starts Serve's proxies unless they run. `port`: gRPC."""
     from ray import serve
     from ray.serve.config import gRPCOptions
 
@@ -38,7 +38,7 @@ def start(port: int, http_port: int = 8000, location: str = "EveryNode") -> None
 
 
 def run(flags: Sequence[str], neuron_cores: int = 0, cpus: float = 1.0, replicas: tuple[int, int] = (1, 1)) -> None:
-    """Deploys a role and waits until a replica is ready. Raises ValueError."""
+    """Deploys a role and waits for a replica. Raises ValueError."""
     args = launcher.parser().parse_args(flags)
     if args.role not in calls.SERVICES:
         raise ValueError(f"role: {args.role} is not one of {', '.join(calls.SERVICES)}")
@@ -67,7 +67,7 @@ def run(flags: Sequence[str], neuron_cores: int = 0, cpus: float = 1.0, replicas
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Deploys a role. Returns 0, or 2 if it cannot start, with the reason in one line on stderr."""
+    """Deploys a role. Returns 0, or 2 with the reason in one line on stderr."""
     args = vars(parser().parse_args(argv))
     try:
         start(args["grpc_port"])

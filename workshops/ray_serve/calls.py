@@ -1,7 +1,7 @@
-"""Passes calls from Ray Serve's gRPC proxy to a replica, and from there to its server process.
+"""Passes calls from Ray Serve's gRPC proxy to a replica and its server process.
 
-Serve routes calls by metadata: `application` names the application, and calls with the same `session_id` go to the same
-replica. Tandem clients send neither: the handlers made here derive both from the service and the request.
+Serve routes by metadata: `application` names the application, and calls of a `session_id` share a replica. Tandem's
+clients send neither; the handlers derive both from service and request.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FORWARDED = ("authorization", "x-request-id", "traceparent", "tracestate")
 
 
 def register(servicer: Any, server: Any) -> None:
-    """Registers all services; Serve's proxy imports and calls this by name."""
+    """Registers all services; Serve's proxy calls it by name."""
     make = server.service_handler_factory
     server.service_handler_factory = partial(_routed, make)
     for service in SERVICES.values():
@@ -49,7 +49,7 @@ def register(servicer: Any, server: Any) -> None:
 
 
 def _handler(method: Any) -> grpc.RpcMethodHandler:
-    """A method's kind and codec; the proxy adds what answers."""
+    """A method's kind and codec, without the proxy's behaviour."""
     made = getattr(grpc, f"{_kind(method)}_rpc_method_handler")
     return made(None, request_deserializer=GetMessageClass(method.input_type).FromString)
 
@@ -59,7 +59,7 @@ def _kind(method: Any) -> str:
 
 
 def _routed(make: Callable[..., Any], service_method: str, streaming_type: Any) -> Callable[..., Any]:
-    """Makes the proxy's handler of one method, which adds the routing metadata to its calls."""
+    """The proxy's handler of a method, with routing metadata."""
     handler = make(service_method=service_method, streaming_type=streaming_type)
     application = service_method.rpartition("/")[0].rpartition(".")[2]
 
@@ -97,7 +97,7 @@ async def _from_first(first: Any, requests: AsyncIterator[Any]) -> AsyncGenerato
 
 
 class RoutedContext:
-    """A call's context with the routing metadata."""
+    """A call's context with routing metadata."""
 
     def __init__(self, context: Any, application: str, session_id: str) -> None:
         self._context = context
@@ -111,7 +111,7 @@ class RoutedContext:
 
 
 class Replica:
-    """One replica of a role, by main.py's flags. Its methods are those of its service (replica_of)."""
+    """A replica of a role. Its methods are the service's (replica_of)."""
 
     async def __init__(self, flags: Sequence[str]) -> None:  # type: ignore[misc]  # Serve awaits it
         with tempfile.TemporaryDirectory() as folder:
@@ -125,12 +125,12 @@ class Replica:
             self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{json.loads(ready.read_text())['port']}")
 
     async def check_health(self) -> None:
-        """Raises an error if the server has ended. Serve calls it every few seconds and replaces the replica then."""
+        """Raises RuntimeError if the server has ended; Serve then replaces the replica."""
         if self._server.poll() is not None:
             raise RuntimeError(f"the server ended with code {self._server.returncode}, see its log")
 
     async def replies(self, kind: str, path: str, answer: Any, request: Any, context: Any) -> AsyncGenerator[Any, None]:
-        """Passes a call on. A failure comes with an empty reply."""
+        """Passes a call on. A failure sets the status and yields an empty reply."""
         method = getattr(self._channel, kind)(path, lambda each: each.SerializeToString(), answer.FromString)
         call = method(request, metadata=[each for each in context.invocation_metadata() if each[0] in FORWARDED])
         try:

@@ -1,4 +1,4 @@
-"""Implements the runner protocol with NxD Inference: `--backend nxdi`, for Trainium and Inferentia.
+"""`--backend nxdi`: runs models with NxD Inference on Trainium and Inferentia (docs/trainium-nxdi.md).
 
-Only `sdk.py` imports NxD Inference; every other module runs anywhere. See docs/trainium-nxdi.md.
+Only `sdk.py` imports NxD Inference; other modules run anywhere.
 """

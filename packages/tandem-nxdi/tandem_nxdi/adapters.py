@@ -1,8 +1,7 @@
-"""LoRA adapters of an NxDI target: compiled in at start, and chosen row by row.
+"""LoRA adapters of an NxDI target: compiled in at start, chosen by row.
 
-NxDI keeps the adapter that a line was encoded with: its context encoding copies the matrices to the line, and decode
-calls read those of their lines (modules/lora_serving). With enable_base_model_only its number 0 stands for none, and
-adapters count from 1 in the order of lora_ckpt_paths.
+A line keeps its prompt's adapter: context encoding copies the matrices to the line, and decode calls read them there
+(modules/lora_serving). With enable_base_model_only number 0 is none; adapters count from 1 by lora_ckpt_paths.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _OURS = (
 
 
 def read_adapters(choices: Sequence[AdapterChoice]) -> tuple[Adapter, ...]:
-    """Reads adapters that NxDI is to hold. Raises CheckpointError or ValueError, naming what it would not read."""
+    """Reads adapters for NxDI. Raises CheckpointError or ValueError that names the adapter."""
     for choice in choices:
         if Path(choice.source).is_dir() and read_config(Path(choice.source)).alphas:
             raise ValueError(
@@ -33,9 +32,9 @@ def read_adapters(choices: Sequence[AdapterChoice]) -> tuple[Adapter, ...]:
 def lora_config(
     given: Mapping[str, Any], choices: Sequence[AdapterChoice], adapters: Sequence[Adapter], slots: int
 ) -> dict[str, Any]:
-    """NeuronConfig's lora_config for `adapters`, read from `choices`; `given`: the user's fields of it.
+    """NeuronConfig's lora_config for `adapters`, read from `choices`; `given`: the user's fields.
 
-    Without adapters, the user's own, with a place for each of its `slots` lines' matrices.
+    Without adapters: the user's own fields, with memory for the matrices of `slots` lines.
     """
     if not adapters:
         return {**given, "batch_size": given.get("batch_size", slots)} if given else {}
@@ -58,7 +57,7 @@ def lora_config(
 
 
 class NxdiAdapters:
-    """Those that a target was compiled with, by revision; requests number them as they come."""
+    """A target's compiled adapters by revision. Requests refer to them by the numbers of `put`."""
 
     def __init__(self, built: Mapping[str, str] | None = None) -> None:
         self._built = dict(built or {})
@@ -66,11 +65,11 @@ class NxdiAdapters:
 
     @property
     def there(self) -> bool:
-        """Whether there can be any."""
+        """Whether the target has adapters."""
         return bool(self._built)
 
     def put(self, number: int, adapter: Adapter) -> None:
-        """Like TakesAdapters.put_adapter, for one that was compiled in. Raises ValueError for any other."""
+        """TakesAdapters.put_adapter for a compiled adapter. Raises ValueError for any other."""
         if self._built.get(adapter.name) != adapter.revision:
             raise ValueError(
                 f"adapters: {adapter.name}: NxD Inference holds the adapters that it was started with: "
@@ -79,5 +78,5 @@ class NxdiAdapters:
         self._places[number] = list(self._built).index(adapter.name) + 1
 
     def place(self, number: int) -> int:
-        """What NxDI calls the adapter. Raises KeyError."""
+        """NxDI's number of the adapter. Raises KeyError."""
         return self._places[number]

@@ -1,7 +1,7 @@
-"""Keeps compiled models in folders, one per configuration, weights and SDK, named by a hash of them.
+"""Keeps compiled models in folders named by a hash of configuration, weights and SDK.
 
-A folder's `tandem.json` lists what it was compiled from. It is written last, so a folder without it is the remainder of
-an interrupted compilation. Compiling takes minutes per bucket; a folder can be copied to other machines.
+`tandem.json` lists a folder's sources and is written last: without it, a compilation was interrupted. Compiling takes
+minutes per bucket; folders can be copied between machines.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MODEL, CONFIG = "model.pt", "neuron_config.json"  # what NxDI's compile() writes
 
 @dataclass(frozen=True, slots=True)
 class CompiledFolder:
-    """A folder of compiled code, and what that must have been compiled from. `store`: where copies may be."""
+    """Compiled code and its required sources. `store`: where copies may be."""
 
     folder: Path
     made_from: Mapping[str, Any]
@@ -34,7 +34,7 @@ class CompiledFolder:
 
     @property
     def ready(self) -> bool:
-        """Whether it is complete, unchanged, and compiled from exactly `made_from`."""
+        """Whether it is complete, unchanged, and compiled from `made_from`."""
         try:
             noted = json.loads((self.folder / MANIFEST).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -56,10 +56,7 @@ def compiled(root: str | None, name: str, made_from: Mapping[str, Any], store: s
 
 
 def ensure(wanted: CompiledFolder, compile_into: Callable[[Path], None]) -> bool:
-    """Compiles unless the folder is ready or in the store; returns whether it compiled.
-
-    Concurrent processes compile it once.
-    """
+    """Compiles unless the folder is ready or in the store; returns whether it did. Processes compile once."""
     if wanted.ready:
         return False
     wanted.folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -84,7 +81,7 @@ def ensure(wanted: CompiledFolder, compile_into: Callable[[Path], None]) -> bool
 
 
 def _fetched(wanted: CompiledFolder, store: Path, partial: Path) -> bool:
-    """Fills `partial` from the store; leaves it empty if the store has no such set."""
+    """Fills `partial` from the store; leaves it empty without such a set."""
     if fetch(store, wanted.made_from, partial):
         for note in (MANIFEST, NOTE):  # made anew, by and for this machine
             (partial / note).unlink(missing_ok=True)

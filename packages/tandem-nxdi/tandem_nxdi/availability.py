@@ -17,10 +17,10 @@ ALSO = ("neuronx-cc", "torch", "transformers")
 
 
 def require_nxdi() -> None:
-    """Raises ValueError, one line that says what to do, unless NxDI and its dependencies are installed.
+    """Raises ValueError, one line with the remedy, unless NxDI and its dependencies are installed.
 
-    Does not look for devices: a machine without one may compile. Other versions than NxDI's own metadata ask for are
-    refused where NxDI calls or is compiled against them, and else said in the log.
+    Needs no device: any machine may compile. Packages that NxDI calls or is compiled against must have the versions of
+    NxDI's metadata; for others a mismatch is logged.
     """
     found = clashes(installed_packages())
     if why := refusal(found):
@@ -34,7 +34,7 @@ def require_nxdi() -> None:
 
 
 def installed_version(package: str) -> str | None:
-    """Any package's version, or None if it is not installed."""
+    """Any package's version; None if absent."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -42,7 +42,7 @@ def installed_version(package: str) -> str | None:
 
 
 def importable(package: str) -> bool:
-    """Whether the package can be imported and is not one of PyPI's placeholders."""
+    """Whether the package is there and no placeholder of PyPI."""
     name = package.replace("-", "_")
     if name in sys.modules:
         return True

@@ -25,7 +25,7 @@ BESIDE = "draft: with NxD Inference a head drafts in one graph with its target: 
 
 
 class NxdiBackend(Backend):
-    """Loads a target and its draft model as one graph where both are served by one process."""
+    """Loads a pair in one process as one graph."""
 
     loads_pairs = True
 
@@ -33,11 +33,11 @@ class NxdiBackend(Backend):
         require_nxdi()
 
     def find(self, model: str | None) -> Checkpoint:
-        """A hub id is downloaded, unless it is in Hugging Face's cache: NxDI shards weights from a folder."""
+        # NxDI shards weights from a folder, so a hub id is downloaded.
         return local(find(model))
 
     def adapter(self, choice: AdapterChoice) -> Adapter:
-        """One that the target was compiled with; NxDI reads it by itself."""
+        # NxDI reads adapters itself.
         return read_adapters([choice])[0]
 
     def draft_has_tokenizer(self, request: LoadRequest) -> bool:
@@ -58,7 +58,7 @@ class NxdiBackend(Backend):
             return load_nxdi_pair(target, draft, request.execution, request.shape, _settings(request), start_on_device)
 
     def compile(self, target: Checkpoint, draft: Checkpoint | None, request: LoadRequest, part: str) -> Iterator[str]:
-        """With --pair both, a fused server loads its models apart as well."""
+        """With --pair both, compiles a fused server's models apart as well."""
         own = (request.execution, request.shape)
         if part != "fused":
             if part == "draft" and _settings(request).eagle:
@@ -86,7 +86,7 @@ class NxdiBackend(Backend):
         return _settings(request).pair != "apart"
 
     def unfused(self, request: LoadRequest) -> Sequence[LoadRequest]:
-        """The fused graph is greedy and keeps its logits; models apart answer what asks for more."""
+        """The fused graph is greedy and hides logits; models apart serve the other requests."""
         settings = _settings(request)
         if settings.pair == "fused":
             return ()
@@ -97,7 +97,7 @@ class NxdiBackend(Backend):
 
 
 def take_cores(request: LoadRequest) -> None:
-    """Names this process's cores to the runtime, before anything initializes it. Raises ValueError if too few."""
+    """Names this process's cores to the runtime, before its start. Raises ValueError if too few."""
     if request.execution.cores is None:
         return
     cores, degree = parse_cores(request.execution.cores), _settings(request).tp_degree

@@ -1,7 +1,7 @@
-"""Checks batch invariance of an NxDI target, using the same calls as requests.
+"""Checks an NxDI target's batch invariance by the calls of requests.
 
-A decode graph has one batch and one width, so other rows and acceptance cannot change a row's shape. What can differ is
-the bucket that is read, and a cache written by context encoding from one written by decoding.
+A decode graph has one batch and one width, so neither other rows nor acceptance changes a row's shape. What can differ:
+the decode bucket, and a cache written by context encoding instead of decoding.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def check_target_invariance(runner: NxdiRunner) -> StepShapes:
-    """Returns the buckets that may be used, and whether their bits agree."""
+    """The usable buckets, and whether their bits agree."""
     layout, limits = runner.layout, runner.limits
     room = min(limits.max_length, layout.capacity - layout.span)
     if room < 4 * layout.width:
@@ -39,18 +39,18 @@ def check_target_invariance(runner: NxdiRunner) -> StepShapes:
 
 
 def same_prompts(runner: NxdiRunner, chunk: int) -> bool:
-    """Whether the context bucket that holds `chunk` and the largest one write the same bits for a prompt."""
+    """Whether the context bucket for `chunk` and the largest one give a prompt the same bits."""
     return _same(runner, chunk, [replace(runner.shapes, chunks=(c,)) for c in (chunk, runner.layout.chunks[-1])])
 
 
 def same_reads(runner: NxdiRunner, read: int) -> bool:
-    """Whether a window has the same bits in the decode bucket that holds `read` positions and in the largest."""
+    """Whether the decode bucket for `read` positions and the largest one give a window the same bits."""
     longest = min(read - runner.layout.span, runner.layout.chunks[-1])
     return _same(runner, longest, [replace(runner.shapes, lengths=lengths) for lengths in ((read,), ())])
 
 
 def _same(runner: NxdiRunner, length: int, choices: Sequence[StepShapes]) -> bool:
-    """Whether a window after a prompt of `length` tokens has the same bits with both choices of shapes."""
+    """Whether a window after a prompt of `length` tokens has the same bits in all `choices`."""
     before, outputs = runner.shapes, []
     prompt = tuple((7 * i + 1) % runner.limits.vocab_size for i in range(length))
     runner.lines = Lines(runner.layout)
@@ -62,7 +62,7 @@ def _same(runner: NxdiRunner, length: int, choices: Sequence[StepShapes]) -> boo
 
 
 class CheckableTarget:
-    """Adapts an NxDI target to the ShapedModel that tandem/runners/batch_invariance.py checks."""
+    """An NxDI target as the ShapedModel of tandem/runners/batch_invariance.py."""
 
     device = "cpu"
 

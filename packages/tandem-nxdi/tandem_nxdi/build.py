@@ -1,4 +1,4 @@
-"""Derives NeuronConfig's fields, and the compiled shapes, from Tandem's flags and the user's own fields."""
+"""Derives NeuronConfig's fields and the compiled shapes from Tandem's flags and the user's fields."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TILE = 128  # KV caches of fused models are stored in tiles of so many positions
 
 
 class Kind(enum.Enum):
-    """What is compiled: a model fed one token a step, one fed a window, or draft and target in one graph."""
+    """A model fed one token a step, one fed a window, or draft and target in one graph."""
 
     PLAIN = "plain"
     WINDOW = "window"
@@ -26,9 +26,9 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class BuildRequest:
-    """What Tandem's flags ask for. `max_draft`: draft tokens a round. `dtype`: None is the checkpoint's own.
+    """Tandem's flags. `max_draft`: draft tokens a round. `dtype`: None is the checkpoint's.
 
-    `eagle3`: the draft is a head of EAGLE-3; with `NxdiSettings.eagle` alone it is one of EAGLE-1.
+    `eagle3`: the draft is an EAGLE-3 head; with `NxdiSettings.eagle` alone, an EAGLE-1 head.
     """
 
     kind: Kind
@@ -41,11 +41,11 @@ class BuildRequest:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The compiled shapes. Positions and tokens are counted per row.
+    """The compiled shapes, in positions and tokens per row.
 
     A step is fed `width` tokens and writes `span` positions. For a mask of L positions NxDI picks the first bucket
-    above L + `reserved`, or the largest when equal (model_wrapper.py). `reads`: the largest L + reserved of every
-    smaller decode bucket. `chunks`: the longest prompt of every context encoding bucket.
+    above L + `reserved`, or the largest if equal (model_wrapper.py). `reads`: the largest L + reserved of every smaller
+    decode bucket. `chunks`: the longest prompt of every context encoding bucket.
     """
 
     lines: int
@@ -59,10 +59,9 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """NeuronConfig's keyword arguments for one compiled folder, the draft's where it is fused, and the shapes.
+    """NeuronConfig's keyword arguments for a compiled folder (`draft`: if fused), and the shapes.
 
-    `tokens_only`: logits never leave the device, so only greedy requests can be answered. `adapters`: the revisions of
-    those that are compiled in, in order.
+    `tokens_only`: logits stay on the device: greedy requests alone. `adapters`: compiled revisions, in order.
     """
 
     kind: Kind
@@ -76,10 +75,7 @@ class Build:
 
 
 def plan_build(request: BuildRequest, settings: NxdiSettings, adapters: Sequence[Adapter] = ()) -> Build:
-    """Plans a build. Raises ValueError if flags contradict each other or NxDI is known to break.
-
-    `adapters`: those of the settings, read.
-    """
+    """Raises ValueError if flags contradict each other or NxDI is known to break. `adapters`: the settings', read."""
     if adapters and request.kind is Kind.FUSED:
         raise ValueError("adapters: NxD Inference passes none to a fused graph (model_base.py); use --pair apart")
     fields = _fields(request, settings)
@@ -142,7 +138,7 @@ def _fields(request: BuildRequest, settings: NxdiSettings) -> dict[str, Any]:
 
 
 def _as_argmax(fields: dict[str, Any]) -> None:
-    """Compiles an argmax where the user asks for draws among one token: the same result, and speculation allows it."""
+    # A draw among one token is an argmax, which speculation allows.
     sampling = fields.get("on_device_sampling_config")
     if isinstance(sampling, Mapping) and sampling.get("do_sample") and sampling.get("top_k") == 1:
         fields["on_device_sampling_config"] = {**sampling, "do_sample": False}
@@ -176,7 +172,7 @@ def _lengths(fields: dict[str, Any], request: BuildRequest, span: int) -> None:
 
 
 def _kv_quantization(fields: dict[str, Any]) -> None:
-    """Sets both fields: kv_cache_quant alone is a compiler flag, kv_quant_config quantizes the cache."""
+    # kv_cache_quant alone is a compiler flag; kv_quant_config quantizes the cache.
     if fields.get("kv_cache_quant"):
         fields.setdefault("kv_quant_config", {})
     elif fields.get("kv_quant_config") is not None:
@@ -184,7 +180,7 @@ def _kv_quantization(fields: dict[str, Any]) -> None:
 
 
 def _draft_fields(fields: Mapping[str, Any], settings: NxdiSettings) -> dict[str, Any]:
-    """The draft's fields: the target's, overridden by its own. sdk.py sets its speculation flags later."""
+    """The target's fields, overridden by the draft's. sdk.py sets its speculation flags later."""
     own = dict(settings.draft_neuron_config)
     lists = ("batch_size", "seq_len", "max_length", "max_context_length", "speculation_length")
     for name in lists:
@@ -225,7 +221,7 @@ def _layout(request: BuildRequest, fields: Mapping[str, Any]) -> Layout:
 
 
 def automatic_buckets(fields: Mapping[str, Any], longest: int) -> list[int]:
-    """The buckets that NxDI uses by default (modules/autobucketing.py): powers of two from 128."""
+    """NxDI's default buckets (modules/autobucketing.py): powers of two from 128."""
     if not fields.get("enable_bucketing") or longest == TILE:
         return [longest]
     powers = range(TILE.bit_length() - 1, round_log2(longest))
@@ -233,7 +229,7 @@ def automatic_buckets(fields: Mapping[str, Any], longest: int) -> list[int]:
 
 
 def round_log2(number: int) -> int:
-    """The nearest power of two's exponent."""
+    """Exponent of the nearest power of two."""
     import math
 
     return round(math.log2(number))

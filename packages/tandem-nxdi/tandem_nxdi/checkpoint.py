@@ -1,4 +1,4 @@
-"""Reads a checkpoint's model type, vocabulary size, end tokens and length without a model library."""
+"""Reads a checkpoint's facts without a model library."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FAMILIES = ("dbrx", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """Facts of a checkpoint folder. `digest`: of config.json. `end_ids`: token ids that end a sequence."""
+    """`digest`: of config.json. `end_ids`: token ids that end a sequence."""
 
     folder: str
     model_type: str
@@ -30,7 +30,7 @@ HUB_FILES = ["*.json", "*.safetensors", "*.model", "tokenizer*", "merges.txt", "
 
 
 def local(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint in a folder of this machine. Raises CheckpointError if it is named by hub id and not to be had."""
+    """The checkpoint as a local folder. Raises CheckpointError if a hub id cannot be had."""
     if checkpoint.gguf is not None or Path(checkpoint.folder).is_dir():
         return checkpoint
     from huggingface_hub import snapshot_download
@@ -44,7 +44,7 @@ def local(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def facts(checkpoint: Checkpoint, max_length: int) -> ModelFacts:
-    """Reads the facts. Raises CheckpointError or ValueError if NxDI cannot run the model for `max_length` tokens."""
+    """Raises CheckpointError or ValueError if NxDI cannot run the model for `max_length` tokens."""
     folder = Path(checkpoint.folder)
     if checkpoint.gguf is not None:
         raise CheckpointError(f"{folder / checkpoint.gguf}: nxdi reads Hugging Face folders (safetensors), not GGUF")
@@ -60,7 +60,7 @@ def facts(checkpoint: Checkpoint, max_length: int) -> ModelFacts:
 
 
 def text_config(folder: Path) -> dict[str, Any]:
-    """The configuration of the text model in a folder, which has a vocab_size. Raises CheckpointError."""
+    """A folder's text model configuration, with vocab_size. Raises CheckpointError."""
     file = folder / "config.json"
     config = _fields(file)
     inner = config.get("text_config") or config
@@ -77,10 +77,9 @@ def _fields(file: Path) -> dict[str, Any]:
 
 
 def older_rope(folder: str) -> dict[str, Any]:
-    """The fields by which transformers 4.57 knows a rotary embedding that transformers 5 wrote into config.json.
+    """transformers 4.57's fields for a rotary embedding that transformers 5 wrote into config.json; or {}.
 
-    It ignores `rope_parameters` and takes its default base (10000) without a word. Empty if nothing is to be said.
-    Raises CheckpointError if the file has one for each kind of layer.
+    4.57 silently ignores `rope_parameters` and uses base 10000. Raises CheckpointError if layers have several kinds.
     """
     file = Path(folder) / "config.json"
     config = _fields(file)

@@ -1,7 +1,7 @@
-"""Lists the field names of NxD Inference's configurations; it only warns about unknown ones and ignores them.
+"""Field names of NxD Inference's configurations, which ignores unknown ones with a warning.
 
-Taken from the keywords of `__init__` in NxDI 0.9.0 (4bcdc54, models/config.py). A test compares the lists with the
-source if that is available.
+From the keywords of `__init__` in NxDI 0.9.0 (4bcdc54, models/config.py); a test compares them with the source if
+there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 @cache
 def names() -> dict[str, Any]:
-    """The names of fields by configuration; `elsewhere`: those of others, and where their meaning is said here."""
+    """Field names by configuration; `elsewhere`: other software's, with Tandem's equivalent."""
     found: dict[str, Any] = json.loads(Path(__file__).with_name("fields.json").read_text(encoding="utf-8"))
     return found
 
@@ -25,7 +25,7 @@ _NESTED = ("on_device_sampling_config", "kv_quant_config", "lora_config")
 
 
 def check_names(given: Mapping[str, Any], field: str = "neuron_config") -> None:
-    """Checks that NxDI knows every name, also in nested configurations. Raises ValueError with the nearest name."""
+    """Raises ValueError, with the nearest name, for a name unknown to NxDI, also in nested configurations."""
     _check(given, [*names()["neuron"], *names()["mixture_of_experts"]], field)
     for name in _NESTED:
         nested = given.get(name)

@@ -1,7 +1,7 @@
-"""Runs draft and target in one NxDI graph (FusedSpecNeuronConfig), presented as two runners.
+"""Draft and target in one NxDI graph (FusedSpecNeuronConfig), as two runners.
 
-The graph drafts K-1 tokens greedily, verifies them with the target and returns the accepted ones. A row that asks for
-fewer gets the first of them, which are the target's greedy tokens in any case. Rejected tokens stay on the device.
+The graph drafts K-1 tokens greedily, verifies them and returns the accepted ones. A row that wants fewer gets the first
+of them: all are the target's greedy tokens. Rejected tokens stay on the device.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ UNKNOWN = -1  # a draft token that was rejected on the device and never copied t
 
 
 class FusedRunner(NxdiRunner):
-    """The pair's target: prefills both models, and verifies only the drafts of its own graph."""
+    """The pair's target: prefills both models, verifies its own graph's drafts alone."""
 
     def fused_with(self, draft: Runner) -> FusedStep | None:
         if isinstance(draft, FusedDraft) and draft.pair is self:
@@ -43,7 +43,7 @@ class FusedRunner(NxdiRunner):
         return None
 
     def rounds(self, rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
-        """Runs one round of every row in one call."""
+        """Runs a round of every row in one call."""
         results: dict[int, FusedResult | RowFailed] = {}
         fed: dict[int, tuple[int, tuple[int, ...]]] = {}
         for r, row in enumerate(rows):
@@ -70,11 +70,11 @@ class FusedRunner(NxdiRunner):
         return sized([results[r] for r in range(len(rows))], self.shapes, [self.layout.span] * len(rows))
 
     def feed_first(self, line: int, token: int) -> Array:
-        """Feeds the first token of a line; returns the id of the next one, [1]."""
+        """Feeds a line's first token; returns the next id, [1]."""
         return self._after_first(line, token)
 
     def predicted(self, answer: StepOutput, line: int, window: slice) -> Array:
-        """The token after the fed one, [1]: the first accepted."""
+        """The first accepted token, [1]."""
         assert answer.tokens is not None
         return np.asarray(answer.tokens[line, :1])
 
@@ -94,7 +94,7 @@ class FusedRunner(NxdiRunner):
 
 
 class FusedDraft:
-    """The pair's draft; the pair's own calls fill its cache."""
+    """The pair's draft; the pair's calls fill its cache."""
 
     def __init__(self, pair: FusedRunner, identity: RunnerIdentity) -> None:
         self.pair, self.identity = pair, identity
@@ -109,7 +109,7 @@ class FusedDraft:
         return self.pair.shapes
 
     def warm_up(self, startup: Startup | None = None) -> None:
-        """Does nothing: the pair warms up."""
+        """The pair warms up."""
 
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
         return [None] * len(rows)

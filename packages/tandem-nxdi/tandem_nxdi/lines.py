@@ -1,14 +1,14 @@
-"""Tracks on the host which tokens each KV line holds, and builds the forward calls that keep lines correct.
+"""Tracks the tokens of each KV line, and builds forward calls that keep lines correct.
 
-This module alone keeps NxDI's rules (docs/trainium-nxdi.md):
-- a decode call contains every line, in order: NxDI does not sort a full batch, and the rows that it adds to a partial
-  one overwrite the lines of idle sequences. An idle line is fed its own next position, which is rewritten later;
-- no decode call contains position 0: it would turn all rows into a prefill;
-- a mask covers the positions before a row's window and nothing else;
-- a window always has `width` tokens: short rows are padded at the end, and at a line's end the window slides back over
-  tokens that the line already holds, and writes the same keys and values again;
-- the adapter of a line is the one that its prompt was encoded with, and changes with the next prompt;
-- a prompt has at least two tokens, unless the prediction after its first token is needed.
+NxDI's rules, kept here alone (docs/trainium-nxdi.md):
+- a decode call contains every line, in order: NxDI does not sort a full batch, and its padding of a partial one
+  overwrites idle lines. An idle line is fed its next position, rewritten later;
+- no decode call contains position 0: all rows would become a prefill;
+- a mask covers the positions before a row's window, no more;
+- a window has `width` tokens: short rows are padded, and at a line's end the window slides back and writes the same
+  keys and values again;
+- a line's adapter is its prompt's, until the next prompt;
+- a prompt has two tokens or more, unless the prediction after its first token is needed.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Ids = Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class ForwardCall:
-    """One forward call: rows of tokens at positions.
+    """Rows of tokens at positions.
 
-    `prior`: cached positions that each row's mask shows; in a prefill, the prompt's own. `mask_length`: columns of the
-    mask. `lines`: each row's KV line. `adapters`: what NxDI calls the adapter of each row's line; 0 for none.
+    `prior`: cached positions in each row's mask; in a prefill, the prompt's. `mask_length`: the mask's columns.
+    `lines`: each row's KV line. `adapters`: NxDI's number for each row; 0 is none.
     """
 
     input_ids: tuple[tuple[int, ...], ...]
@@ -42,7 +42,7 @@ class LineError(ValueError):
 
 
 class Lines:
-    """The tokens that each line validly holds; anything written beyond them is overwritten before it is read."""
+    """Valid tokens of each line; tokens after them are overwritten before they are read."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -50,11 +50,11 @@ class Lines:
         self.adapters = [0] * layout.lines
 
     def note(self, line: int, start: int, tokens: Ids) -> None:
-        """Records that `tokens` were written at `start`, start+1, ..."""
+        """Records `tokens`, written from `start` on."""
         self.held[line][start:] = tokens
 
     def check(self, line: int, start: int, count: int, adapter: int = 0) -> None:
-        """Raises LineError unless `count` tokens may be fed at `start`, with this adapter."""
+        """Raises LineError unless `count` tokens may be fed at `start` with this adapter."""
         if start and adapter != self.adapters[line]:
             raise LineError(f"line {line} was encoded with adapter {self.adapters[line]}, and {adapter} is asked for")
         if start > len(self.held[line]):
@@ -65,9 +65,9 @@ class Lines:
             raise LineError(f"position {start + count} of line {line} is above its {self.layout.capacity}")
 
     def prompt(self, line: int, tokens: Ids, room: int, adapter: int = 0) -> ForwardCall:
-        """The call that encodes a whole prompt, in the bucket that holds `room` tokens.
+        """The call that encodes a prompt in the bucket of `room` tokens.
 
-        It writes the prompt's KV; its prediction is valid only for prompts of two or more tokens.
+        Its prediction is valid for two tokens or more.
         """
         self.adapters[line] = adapter
         ids = list(tokens) if len(tokens) > 1 else [tokens[0], tokens[0]]
@@ -86,8 +86,8 @@ class Lines:
     def first(self, line: int, token: int, adapter: int = 0) -> ForwardCall:
         """The call that encodes a prompt of one token whose prediction is needed.
 
-        NxDI takes the logits at the largest position and pads with position 1, so it would read those of a pad. We pad
-        to the largest bucket with position 0 instead: torch.max then picks the first, which is the token's own.
+        NxDI reads the logits at the largest position, which is a pad's (position 1). We pad to the largest bucket with
+        position 0: torch.max then picks the first, the token's own.
         """
         length = self.layout.chunks[-1]
         self.adapters[line] = adapter
@@ -96,7 +96,7 @@ class Lines:
     def step(
         self, rows: Mapping[int, tuple[int, Ids]], mask_length: int | None
     ) -> tuple[ForwardCall, dict[int, slice]]:
-        """A decode call of every line, and the columns of each row's tokens in it.
+        """A decode call of every line, and the columns of each row's tokens.
 
         `rows`: line to (position, tokens). `mask_length`: None for the largest. Raises LineError.
         """
@@ -124,7 +124,7 @@ class Lines:
         return ForwardCall(tuple(ids), positions, tuple(starts), length, lines, adapters), windows
 
     def reach(self, rows: Mapping[int, tuple[int, Ids]]) -> int:
-        """Positions that a decode bucket must hold: the furthest start of a window plus what NxDI reserves."""
+        """Positions that a decode bucket must hold: the furthest window's start and NxDI's reserve."""
         last = self.layout.capacity - self.layout.span
         begins = [rows[line][0] if line in rows else len(self.held[line]) for line in range(self.layout.lines)]
         return min(max(begins), last) + self.layout.reserved

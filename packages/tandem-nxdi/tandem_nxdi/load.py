@@ -1,4 +1,4 @@
-"""Loads NxDI runners from checkpoints and settings; checks everything before anything compiles."""
+"""Loads NxDI runners; checks everything before anything compiles."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Start = Callable[[Build, ModelFacts, ModelFacts | None, CompiledFolder], "Applic
 def load_nxdi(
     checkpoint: Checkpoint, execution: Execution, shape: Shape, settings: NxdiSettings, verifies: bool, start: Start
 ) -> Runner:
-    """Loads a target (`verifies`) or a draft. Raises CheckpointError or ValueError, one line each."""
+    """Loads a target (`verifies`) or a draft. Raises CheckpointError or ValueError, one line."""
     build, own, wanted = _planned(checkpoint, execution, shape, settings, verifies)
     device = start(build, own, None, wanted)
     limits = _limits(build, shape, own)
@@ -49,7 +49,7 @@ def load_nxdi(
 def load_nxdi_pair(
     target: Checkpoint, draft: Checkpoint, execution: Execution, shape: Shape, settings: NxdiSettings, start: Start
 ) -> tuple[FusedRunner, FusedDraft]:
-    """Loads target and draft as one graph. Raises CheckpointError or ValueError."""
+    """Loads a pair as one graph. Raises CheckpointError or ValueError."""
     build, own, other, wanted = _planned_pair(target, draft, execution, shape, settings)
     device = start(build, own, other, wanted)
     limits = _limits(build, shape, own)
@@ -62,7 +62,7 @@ def load_nxdi_pair(
 def compile_nxdi(
     checkpoint: Checkpoint, execution: Execution, shape: Shape, settings: NxdiSettings, verifies: bool
 ) -> str:
-    """Compiles what `load_nxdi` would load, and puts it into the store if there is one. Returns a line about it."""
+    """Compiles for `load_nxdi`, and publishes to the store if any. Returns a line for the log."""
     build, own, wanted = _planned(checkpoint, execution, shape, settings, verifies)
     return _compiled(build, own, None, wanted)
 
@@ -70,7 +70,7 @@ def compile_nxdi(
 def compile_nxdi_pair(
     target: Checkpoint, draft: Checkpoint, execution: Execution, shape: Shape, settings: NxdiSettings
 ) -> str:
-    """Like `compile_nxdi`, for what `load_nxdi_pair` would load."""
+    """Compiles for `load_nxdi_pair`."""
     return _compiled(*_planned_pair(target, draft, execution, shape, settings))
 
 
@@ -121,7 +121,7 @@ def _planned_pair(
 
 
 def start_on_device(build: Build, target: ModelFacts, draft: ModelFacts | None, wanted: CompiledFolder) -> Application:
-    """Imports NxD Inference, compiles if necessary, loads. Raises ValueError if it is not installed."""
+    """Compiles if necessary and loads. Raises ValueError without NxD Inference."""
     require_nxdi()
     from tandem_nxdi.sdk import start
 
@@ -129,7 +129,7 @@ def start_on_device(build: Build, target: ModelFacts, draft: ModelFacts | None, 
 
 
 def _warn_of_short_buckets(build: Build) -> None:
-    """AWS's tutorial of Llama-3.1-405B warns of a "Numerical Error" for kernels with short context buckets."""
+    # AWS's tutorial of Llama-3.1-405B: kernels with short context buckets give a "Numerical Error".
     kernels = [name for name in _CONTEXT_KERNELS if build.neuron.get(name)]
     short = [chunk for chunk in build.layout.chunks if chunk < _SHORT_BUCKET]
     if kernels and short:

@@ -1,8 +1,8 @@
-"""Tells what NxD Inference quantises, and refuses, before anything compiles, weights that could not be loaded then.
+"""Finds what NxD Inference quantises; refuses weights that would fail to load hours later, after compiling.
 
-In a fused graph it converts draft and target alike as soon as the target quantises anything, each by its own
-`modules_to_not_convert` (model_wrapper.py, load_module): a linear module stays as it is if an entry is a part of its
-name (NxD's quantize.py), and else needs a scale beside its weight. NxDI looks for scales after compiling, hours later.
+A fused graph converts draft and target once the target quantises anything, each by its own `modules_to_not_convert`
+(model_wrapper.py, load_module): a linear module is kept if an entry is part of its name (NxD's quantize.py), else needs
+a scale.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from tandem_nxdi.build import Build
 from tandem_nxdi.checkpoint import ModelFacts
 
 QUANTISING = ("quantized", "quantized_mlp_kernel_enabled", "activation_quantization_type")
-"""Fields each of which makes NxDI convert a model's linear modules (config.py, is_mlp_quantized)."""
+"""Each of these makes NxDI convert linear modules (config.py, is_mlp_quantized)."""
 _WITH_THEM = ("quantized_checkpoints_path", "rmsnorm_quantize_kernel_enabled")
 FP8_VARIABLES = {"XLA_HANDLE_SPECIAL_SCALAR": "1", "UNSAFE_FP8FNCAST": "1"}
-"""What inference_demo.py sets for FP8."""
+"""inference_demo.py's for FP8."""
 _GROUP = re.compile(r"layers\.\d+\.\w+")
 _SCALES = (".scale", ".weight_scale")
 
 
 def quantises(fields: Mapping[str, Any]) -> bool:
-    """Whether NxDI converts modules of a model with these fields of NeuronConfig."""
+    """Whether NxDI converts modules with these fields of NeuronConfig."""
     return any(fields.get(name) for name in QUANTISING)
 
 
 def fp8_environment(fields: Mapping[str, Any]) -> dict[str, str]:
-    """The environment variables that these fields need, as they are set already or else as NxDI's own program has them.
+    """FP8's environment variables: as set already, else as in NxDI's program.
 
-    With a quantised MLP kernel, or quantised activations, NxDI makes the dtype f8e4m3 itself (config.py).
+    With a quantised MLP kernel or activations, NxDI sets the dtype f8e4m3 itself (config.py).
     """
     eight = fields.get("quantized") and str(fields.get("quantization_dtype", "int8")).startswith("f8")
     if not (eight or quantises({**fields, "quantized": False}) or fields.get("kv_cache_quant")):
@@ -45,9 +45,9 @@ def fp8_environment(fields: Mapping[str, Any]) -> dict[str, str]:
 
 
 def with_draft_kept(build: Build, draft: ModelFacts) -> Build:
-    """A fused build whose draft stays as its weights are, unless its own list says what is quantised.
+    """A fused build whose draft keeps its weights, unless its own list decides.
 
-    Raises CheckpointError if the list leaves modules to be converted whose weights have no scales.
+    Raises CheckpointError if the list leaves unscaled modules to convert.
     """
     if build.draft is None or not quantises(build.neuron):
         return build
@@ -61,7 +61,7 @@ def with_draft_kept(build: Build, draft: ModelFacts) -> Build:
 
 
 def check_target(build: Build, target: ModelFacts) -> None:
-    """Raises CheckpointError if a target that NxDI converts cannot be loaded; what it quantises itself is not read."""
+    """Raises CheckpointError if NxDI would convert a target that cannot be loaded. Skips weights that it quantises."""
     if not quantises(build.neuron):
         return
     path = build.neuron["quantized_checkpoints_path"] if build.neuron.get("quantized") else target.folder
@@ -72,7 +72,7 @@ def check_target(build: Build, target: ModelFacts) -> None:
 
 
 def refuse_unscaled(folder: str, tensors: Tensors, kept: Sequence[str], field: str) -> None:
-    """Raises CheckpointError for the first modules that would be converted and have no scales, or have them in vain."""
+    """Raises CheckpointError for the first modules converted without scales, or kept with them."""
     lacking, unused = [], []
     for module in linear_modules(tensors):
         scaled = any(f"{stored}{end}" in tensors.files for stored in (module, f"model.{module}") for end in _SCALES)
@@ -91,7 +91,7 @@ def refuse_unscaled(folder: str, tensors: Tensors, kept: Sequence[str], field: s
 
 
 def linear_modules(tensors: Tensors) -> Iterator[str]:
-    """Names of a checkpoint's modules with a matrix, as NxDI names them; an embedding is none that it converts."""
+    """NxDI's names of a checkpoint's modules with a matrix, but not the embedding."""
     for name in sorted(tensors.files):
         module = name.removeprefix("model.").removesuffix(".weight")
         if name.endswith(".weight") and module != "embed_tokens" and len(tensors.shape(name)) > 1:
@@ -99,7 +99,7 @@ def linear_modules(tensors: Tensors) -> Iterator[str]:
 
 
 def groups(modules: Iterable[str]) -> list[str]:
-    """A list that keeps these modules: by layer and part, as NxDI looks up attention and MLPs by these very names."""
+    """A list that keeps these modules, by layer and part: NxDI looks up attention and MLPs by these names."""
     found = {match[0] if (match := _GROUP.match(module)) else module for module in modules}
     return sorted(found | {"lm_head"})
 

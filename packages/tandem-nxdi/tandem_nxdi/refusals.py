@@ -1,6 +1,6 @@
-"""Refuses, before anything compiles, fields that NxD Inference 0.9 breaks, and fields that would have no effect.
+"""Refuses fields that NxD Inference 0.9 breaks or ignores, before anything compiles.
 
-Each combination was found in its source, in the file that the reason names; most were also seen to fail.
+Each reason names the source file; most were seen to fail.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _qkv_kernel(c: Fields) -> bool:
 
 
 def _argmax_only(c: Fields) -> bool:
-    """Whether fields of the sampler are given that an argmax does not read, with other values than its own."""
+    """Whether sampler fields that an argmax ignores have values other than its own."""
     given = _sampling(c) if isinstance(_sampling(c), Mapping) else {}
     return any(given.get(name, value) != value for name, value in ARGMAX.items())
 
@@ -62,7 +62,7 @@ ARGMAX = {
     "global_topk": 256,
     "sampling_dp_degree": 1,
 }
-"""Fields of the sampler, with the values that an argmax has."""
+"""An argmax's values of sampler fields."""
 EAGLE3_NEEDS = ("sequence_parallel_enabled", "enable_eagle_draft_input_norm")
 DTYPES = ("int8", "f8e4m3", "f8e4m3fn", "f8e5m2")
 TYPES = ("per_tensor_symmetric", "per_channel_symmetric")
@@ -217,7 +217,7 @@ RULES: tuple[Rule, ...] = (
 
 @cache
 def _table() -> list[dict[str, Any]]:
-    """Rules of truth alone: all of `if` are set, none of `unless`, and one of `any`."""
+    """Rules: all of `if` are set, none of `unless`, one of `any`."""
     rows: list[dict[str, Any]] = json.loads(Path(__file__).with_name("refusals.json").read_text(encoding="utf-8"))
     return rows
 
@@ -228,7 +228,7 @@ def _breaks(c: Fields, row: Mapping[str, Any]) -> bool:
 
 
 def refuse_broken(fields: Fields, field: str = "neuron_config") -> None:
-    """Raises ValueError for the first broken combination in `fields`, the whole build's."""
+    """Raises ValueError for the first broken combination in the whole build's `fields`."""
     for names, broken, reason in RULES:
         if broken(fields):
             raise ValueError(f"{field}: {names} cannot be used here: {reason}")

@@ -1,6 +1,6 @@
-"""Runs the steps on an NxDI model: a target fed a window of tokens, or a draft fed one token at a time.
+"""Runs NxDI models: a target fed windows, or a draft fed single tokens.
 
-Logits are copied to the host, where the seeded rules that all backends share make draws and verdicts.
+Logits are copied to the host, for the seeded draws and verdicts of all backends.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ UNCHECKED = "not checked: its logits stay on the device; outputs may leave plain
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """A forward call's results: `logits` [rows, tokens, vocabulary] or `tokens` [rows, tokens], token ids.
+    """`logits` [rows, tokens, vocabulary], or `tokens` [rows, tokens] as ids.
 
-    After a fused decode call `tokens` are the accepted ones, and `counts` [rows] says how many.
+    After a fused decode call: `tokens` accepted, `counts` [rows] of them.
     """
 
     logits: Array | None
@@ -61,7 +61,7 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """Tokens to feed to `line` at `start`, start+1, ... `adapter`: what NxDI calls the line's."""
+    """Tokens for `line` from `start` on. `adapter`: NxDI's number."""
 
     line: int
     start: int
@@ -70,9 +70,9 @@ class Feed:
 
 
 class NxdiRunner:
-    """Runs one model. `verifies`: it is a target. `tokens_only`: its logits stay on the device.
+    """`verifies`: a target. `tokens_only`: logits stay on the device.
 
-    `exact`: use one decode shape unless all shapes are seen to give the same bits.
+    `exact`: uses one decode shape unless all are seen to give the same bits.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class NxdiRunner:
         self._adapters.put(number, adapter)
 
     def warm_up(self, startup: Startup | None = None) -> None:
-        """Compares a target's shapes bit by bit if its logits are visible; NxDI warmed its graphs when it loaded."""
+        """Compares a target's shapes bit by bit if logits are visible. NxDI warmed up at load."""
         from tandem_nxdi.batch_invariance import check_target_invariance
 
         if not self._verifies:
@@ -116,7 +116,7 @@ class NxdiRunner:
         self.lines = Lines(self.layout)
 
     def unchecked(self) -> StepShapes:
-        """The shapes if bits cannot be compared: a single one for decoding, or all of them with --fast."""
+        """Shapes if bits cannot be compared: one for decoding, or all with --fast."""
         lengths = () if self.exact else self.layout.reads
         return replace(self.shapes, chunks=self.layout.chunks, lengths=lengths, note=UNCHECKED)
 
@@ -132,7 +132,7 @@ class NxdiRunner:
         ]
 
     def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
-        """Like Runner.propose; a row leaves the batch once it has its k tokens."""
+        """Like Runner.propose; a row leaves the batch at its k tokens."""
         began = time.perf_counter()
         drafts: list[tuple[list[int], list[SparseDistribution]]] = [([], []) for _ in rows]
         failed: dict[int, RowFailed] = {}
@@ -179,7 +179,7 @@ class NxdiRunner:
         return [failed.get(r) or np.concatenate(each) for r, each in enumerate(outputs)]
 
     def step(self, rows: dict[int, tuple[int, tuple[int, ...]]]) -> dict[int, Array]:
-        """Makes one decode call of line to (position, tokens); returns predictions by line, as `feed` does."""
+        """A decode call by line of (position, tokens); returns predictions by line, as `feed`."""
         answer, windows = self.call(rows)
         for line, (start, tokens) in rows.items():
             self.lines.note(line, start, tokens)
@@ -196,7 +196,7 @@ class NxdiRunner:
         return np.asarray(values[line, window])
 
     def encode(self, line: int, tokens: Sequence[int], adapter: int = 0) -> StepOutput:
-        """Encodes tokens from position 0 of a line, which has this adapter from then on."""
+        """Encodes tokens from position 0 of a line, and sets its adapter."""
         answer = self.device.run(self.lines.prompt(line, tokens, self.shapes.chunk(len(tokens)), adapter))
         self.lines.note(line, 0, tokens)
         return answer
@@ -209,10 +209,10 @@ class NxdiRunner:
         return np.asarray(values[0, :1])
 
     def _prefill(self, row: PrefillRow) -> RowFailed | None:
-        """Encodes a prompt, or its continuation.
+        """Encodes a prompt or its continuation.
 
-        A continuation is fed in windows if one step suffices or the whole no longer fits a context bucket; otherwise
-        the whole prompt is encoded again.
+        Feeds a continuation in windows if one step suffices or the whole exceeds the context buckets; else encodes all
+        again.
         """
         end, place = row.start + len(row.tokens), self._adapters.place(row.adapter)
         try:
@@ -235,7 +235,7 @@ class NxdiRunner:
         return agree(row.draft, lambda i: Drawn(int(outputs[i]), 0.0))
 
     def _draw(self, row: ProposeRow, outputs: Any, tokens: list[int], sent: list[SparseDistribution]) -> None:
-        """Appends the next draft token; with tokens_only it has no distribution, under either rule."""
+        """Appends the next draft token; with tokens_only it has no distribution."""
         if self.tokens_only:
             tokens.append(int(outputs))
             return

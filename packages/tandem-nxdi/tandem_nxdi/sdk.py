@@ -1,6 +1,6 @@
-"""Calls NxD Inference; the only module that imports it. Written for NxDI 0.9.0, by its source.
+"""Calls NxD Inference; the only module that imports it. By the source of NxDI 0.9.0.
 
-Arguments are passed by keyword: `forward` takes seq_ids second and attention_mask third (model_base.py).
+Arguments go by keyword: `forward` has seq_ids second and attention_mask third (model_base.py).
 """
 
 from __future__ import annotations
@@ -39,10 +39,7 @@ CLASSES = {
 
 
 class Application:
-    """A loaded NeuronBaseForCausalLM. Its forward keeps state between calls and is not thread-safe.
-
-    `adapts`: it holds adapters, which calls choose.
-    """
+    """A loaded NeuronBaseForCausalLM: stateful, not thread-safe. `adapts`: calls choose adapters."""
 
     def __init__(self, module: Any, kind: Kind, adapts: bool = False) -> None:
         from neuronx_distributed_inference.modules.generation.sampling import prepare_sampling_params
@@ -55,7 +52,7 @@ class Application:
         return str(self.module.neuron_config.torch_dtype).removeprefix("torch.")
 
     def run(self, call: ForwardCall) -> StepOutput:
-        """Runs one forward call. Raises RuntimeError if the device fails or another thread is inside."""
+        """Raises RuntimeError if the device fails or another thread is inside."""
         import torch
 
         if not self._running.acquire(blocking=False):
@@ -93,7 +90,7 @@ class Application:
 
 
 def start(build: Build, target: ModelFacts, draft: ModelFacts | None, wanted: CompiledFolder) -> Application:
-    """Compiles unless already compiled (minutes per bucket), loads the weights and runs every bucket once.
+    """Compiles if necessary (minutes per bucket), loads the weights, runs every bucket once.
 
     Raises ValueError if NxDI refuses the configuration.
     """
@@ -106,7 +103,7 @@ def start(build: Build, target: ModelFacts, draft: ModelFacts | None, wanted: Co
 
 
 def compile_only(build: Build, target: ModelFacts, draft: ModelFacts | None, wanted: CompiledFolder) -> bool:
-    """Compiles unless already compiled or in the store, and loads nothing; returns whether it compiled."""
+    """Compiles unless compiled already or in the store; returns whether it did. Loads nothing."""
     with _own_workdir(wanted.folder):
         application = _open(build, target, draft)
         return ensure(wanted, lambda folder: _compile(application, build, folder))
@@ -130,7 +127,7 @@ def _open(build: Build, target: ModelFacts, draft: ModelFacts | None) -> Any:
 
 
 def _compile(application: Any, build: Build, folder: Path) -> None:
-    """Compiles; first quantizes the weights if requested and not done yet."""
+    """Compiles; quantizes the weights first if requested and not yet done."""
     path = build.neuron.get("quantized_checkpoints_path")
     if build.neuron.get("quantized") and not Path(str(path)).exists():
         type(application).save_quantized_state_dict(application.model_path, application.config)
@@ -138,7 +135,7 @@ def _compile(application: Any, build: Build, folder: Path) -> None:
 
 
 def _fused(cls: Any, build: Build, draft: ModelFacts) -> Any:
-    """The fused configuration, as inference_demo.py builds it, with the draft's own class if families differ."""
+    """The fused configuration as in inference_demo.py, with the draft's class if families differ."""
     from neuronx_distributed_inference.models.config import FusedSpecNeuronConfig
 
     own = _class(draft)
@@ -165,7 +162,7 @@ def _neuron_config(cls: Any, fields: dict[str, Any]) -> Any:
 
 
 def _kv_quantization(fields: Mapping[str, Any]) -> Any:
-    """Converts names from JSON to NxD's enum members and dtypes; None on older SDKs, which have kv_cache_quant only."""
+    """JSON names as NxD's enum members and dtypes; None on older SDKs, with kv_cache_quant alone."""
     import torch
     from neuronx_distributed.quantization import quantization_config as nxd
 
@@ -203,9 +200,9 @@ def _load_config(folder: str) -> Any:
 
 @contextmanager
 def _own_workdir(folder: Path) -> Iterator[None]:
-    """Gives this process a scratch folder of its own; by default all compilations share /tmp/nxd_model.
+    """A scratch folder of this process; compilations share /tmp/nxd_model by default.
 
-    NxDI reads the variable when an application is made, compiled and loaded.
+    NxDI reads the variable to make, compile and load an application.
     """
     name = "BASE_COMPILE_WORK_DIR"
     given = os.environ.get(name)

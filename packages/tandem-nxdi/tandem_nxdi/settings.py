@@ -1,4 +1,4 @@
-"""Reads and checks the user's settings for NxD Inference, without importing it."""
+"""The user's settings for NxD Inference, without importing it."""
 
 from __future__ import annotations
 
@@ -33,13 +33,12 @@ OURS = {
 
 @dataclass(frozen=True, slots=True)
 class NxdiSettings:
-    """The user's settings for NxD Inference.
+    """The user's settings.
 
-    `neuron_config`, and `draft_neuron_config` for the draft of a fused pair: NeuronConfig fields, passed through.
-    `compiled_dir`: folder of compiled models; None is the user's cache. `artifacts`: a store of copies of them, which
-    may be S3. `eagle`: the draft is an EAGLE head.
-    `pair`: how a fused_target loads its models. "both": as one graph, which is greedy, and apart for requests that need
-    logits; "fused": as the graph alone; "apart": without it. `adapters`: those that a target is compiled with.
+    `neuron_config`, and `draft_neuron_config` of a fused pair's draft: NeuronConfig fields, passed through.
+    `compiled_dir`: None is the user's cache. `artifacts`: a store of compiled folders, S3 too. `eagle`: the draft is an
+    EAGLE head. `pair`: a fused_target's models. "both": one graph, greedy, and models apart for requests that need
+    logits; "fused": the graph alone; "apart": no graph. `adapters`: compiled into a target.
     """
 
     tp_degree: int = 1
@@ -63,7 +62,6 @@ class NxdiSettings:
 
     @property
     def backend(self) -> str:
-        """The backend that takes these settings."""
         return "nxdi"
 
 
@@ -74,17 +72,17 @@ QUANTIZING = (
     *("quantized", "quantized_checkpoints_path", "quantization_dtype", "quantization_type", "modules_to_not_convert"),
     *("quantized_mlp_kernel_enabled", "rmsnorm_quantize_kernel_enabled", "activation_quantization_type"),
 )
-"""Fields that a draft keeps only with quantized weights of its own: its checkpoint is read as it is."""
+"""A draft keeps these only with quantized weights: its checkpoint is read as it is."""
 
 
 def apart(settings: NxdiSettings) -> NxdiSettings:
-    """The settings of a fused pair's target alone, with its logits on the host."""
+    """Settings of a fused pair's target alone, with logits on the host."""
     fields = {k: v for k, v in settings.neuron_config.items() if k not in (*FUSED_ONLY, *OURS)}
     return replace(settings, neuron_config=fields, draft_neuron_config={}, eagle=False)
 
 
 def draft_apart(settings: NxdiSettings) -> NxdiSettings:
-    """The settings of a fused pair's draft alone: the target's fields, changed by its own as in the fused graph."""
+    """Settings of a fused pair's draft alone: the target's fields, overridden by its own."""
     given, own = settings.neuron_config, settings.draft_neuron_config
     fields = {**apart(settings).neuron_config, **{k: v for k, v in own.items() if k not in (*FUSED_ONLY, *OURS)}}
     if "draft_model_modules_to_not_convert" in given:

@@ -1,9 +1,8 @@
-"""Keeps copies of compiled folders where files can only be written whole: S3 by Mountpoint, or a plain copy of it.
+"""Copies of compiled folders in a store that writes files only whole: S3 by Mountpoint, or a plain folder.
 
-Such a store has no rename, no lock and no append. A set is written file by file, in order, and its manifest last: a set
-without a manifest is not there. The manifest says what the set was made from (configuration, weights, SDK) and has a
-hash of every file, which is checked while the file is copied back. The hashes find damage, not malice: whoever may
-write to the store decides what its servers run.
+No rename, lock or append: files are written in order, the manifest last; without it a set does not count. It lists the
+sources (configuration, weights, SDK) and each file's hash, checked on the way back. Hashes find damage, not malice:
+writers of the store decide what its servers run.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _BLOCK = 1 << 20
 
 
 def check_store(store: Path) -> None:
-    """Raises ValueError if the store cannot be written. Call it before compiling, which takes hours."""
+    """Raises ValueError if the store cannot be written. Call it before hours of compiling."""
     try:
         store.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -33,10 +32,7 @@ def check_store(store: Path) -> None:
 
 
 def publish(folder: Path, made_from: Mapping[str, Any], store: Path) -> Path | None:
-    """Copies a compiled folder to the store; returns the set's folder, or None if the store has it already.
-
-    Raises OSError if the store cannot be written.
-    """
+    """Copies a compiled folder to the store; returns the set's folder, or None if it is there. Raises OSError."""
     kept = store / folder.name
     if _manifest(kept, made_from) is not None:
         return None
@@ -54,9 +50,9 @@ def publish(folder: Path, made_from: Mapping[str, Any], store: Path) -> Path | N
 
 
 def fetch(store: Path, made_from: Mapping[str, Any], into: Path) -> bool:
-    """Copies the set called as `into` is, or was before it got a suffix, from the store into that empty folder.
+    """Copies the set named as `into`, without its suffix, into that empty folder.
 
-    Returns False, and says why in the log, if the store has no such set, or a damaged one.
+    Returns False, with the reason in the log, without such a set or if it is damaged.
     """
     kept = store / into.name.partition(".partial-")[0]
     manifest = _manifest(kept, made_from)
@@ -81,7 +77,6 @@ def fetch(store: Path, made_from: Mapping[str, Any], into: Path) -> bool:
 
 
 def _manifest(kept: Path, made_from: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The set's manifest if it is complete and of these sources."""
     try:
         read = json.loads((kept / NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -93,7 +88,7 @@ def _manifest(kept: Path, made_from: Mapping[str, Any]) -> dict[str, Any] | None
 
 
 def _copy(source: Path, target: Path) -> tuple[str, int]:
-    """Writes a file from its start to its end, once; returns its hash and size."""
+    """Writes a file once, start to end; returns its hash and size."""
     digest, size = hashlib.sha256(), 0
     with source.open("rb") as read, target.open("wb") as written:
         while block := read.read(_BLOCK):

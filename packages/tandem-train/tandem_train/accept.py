@@ -1,6 +1,6 @@
-"""Measures a pair for `--role accept`: the target generates once, drafters are replayed against that, steps timed.
+"""Measures a pair for `--role accept`: generates with the target once, replays drafters against that, times steps.
 
-A replay has the rounds of a deployment, since the target's output does not depend on the draft.
+A replay has a deployment's rounds, because the target's output does not depend on the draft.
 """
 
 from __future__ import annotations
@@ -35,10 +35,7 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class AcceptConfig:
-    """What to measure: models, prompts, output length, sampling parameters, and the longest speculation length.
-
-    `adapter`: the name of the one that all of it has, the draft's own of that name included; empty: none.
-    """
+    """`longest`: speculation length. `adapter`: of the target, and the draft's of that name; empty: none."""
 
     models: ModelConfig
     prompts: tuple[Prompt, ...]
@@ -59,9 +56,9 @@ class AcceptConfig:
 
 @dataclass(slots=True)
 class RoundFigures:
-    """The rounds of a drafter at one speculation length, over all prompts.
+    """Rounds of a drafter at one speculation length, over all prompts.
 
-    `by_position`: rounds in which draft token i was accepted. `asked`: rounds in which the model drafted.
+    `by_position`: rounds that accepted draft token i. `asked`: rounds in which the model drafted.
     """
 
     rounds: int = 0
@@ -80,18 +77,18 @@ class RoundFigures:
 
     @property
     def tokens_per_round(self) -> float:
-        """Mean tokens per round, the target's own included; 0 if there was no round."""
+        """Mean, with the target's own token; 0 without rounds."""
         return self.tokens / self.rounds if self.rounds else 0.0
 
     def speedup(self, costs: PairCosts, k: int) -> float:
-        """The speedup over plain decoding predicted from step costs alone; 1 if steps took no time."""
+        """Predicted over plain decoding from step costs alone; 1 if steps took no time."""
         step = costs.verify[k] + (costs.propose[k] * self.asked / self.rounds if self.asked else 0.0)
         return self.tokens_per_round * costs.verify[0] / step if step else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterFigures:
-    """Results of one drafter: agreement by kind of prompt, rounds by speculation length."""
+    """Agreement by kind of prompt, rounds by speculation length."""
 
     name: str
     agreement: dict[str, Agreement] = field(default_factory=dict)
@@ -105,7 +102,7 @@ class DrafterFigures:
 
 @dataclass(frozen=True, slots=True)
 class PairMeasurement:
-    """All results, with the models, settings and device that they were measured on."""
+    """All results, with models, settings and device."""
 
     target: str
     draft: str | None
@@ -121,7 +118,7 @@ class PairMeasurement:
 
     @property
     def step_times(self) -> DeviceTimes | None:
-        """The step times, for rehearsals elsewhere (docs/rehearsal.md); None if steps took no time, to the clock."""
+        """Step times for rehearsals elsewhere (docs/rehearsal.md); None if the clock saw none."""
         propose, length = self.costs.propose, self.context
         step = propose[max(propose)] / max(propose) if propose else None
         verify = tuple(
@@ -147,7 +144,7 @@ class PairMeasurement:
 
 
 async def run_accept(config: AcceptConfig, file: Path | None) -> None:
-    """Measures and prints; also writes the results as JSON to `file`, and beside it the step times."""
+    """Measures and prints; writes JSON to `file` and the step times beside it."""
     from rich.console import Console
 
     from tandem_train.accept_table import print_measured
@@ -167,7 +164,7 @@ async def run_accept(config: AcceptConfig, file: Path | None) -> None:
 
 
 async def measure(config: AcceptConfig, show: Show) -> PairMeasurement:
-    """Loads the pair and measures it. Raises ValueError with a one-line message."""
+    """Raises ValueError, one line."""
     async with _pair(config) as (batcher, target, draft):
         continuations = await _continuations(config, target, show)
         show(f"timing steps, {config.repeats} of each")
@@ -215,7 +212,6 @@ async def _pair(config: AcceptConfig) -> AsyncIterator[tuple[Batcher, Loaded, Lo
 
 
 async def _continuations(config: AcceptConfig, target: Loaded, show: Show) -> list[Continuation]:
-    """The target's continuations by plain decoding."""
     generator = plain_generator(target)
     continuations: list[Continuation] = []
     for number, prompt in enumerate(config.prompts, 1):
@@ -236,7 +232,6 @@ async def _continuations(config: AcceptConfig, target: Loaded, show: Show) -> li
 
 
 def _drafters(model: MemoizedDrafter | None) -> dict[str, Callable[[], Drafter]]:
-    """A maker of each kind of drafter for this pair."""
     if model is None:
         return {"ngram": NgramDrafter}
     return {
@@ -277,7 +272,7 @@ async def _replayed(
 
 
 async def _features(target: Loaded, one: Continuation, request: Request) -> TargetSequence:
-    """Has the target process a continuation, in the slot of the number that the head gets, for its features."""
+    # The target's slot has the head's number, so that the head finds the features.
     sequence = await TargetSequence.admitted(target.engine, request, len(one.prompt))
     await sequence.fill((*one.prompt, *one.answer))
     return sequence

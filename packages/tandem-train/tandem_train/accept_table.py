@@ -1,4 +1,4 @@
-"""Prints the results of a pair as tables."""
+"""Prints a pair's results as tables."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _agreement(found: PairMeasurement) -> Group:
 
 
 def _rounds(found: PairMeasurement) -> Group:
-    """How many rounds reach each position, at the longest speculation length."""
+    """Rounds that reach each position, at the longest speculation length."""
     longest = max(found.drafters[0].rounds)
     rows = []
     for drafter in found.drafters:
@@ -62,7 +62,7 @@ def _rounds(found: PairMeasurement) -> Group:
 
 
 def _lengths(found: PairMeasurement) -> Group:
-    """Tokens per round and predicted speedup by speculation length, with the step costs."""
+    """Tokens per round and predicted speedup by speculation length, with step costs."""
     lengths, costs = sorted(found.drafters[0].rounds), found.costs
     rows = [["verify, ms", *(f"{1000 * costs.verify[k]:.1f}" for k in lengths)]]
     if costs.propose:

@@ -1,4 +1,4 @@
-"""Command lines made from the fields of configurations, each with its default and help (`setting`)."""
+"""Command lines from the fields of configurations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Config = TypeVar("Config")
 
 
 def setting(text: str, default: Any = MISSING, flag: str | None = None) -> Any:
-    """A field with its help; `flag`: its name on the command line, if that differs."""
+    """A field with its help; `flag`: another name on the command line."""
     return field(default=default, metadata={"help": text, "flag": flag})
 
 
@@ -31,7 +31,7 @@ TYPES: dict[str, Callable[[str], Any]] = {
 
 
 class Command(argparse.ArgumentParser):
-    """Parses configurations, and prints a ValueError as one line."""
+    """Parses configurations; prints a ValueError as one line."""
 
     def add_settings(self, kind: type) -> None:
         for each in fields(kind):
@@ -59,5 +59,4 @@ class Command(argparse.ArgumentParser):
 
 
 def show(line: str) -> None:
-    """Shows progress."""
     print(line, file=sys.stderr, flush=True)

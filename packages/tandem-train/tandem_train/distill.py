@@ -1,9 +1,8 @@
-"""Distills the target: the student learns the target's distribution at every token that the target generated.
+"""Distills the target's distribution at every generated token into the student.
 
-The loss is the cross-entropy against the target's best tokens, mixed with the cross-entropy against the first of them,
-the only one that matters for greedy decoding. The softmax runs over the most frequent tokens and a random sample of all
-others, which keeps the logits of tokens that the target never generates low, at a quarter of the cost of the whole
-vocabulary.
+The loss is the cross-entropy against the target's best tokens, mixed with that against the best alone, which is all
+that greedy decoding needs. The softmax has the most frequent tokens and a random sample of the others: this keeps the
+logits of unused tokens low at a quarter of the whole vocabulary's cost.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from tandem_train.shards import TrainingSequence
 
 @dataclass(frozen=True, slots=True)
 class TrainingBatch:
-    """A training batch; "answered" tokens are those that the target generated.
+    """A training batch; "answered" tokens are the target's.
 
-    tokens: int64 [rows, length]. where: int64 [answered, 2], (row, column) of the position that predicts each answered
-    token. ids: int64 [answered, top] and probs: float32 [answered, top] are the target's best tokens.
+    tokens: int64 [rows, length]. where: int64 [answered, 2], (row, column) that predicts each answered token. The
+    target's best tokens: ids int64 and probs float32, [answered, top].
     """
 
     tokens: Tensor
@@ -33,14 +32,13 @@ class TrainingBatch:
     probs: Tensor
 
     def to(self, device: str) -> TrainingBatch:
-        """Returns the batch on `device`."""
         return TrainingBatch(*(part.to(device) for part in (self.tokens, self.where, self.ids, self.probs)))
 
 
 def batch_groups(lengths: Sequence[tuple[int, int]], tokens: int, rng: np.random.Generator) -> list[list[int]]:
-    """Returns the indices of all sequences in random groups of about `tokens` answered tokens and similar lengths.
+    """Indices of all sequences in random groups of about `tokens` answered tokens and similar lengths.
 
-    `lengths`: (prompt tokens, answered tokens) of each sequence.
+    `lengths`: (prompt tokens, answered tokens).
     """
     order = rng.permutation(len(lengths)).tolist()
     groups: list[list[int]] = []
@@ -59,7 +57,7 @@ def batch_groups(lengths: Sequence[tuple[int, int]], tokens: int, rng: np.random
 
 
 def make_batch(data: Sequence[TrainingSequence]) -> TrainingBatch:
-    """Pads and stacks sequences into a batch."""
+    """Pads and stacks sequences."""
     length = max(len(s.prompt) + len(s.answer) for s in data) - 1
     tokens = np.zeros((len(data), length), np.int64)
     where = []
@@ -78,10 +76,9 @@ def make_batch(data: Sequence[TrainingSequence]) -> TrainingBatch:
 
 
 def copies(data: Sequence[TrainingSequence], count: int, rng: np.random.Generator) -> list[TrainingSequence]:
-    """Makes `count` sequences that repeat a span of `data`, with the repetition as the answer.
+    """`count` sequences that repeat a span of `data`; the answer is the repetition.
 
-    Copying from the context is the most useful skill of a small model and the last that it learns (Olsson et al. 2022,
-    induction heads).
+    Copying from the context is a small model's most useful skill, and the last it learns (Olsson et al. 2022).
     """
     made = []
     for i in rng.integers(len(data), size=count):
@@ -100,7 +97,7 @@ def copies(data: Sequence[TrainingSequence], count: int, rng: np.random.Generato
 
 
 class Softmax:
-    """The vocabulary of a training step: `seen` ids and a random sample of the others."""
+    """A training step's vocabulary: `seen` ids and a random sample of the others."""
 
     def __init__(self, seen: Tensor, vocab_size: int, others: int, device: str) -> None:
         self.seen = seen.to(device)
@@ -113,19 +110,19 @@ class Softmax:
         self._at = self._at.to(device)
 
     def sample(self) -> Tensor:
-        """Returns the ids of a step's softmax, int64 [seen + others]: the seen ids, then a random sample."""
+        """A step's ids, int64 [seen + others], `seen` first."""
         picked = torch.randint(len(self._rest), (self._others,), device=self.seen.device) if self._others else None
         return self.seen if picked is None else torch.cat((self.seen, self._rest[picked]))
 
     def columns(self, ids: Tensor) -> Tensor:
-        """Returns the columns of `ids` in a sample, int64 of the same shape; -1 for ids not in `seen`."""
+        """Columns of `ids` in a sample, int64 of the same shape; -1 outside `seen`."""
         return self._at[ids]
 
 
 def loss_of(student: Any, batch: TrainingBatch, softmax: Softmax, hard: float) -> tuple[Tensor, Tensor]:
-    """Returns the mean loss over the answered tokens, and on how many of them the student's first choice agrees.
+    """The mean loss over answered tokens, and how many of them the student's best token matches.
 
-    `hard`: the weight of the target's first choice.
+    `hard`: weight of the target's best token.
     """
     hidden = student.model(input_ids=batch.tokens, use_cache=False).last_hidden_state
     rows = hidden[batch.where[:, 0], batch.where[:, 1]]
@@ -141,9 +138,9 @@ def loss_of(student: Any, batch: TrainingBatch, softmax: Softmax, hard: float) -
 class _CrossEntropy(torch.autograd.Function):
     """Cross-entropy of softmax(rows @ weight.T) against sparse targets, a few rows at a time.
 
-    rows [n, h], weight [s, h], columns [n, top] and probs [n, top] (their sum may be below 1). Returns the mean loss
-    and each row's best column. The gradient is computed with the loss, while a block of logits is in the CPU's cache;
-    computing all n x s logits at once would read them from memory ten times.
+    rows [n, h], weight [s, h], columns [n, top] and probs [n, top] (sum at most 1). Returns the mean loss and each
+    row's best column. The gradient is computed while a block of logits is in the CPU's cache; n x s logits at once
+    would be read from memory ten times.
     """
 
     @staticmethod
@@ -174,7 +171,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def agreement(student: Any, data: Sequence[TrainingSequence], rows: int = 32) -> dict[str, tuple[int, int]]:
-    """Returns, by kind and for all greedy continuations: (tokens on which the student's argmax agrees, tokens)."""
+    """By kind, over greedy continuations: (tokens of the student's argmax that agree, tokens)."""
     counts: dict[str, list[int]] = {}
     greedy = sorted((s for s in data if s.temperature == 0), key=lambda s: len(s.prompt) + len(s.answer))
     student.eval()

@@ -2,7 +2,7 @@
 
     python -m tandem_train.generate --output DIR [--target_model T] [--tokens 2000000]
 
-It can be interrupted and started again: whole shards are kept. More data makes a better draft.
+An interrupted run continues after its last whole shard. More data makes a better draft.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ _OWN_FILE, _RAW_FILE = "own_prompts.json", "own_texts.json"
 
 @dataclass(frozen=True, slots=True)
 class GenerateConfig:
-    """What to generate."""
-
     output: Path = setting("folder for the shards")
     target: str | None = setting("target, if not the embedded one", None, "target_model")
     tokens: int = setting("tokens to generate in all", 2_000_000)
@@ -56,7 +54,7 @@ class GenerateConfig:
 
 
 def generate(config: GenerateConfig, show: Callable[[str], None]) -> int:
-    """Writes shards until they hold config.tokens generated tokens; returns how many they hold."""
+    """Writes shards up to config.tokens generated tokens; returns the number there."""
     target = _Target(config)
     folder = ShardFolder(config.output)
     folder.claim(_meta(config))
@@ -81,7 +79,7 @@ def generate(config: GenerateConfig, show: Callable[[str], None]) -> int:
 
 
 class Progress:
-    """Shows every SHOWN_EVERY seconds how many tokens there are, those of unfinished shards among them."""
+    """Shows the number of tokens every SHOWN_EVERY seconds, unfinished shards included."""
 
     def __init__(
         self, done: int, wanted: int, show: Callable[[str], None], clock: Callable[[], float] = time.monotonic
@@ -91,7 +89,6 @@ class Progress:
         self._fresh = 0
 
     def note(self, tokens: int) -> None:
-        """Counts `tokens` tokens that were generated."""
         self._fresh += tokens
         now = self._clock()
         if now - self._shown < SHOWN_EVERY:
@@ -109,8 +106,6 @@ def _meta(config: GenerateConfig) -> dict[str, Any]:
 
 
 class _Target:
-    """The target, its tokenizer and the sampler."""
-
     def __init__(self, config: GenerateConfig) -> None:
         from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
 
@@ -134,7 +129,7 @@ class _Target:
         self._kinds: dict[int, str] = {}
 
     def asks(self, config: GenerateConfig, own: OwnTexts, done: set[int]) -> Iterator[Any]:
-        """Yields the prompts of every shard that is not done, without end."""
+        """The prompts of unfinished shards, endless."""
         from tandem_train.sampling import SampleRequest
 
         number = 0
@@ -165,17 +160,14 @@ class _Target:
         return str(self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
 
     def write_prompts(self, count: int) -> list[str]:
-        """Returns instructions that the target writes when given only the start of a user turn (Magpie, Xu et al.
-
-        2024).
-        """
+        """Instructions by the target, from the start of a user turn alone (Magpie, Xu et al. 2024)."""
         mark = "\u241f"
         begin = self._chat(mark).split(mark)[0]
         texts = self._continued([begin] * count, 2**40)
         return sorted({text.strip() for text in texts if 12 < len(text.strip()) < 400})
 
     def write_texts(self, count: int) -> list[str]:
-        """Returns texts that the target writes without a template, from openings of many kinds."""
+        """Texts by the target without a template, from openings of many kinds."""
         separator = self.tokenizer.bos_token or self.tokenizer.eos_token
         starts = words("starts")
         begins = [starts[i % len(starts)] or separator for i in range(count)]
@@ -184,7 +176,7 @@ class _Target:
         return sorted(text for text in texts if len(text.strip()) > 12)
 
     def _continued(self, begins: Sequence[str], first: int) -> list[str]:
-        """What the target writes after each of `begins` at temperature 1. first: the index of the first one's noise."""
+        """The target's continuations of `begins` at temperature 1. first: index of the first one's noise."""
         from tandem_train.sampling import SampleRequest
 
         ids = {begin: tuple(self.tokenizer(begin, add_special_tokens=False)["input_ids"]) for begin in set(begins)}

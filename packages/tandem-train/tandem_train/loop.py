@@ -1,4 +1,4 @@
-"""Runs the training loop: steps in a seeded order, saved every few minutes and resumed after an interruption."""
+"""The training loop: seeded order, saved every few minutes, resumable."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TrainingData:
-    """The training sequences. counts [vocabulary]: how often each token was among the target's four best."""
+    """counts [vocabulary]: how often each token was among the target's four best."""
 
     train: list[TrainingSequence]
     held_out: list[TrainingSequence]
@@ -30,7 +30,7 @@ class TrainingData:
 
 
 def rate_at(step: int, steps: int, warm_up: int) -> float:
-    """Returns the learning rate of a step: linear warm-up, then a cosine decay to a fiftieth."""
+    """Learning rate of a step: linear warm-up, then cosine decay to a fiftieth."""
     if step < warm_up:
         return (step + 1) / warm_up
     along = (step - warm_up) / max(1, steps - warm_up)
@@ -38,9 +38,9 @@ def rate_at(step: int, steps: int, warm_up: int) -> float:
 
 
 class Resumable:
-    """A run of `total` steps in a seeded order, saved every few minutes and resumed after an interruption.
+    """A resumable run of `total` steps in a seeded order.
 
-    trained: what is saved, on its device. seconds: those that the steps took, including runs before.
+    trained: the saved module. seconds: time in steps, earlier runs included.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Resumable:
         self.show(f"resuming from step {self.step}")
 
     def save(self) -> None:
-        """Writes what a later run resumes from, whole."""
+        """Saves atomically."""
         state = {"trained": self._trained.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step,
                  "total": self.total, "seconds": self.seconds}  # fmt: skip
         partial = self._run.state.with_suffix(".partial")
@@ -77,7 +77,7 @@ class Resumable:
 
     @property
     def due(self) -> bool:
-        """Whether it is time to save."""
+        """Whether to save now."""
         return time.monotonic() - self.saved > 60 * self._run.save_minutes
 
     @property
@@ -85,7 +85,7 @@ class Resumable:
         return self.seconds / self.step * (self.total - self.step) / 60
 
     def groups(self, sequences: Sequence[TrainingSequence]) -> Iterator[list[int]]:
-        """The batches of the steps that are left, each to be counted before the next."""
+        """Batches of the remaining steps; call `count` between them."""
         lengths = [(len(one.prompt), len(one.answer)) for one in sequences]
         epoch = first = 0
         while self.step < self.total:
@@ -95,7 +95,7 @@ class Resumable:
             epoch += 1
 
     def set_rate(self) -> None:
-        """Gives the optimizer the learning rate of this step."""
+        """Sets the optimizer's rate for this step."""
         for part in self.optimizer.param_groups:
             part["lr"] = rate_at(self.step, self.total, self._run.warm_up) * self._run.rate
 
@@ -106,8 +106,6 @@ class Resumable:
 
 
 class Training(Resumable):
-    """Trains a draft."""
-
     def __init__(self, config: TrainConfig, student: Any, softmax: Softmax, data: TrainingData, steps: int,
                  show: Callable[[str], None]) -> None:  # fmt: skip
         decayed = [p for p in student.parameters() if p.ndim > 1]
@@ -118,7 +116,7 @@ class Training(Resumable):
         super().__init__(config, student, optimizer, steps, show)
 
     def run(self) -> float:
-        """Trains to the last step; returns the seconds that it took, including runs before an interruption."""
+        """Trains to the last step; returns the seconds, earlier runs included."""
         self.student.train()
         last_show = time.monotonic()
         loss_sum = agreed = tokens = 0.0
@@ -147,7 +145,7 @@ class Training(Resumable):
         self.show("held out: " + ", ".join(f"{k} {h / n:.3f}" for k, (h, n) in counts.items()))
 
     def train_group(self, group: list[int]) -> tuple[float, int, int]:
-        """One step, on the samples of a batch. Returns the loss, the hits and the tokens."""
+        """One step on a batch: loss, hits, tokens."""
         self.set_rate()
         torch.manual_seed(self.config.seed * 1_000_003 + self.step)
         said = [self.data.train[i] for i in group]

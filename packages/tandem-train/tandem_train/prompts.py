@@ -1,8 +1,8 @@
-"""Makes training prompts of the built-in kinds from a seed: the same (seed, index) always gives the same prompt.
+"""Training prompts of the built-in kinds by (seed, index).
 
-A draft learns from the target's continuations, so the prompts only have to cover the kinds of text that users will ask
-for, also without the target's chat template. words.json holds their words and texts. The built-in evaluation prompts
-(`tandem/comparison/measuring/prompts.json`) are not among them; a test checks this.
+A draft learns from the target's continuations, so prompts need only cover the kinds of users' text, with and without
+the chat template. words.json has their words. A test keeps the built-in evaluation prompts out
+(`tandem/comparison/measuring/prompts.json`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Made = tuple[str, bool]
 
 @dataclass(frozen=True, slots=True)
 class TrainingPrompt:
-    """A prompt. `kind` groups prompts in reports; `chat`: the text is wrapped in the target's chat template."""
+    """`kind` groups prompts in reports; `chat`: uses the target's chat template."""
 
     kind: str
     text: str
@@ -30,14 +30,14 @@ class TrainingPrompt:
 
 @dataclass(frozen=True, slots=True)
 class OwnTexts:
-    """Texts that the target wrote: instructions, and raw texts without a template."""
+    """Texts by the target: instructions, and raw texts without a template."""
 
     instructions: tuple[str, ...] = ()
     raw: tuple[str, ...] = ()
 
 
 def training_prompt(seed: int, index: int, own: OwnTexts = OwnTexts()) -> TrainingPrompt:
-    """Returns prompt `index` of the stream `seed`."""
+    """Prompt `index` of the stream `seed`."""
     rng = random.Random(f"{seed}/{index}")
     lacking = {name for name, texts in (("own", own.instructions), ("raw", own.raw)) if not texts}
     kinds = [kind for kind in WEIGHTS if kind not in lacking]
@@ -56,7 +56,7 @@ def _read() -> dict[str, list[str]]:
 
 
 def words(name: str) -> list[str]:
-    """The list called `name` in words.json."""
+    """A list of words.json."""
     return _read()[name]
 
 
@@ -78,12 +78,12 @@ def _filled(rng: random.Random, text: str, /, **given: object) -> str:
 
 
 def _one(rng: random.Random, name: str, /, **given: object) -> str:
-    """One of the texts called `name`, of which all are filled first."""
+    """One of the texts `name`, after filling all."""
     return rng.choice([_filled(rng, text, **given) for text in words(name)])
 
 
 def _drawn(rng: random.Random, **lists: str) -> dict[str, object]:
-    """One word of each list, by the names of fields."""
+    """A word of each list, by field name."""
     return {field: rng.choice(words(name)) for field, name in lists.items()}
 
 
@@ -260,7 +260,7 @@ def _opening(rng: random.Random) -> Made:
 
 
 def _in_a_template(rng: random.Random) -> Made:
-    """An instruction in the template of another model, perhaps after an earlier turn."""
+    """An instruction in another model's template, perhaps after an earlier turn."""
     text = _pick(rng, *_ASKED)[0]
     template = rng.choice(words("templates"))
     if rng.random() < 0.25:
@@ -270,7 +270,7 @@ def _in_a_template(rng: random.Random) -> Made:
 
 
 def _fragment(rng: random.Random) -> Made:
-    """The beginning of a text in a language other than English, or of a translation."""
+    """The start of a text in another language than English, or of a translation."""
     sentence = _filled(rng, "[[@names]] [[lives in|went to|likes|comes from]] [[@cities]].")
     text = rng.choice(words("fragments"))
     fields = {"n": "@names", "c": "@cities", "p": "2-20", "d": "1-30"}

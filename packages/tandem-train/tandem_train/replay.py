@@ -1,7 +1,7 @@
-"""Replays a drafter against a continuation that the target has generated before.
+"""Replays drafters against a continuation that the target generated before.
 
-The target's output does not depend on the draft. So its continuation is generated once, and any drafter is evaluated
-against it at any speculation length: the rounds are those of a deployment, without the target's work.
+The target's output does not depend on the draft: one continuation serves every drafter and speculation length, with a
+deployment's rounds and without the target's work.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tandem.speculation.types import Draft, SamplingParams, SparseDistribution, 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A prompt and the target's continuation, drawn under `sampling`."""
+    """A prompt and the target's answer under `sampling`."""
 
     kind: str
     prompt: tuple[int, ...]
@@ -30,7 +30,7 @@ class Continuation:
 
 
 class RecordedTarget(VerifierHere):
-    """Has a known continuation instead of a model."""
+    """A known continuation instead of a model."""
 
     def __init__(self, continuation: Continuation) -> None:
         self._continuation = continuation
@@ -50,10 +50,9 @@ class RecordedTarget(VerifierHere):
 
 
 class MemoizedDrafter:
-    """A model drafter for one continuation that drafts once at each position, up to the longest length needed.
+    """A model drafter for one continuation that drafts once at each position, at the longest length.
 
-    A shorter draft is a prefix of a longer one (greedy or seeded draws), so drafters and speculation lengths share the
-    drafts. `asked` counts the rounds that used the model.
+    Shorter drafts are prefixes (greedy or seeded draws). `asked` counts the rounds that used the model.
     """
 
     def __init__(self, inner: Drafter, continuation: Continuation, longest: int) -> None:
@@ -78,11 +77,11 @@ class MemoizedDrafter:
         return await self.propose(tokens, 1)
 
     async def close(self) -> None:
-        """Does nothing: the drafts are kept, and the creator of the inner drafter closes it."""
+        """Keeps the drafts; the inner drafter's creator closes it."""
 
 
 async def replay(drafter: Drafter, continuation: Continuation, k: int) -> SpeculationStats:
-    """Returns the rounds of a deployment at speculation length `k`."""
+    """A deployment's rounds at speculation length `k`."""
     stats = SpeculationStats()
     stopping = Stopping(StopRules(max_new_tokens=len(continuation.answer)), NoText())
     rounds = DraftedRounds(RecordedTarget(continuation), drafter)
@@ -93,7 +92,7 @@ async def replay(drafter: Drafter, continuation: Continuation, k: int) -> Specul
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Counts of all tokens, of those for which a drafter proposed one, and of those on which it agreed."""
+    """Tokens in all, tokens with a proposal, and tokens with the right one."""
 
     agreed: int = 0
     proposed: int = 0
@@ -104,7 +103,7 @@ class Agreement:
 
 
 async def agreement(drafter: Drafter, continuation: Continuation) -> Agreement:
-    """Compares the drafter's next token with the target's at every position of the continuation."""
+    """Compares the drafter's next token with the target's at every position."""
     agreed = proposed = 0
     await drafter.open(continuation.prompt)
     try:

@@ -1,7 +1,7 @@
 """Samples continuations of many prompts at once, with the target's distribution at every token.
 
-Rows join and leave a running batch. A row's draws depend only on the seed and its index, so a resumed run uses the same
-noise. Which rows run together may change low bits and so, rarely, a token; training data need not be exact.
+Rows join and leave a running batch. Draws depend on seed and index alone, so a resumed run has the same noise. Rows in
+a batch may change low bits and, rarely, a token; training data need not be exact.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BUCKET = 32
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """A prompt to continue. `index` identifies it; temperature 0 is greedy."""
+    """Temperature 0 is greedy."""
 
     index: int
     prompt: tuple[int, ...]
@@ -33,7 +33,7 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True)
 class SampledContinuation:
-    """A continuation: tokens [n], and for each the target's best ids and their log-probabilities, [n, top]."""
+    """tokens [n]; the target's best ids and log-probabilities [n, top]."""
 
     ask: SampleRequest
     tokens: NDArray[np.int32]
@@ -43,7 +43,7 @@ class SampledContinuation:
 
 @dataclass(frozen=True, slots=True)
 class SamplerConfig:
-    """rows: sequences per batch. top: ids kept per token. candidates: the number of ids that a token is drawn from."""
+    """rows: of a batch. top: ids kept per token. candidates: ids that a token is drawn from."""
 
     rows: int = 128
     max_prompt: int = 192
@@ -62,7 +62,7 @@ class _Row:
         self.rng = np.random.Generator(np.random.Philox(key=np.array([config.seed, ask.index], dtype=np.uint64)))
 
     def push(self, ids: NDArray[np.int64], logprobs: NDArray[np.float32]) -> int:
-        """Draws a token from the candidates, most likely first; stores it with its distribution."""
+        """Draws from candidates, most likely first; stores the token and its distribution."""
         pick = 0
         if self.ask.temperature:
             noise = self.rng.gumbel(size=len(ids))
@@ -81,7 +81,7 @@ class _Row:
 
 
 class BatchSampler:
-    """Continues prompts with one model. `module`: a causal language model loaded with attention ATTENTION."""
+    """`module`: a causal language model with attention ATTENTION."""
 
     def __init__(self, module: Any, config: SamplerConfig, ends: Iterable[int], device: str) -> None:
         self._config, self._ends = config, frozenset(ends)
@@ -91,7 +91,7 @@ class BatchSampler:
         self._rows: list[_Row | None] = [None] * config.rows
 
     def run(self, asks: Iterable[SampleRequest]) -> Iterator[SampledContinuation]:
-        """Yields continuations as they end, not in order."""
+        """Yields continuations as they end, out of order."""
         queue = iter(asks)
         more = True
         while True:
@@ -105,7 +105,7 @@ class BatchSampler:
             yield from self._step()
 
     def _admit(self, queue: Iterator[SampleRequest], free: list[int]) -> Generator[SampledContinuation, None, bool]:
-        """Fills free slots; returns False once no prompts are left."""
+        """Fills free slots; returns False after the last prompt."""
         joined: list[int] = []
         for slot in free:
             ask = next(queue, None)
@@ -127,7 +127,6 @@ class BatchSampler:
         return row
 
     def _prefill(self, groups: list[list[int]]) -> Iterator[SampledContinuation]:
-        """Processes the prompt of each group of slots once."""
         slots = [group[0] for group in groups]
         prompts = [self._row(slot).ask.prompt for slot in slots]
         width = -(-max(len(p) for p in prompts) // _BUCKET) * _BUCKET
@@ -147,7 +146,7 @@ class BatchSampler:
         return self._module.get_output_embeddings()(hidden)
 
     def _step(self) -> Iterator[SampledContinuation]:
-        """Samples one token for every row. Free slots are computed too, so that the slots are a view of the cache."""
+        """Samples a token for every row; free slots too, so that slots are a view of the cache."""
         last = [[int(row.tokens[row.n - 1])] if row else [0] for row in self._rows]
         starts = [len(row.ask.prompt) + row.n - 1 if row else 0 for row in self._rows]
         length = -(-(max(starts) + 1) // _BUCKET) * _BUCKET
@@ -159,7 +158,7 @@ class BatchSampler:
 
     @torch.inference_mode()
     def _push(self, slots: list[int], logits: Tensor) -> Iterator[SampledContinuation]:
-        """Draws from logits [slots, vocabulary], and yields the rows that end."""
+        """Draws from logits [slots, vocabulary]; yields the rows that end."""
         scores = logits.float()
         best, ids = scores.topk(self._config.candidates, dim=-1)
         logprobs = (best - scores.logsumexp(-1, keepdim=True)).cpu().numpy()
@@ -182,9 +181,7 @@ def batch_attention(
     dropout: float = 0.0,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
-    """Like `tandem.runners.torch.kernels.slot_attention`, but on the CPU two matrix products: 2.5 times as fast there.
-
-    The factor was measured with 128 rows.
+    """`tandem.runners.torch.kernels.slot_attention` as two matrix products: on a CPU 2.5 times as fast with 128 rows.
 
     query [rows, heads, width, d], key and value [rows, kv_heads, length, d], mask [rows, 1, attention_rows, length].
     """

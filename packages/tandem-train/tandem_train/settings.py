@@ -1,4 +1,4 @@
-"""Defines the configuration of a training run."""
+"""Configuration of a draft's training."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ HELD_OUT = 50  # every 50th prompt is held out, with all its continuations
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
-    """A run of training."""
-
     data: Path = setting("folder that generate wrote")
     output: Path = setting("folder for the draft")
     target: str | None = setting("target, if not the embedded one", None, "target_model")
@@ -44,5 +42,5 @@ class TrainConfig:
 
     @property
     def state(self) -> Path:
-        """The file from which an interrupted run is resumed."""
+        """The file that resumes an interrupted run."""
         return self.output / "training_state.pt"

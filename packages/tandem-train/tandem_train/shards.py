@@ -1,7 +1,7 @@
-"""Stores training data on disk in numbered shards, each written atomically, so that runs can be interrupted.
+"""Training data in numbered shards, each written atomically.
 
-A shard holds sequences one after another: tokens [n] (prompts and continuations), and for the tokens that the target
-generated, in order, its best ids and their log-probabilities, [answered, top].
+A shard has tokens [n] of prompts and continuations, and for each generated token the target's best ids and
+log-probabilities, [answered, top].
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _META = "data.json"
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A shard: lengths, prompts (prompt tokens) and kinds, all [sequences]; the other arrays as described above."""
+    """lengths, prompts (prompt tokens) and kinds are [sequences]."""
 
     lengths: NDArray[np.int32]
     prompts: NDArray[np.int32]
@@ -33,13 +33,13 @@ class Shard:
 
     @property
     def answered(self) -> int:
-        """The number of tokens that the target generated."""
+        """Tokens that the target generated."""
         return len(self.ids)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingSequence:
-    """One prompt [p], the target's continuation [n] and its distributions [n, top]."""
+    """A prompt [p], the target's answer [n] and its distributions [n, top]."""
 
     kind: str
     temperature: float
@@ -62,7 +62,6 @@ def join(sequences: Sequence[TrainingSequence]) -> Shard:
 
 
 def split(shard: Shard) -> Iterator[TrainingSequence]:
-    """Returns the sequences of a shard."""
     at = answered = 0
     for i, length in enumerate(shard.lengths.tolist()):
         middle, end = at + int(shard.prompts[i]), at + length
@@ -79,13 +78,13 @@ def split(shard: Shard) -> Iterator[TrainingSequence]:
 
 
 class ShardFolder:
-    """A folder of shards made by one configuration. Raises ValueError if it holds data of another."""
+    """Shards of one configuration. Raises ValueError for another's data."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def claim(self, meta: Mapping[str, Any]) -> None:
-        """Stores the configuration of the data; raises ValueError if the folder was made with another."""
+        """Stores the data's configuration. Raises ValueError if the folder has another."""
         self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / _META
         if not file.exists():

@@ -1,4 +1,4 @@
-"""Measures the cost of steps on this machine, of the target and of the draft model, as medians of repeats."""
+"""Step times of target and draft on this machine: medians of repeats."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from tandem.speculation.types import Request, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class PairCosts:
-    """Seconds. verify[k]: a target step over k draft tokens; 0 is plain decoding. propose[k]: k draft tokens of the
-    draft model; empty without one."""
+    """Seconds. verify[k]: a target step over k draft tokens; 0 is plain decoding.
+
+    propose[k]: k draft tokens; empty without a draft model.
+    """
 
     verify: Mapping[int, float]
     propose: Mapping[int, float]
 
     @property
     def draft_step(self) -> float | None:
-        """Seconds of one more draft token: the slope over the measured lengths, or the step if there is only one."""
+        """Seconds of a further draft token: the slope over lengths, or the only step."""
         if not self.propose:
             return None
         first, last = min(self.propose), max(self.propose)
@@ -31,10 +33,7 @@ class PairCosts:
 
     @property
     def ratio(self) -> float | None:
-        """The time of a draft step over that of a plain target step.
-
-        None without a draft, or if the step took no time.
-        """
+        """A draft step over a plain target step; None without a draft or if the step took no time."""
         return None if self.draft_step is None or not self.verify[0] else self.draft_step / self.verify[0]
 
 
@@ -48,9 +47,9 @@ async def measure_costs(
     repeats: int,
     adapters: tuple[int, int] = (0, 0),
 ) -> PairCosts:
-    """Times steps of one sequence of `context` tokens in slot 0, on `batcher`'s device thread, under `sampling`.
+    """Times steps of a sequence of `context` tokens in slot 0, on `batcher`'s device thread.
 
-    `adapters`: the numbers of the target's and of the draft's that rows have.
+    `adapters`: numbers of the target's and the draft's.
     """
     return await batcher.on_device(_measure, target, draft, sampling, longest, context, repeats, adapters)
 
@@ -99,7 +98,7 @@ def _propose_step(runner: Runner, row: ProposeRow) -> Callable[[], object]:
 
 
 def _in_turn(steps: Mapping[tuple[str, int], Callable[[], object]], repeats: int) -> dict[tuple[str, int], list[float]]:
-    """Runs one step of each kind in turn, repeatedly, so that a busy moment of the machine affects all kinds."""
+    # In turn, so that a busy moment of the machine affects all kinds.
     taken: dict[tuple[str, int], list[float]] = {name: [] for name in steps}
     for step in steps.values():
         step()

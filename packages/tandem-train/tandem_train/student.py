@@ -1,7 +1,7 @@
-"""Builds the draft model: the target's embeddings reduced to fewer dimensions, and newly initialized layers.
+"""Builds the draft model: the target's embeddings in fewer dimensions, and new layers.
 
-It is a plain Llama with tied embeddings, which every loader supports. The embeddings are most of a small draft's bytes,
-so the file size determines the hidden size, and the feed-forward width takes the rest.
+A plain Llama with tied embeddings, which every loader supports. Embeddings are most of a small draft's bytes, so the
+file size sets the hidden size, and the feed-forward width takes the rest.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class StudentConfig:
 
 
 def build(target: Any, config: StudentConfig, counts: Tensor, seed: int) -> Any:
-    """Builds a student for `target`. `counts` [vocabulary]: how often the target generated each token."""
+    """`counts` [vocabulary]: how often the target generated each token."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
@@ -68,7 +68,7 @@ def build(target: Any, config: StudentConfig, counts: Tensor, seed: int) -> Any:
 
 
 def load_trained(folder: Path, target: Any) -> Any:
-    """Loads a trained Llama for further training, as a student of the model with the configuration `target`."""
+    """A trained Llama for further training; `target`: the target's configuration."""
     from transformers import AutoModelForCausalLM
 
     student: Any = AutoModelForCausalLM.from_pretrained(**find(str(folder)).source, dtype=torch.float32)
@@ -90,7 +90,7 @@ def shape_of(student: Any) -> StudentConfig:
 
 
 def _reduced(embeddings: Tensor, counts: Tensor, hidden: int) -> Tensor:
-    """Projects `embeddings` [vocabulary, d] on their principal directions, weighting tokens by frequency."""
+    """Projects `embeddings` [vocabulary, d] on their principal directions, weighted by frequency."""
     weights = (counts + 1).sqrt()
     weights = weights / weights.sum()
     centred = embeddings - (weights[:, None] * embeddings).sum(0)
@@ -105,13 +105,13 @@ def _reduced(embeddings: Tensor, counts: Tensor, hidden: int) -> Tensor:
 
 @torch.no_grad()
 def init_induction_heads(student: Any, counts: Tensor) -> None:
-    """Initializes an induction circuit (Olsson et al. 2022) in the first two layers, so that training need not find it.
+    """Initializes an induction circuit (Olsson et al. 2022) in the first two layers.
 
-    Repeated text is the easiest for a draft to predict, but a small model learns this last, after millions of tokens.
-    In the first layer, head 0 attends to the previous token (rotary positions turn its query and key biases into a peak
-    at distance 1) and copies that token's leading components to the last dimensions, which hold least. In the second
-    layer, heads attend to positions where this copy matches the current token, in the slow rotary frequencies, and
-    output the token found there. Models with one layer or with heads smaller than 16 are left unchanged.
+    Repeated text is easiest to predict, but a small model learns it last, after millions of tokens. In the first layer,
+    head 0 attends to the previous token (rotary positions turn its query and key biases into a peak at distance 1) and
+    copies its leading components to the last dimensions, which hold least. In the second layer, heads attend where this
+    copy matches the current token, in the slow rotary frequencies, and output that position's token. Unchanged: models
+    with one layer or heads smaller than 16.
     """
     heads, hidden = student.config.num_attention_heads, student.config.hidden_size
     size = hidden // heads
@@ -147,7 +147,7 @@ def init_induction_heads(student: Any, counts: Tensor) -> None:
 
 
 def _moments(embeddings: Tensor, counts: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Returns mean and deviation of the leading components after a layer's norm, weighting tokens by frequency."""
+    """Mean and deviation of the leading components after a layer's norm, weighted by frequency."""
     seen = embeddings / embeddings.pow(2).mean(1, keepdim=True).sqrt().clamp(min=1e-6)
     weights = ((counts + 1e-3) / (counts + 1e-3).sum())[:, None]
     mean = (weights * seen).sum(0)
@@ -155,7 +155,6 @@ def _moments(embeddings: Tensor, counts: Tensor, size: int) -> tuple[Tensor, Ten
 
 
 def _clear(attention: Any, first: int, size: int) -> None:
-    """Sets the weights of a head to zero."""
     for part in (attention.q_proj, attention.k_proj, attention.v_proj):
         part.weight[first : first + size] = 0
         part.bias[first : first + size] = 0

@@ -1,8 +1,8 @@
-"""Trains a draft on the data of `generate`, and writes a Hugging Face folder.
+"""Trains a draft on `generate`'s data, and writes a Hugging Face folder.
 
     python -m tandem_train.train --data DIR --output DRAFT [--epochs 4]
 
-It can be interrupted and started again with the same arguments: it resumes from the last saved step.
+An interrupted run, started again with the same arguments, resumes from its last saved step.
 """
 
 from __future__ import annotations
@@ -50,18 +50,17 @@ def read_data(config: TrainConfig, revision: str, vocab_size: int) -> TrainingDa
 
 
 def held_out_prompts(prompts: set[bytes]) -> set[bytes]:
-    """Selects one prompt in HELD_OUT, at least one, independently of the order of the data."""
+    """One of HELD_OUT prompts, at least one, whatever the order of the data."""
     return set(sorted(prompts, key=lambda p: (zlib.crc32(p), p))[: -(-len(prompts) // HELD_OUT)])
 
 
 def most_frequent(counts: torch.Tensor, most: int) -> torch.Tensor:
-    """Returns the ids that occur, at most the `most` frequent ones, in ascending order."""
+    """Ids that occur, at most the `most` frequent, ascending."""
     ids = counts.argsort(descending=True, stable=True)[:most]
     return ids[counts[ids] > 0].sort().values
 
 
 def _begin(config: TrainConfig, source: dict[str, Any], revision: str) -> tuple[TrainingData, Any]:
-    """Returns the data, and the student before its first step."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if config.start:
@@ -73,7 +72,7 @@ def _begin(config: TrainConfig, source: dict[str, Any], revision: str) -> tuple[
 
 
 def train(config: TrainConfig, show: Callable[[str], None]) -> dict[str, Any]:
-    """Trains, writes config.output, and returns the content of its training.json."""
+    """Trains, writes config.output, returns its training.json."""
     from tandem.runners.loading import transformers_logging
     from tandem.runners.torch.platforms import choose_platform
 

@@ -1,1 +1,1 @@
-"""Makes and judges EAGLE-3 heads: features, train, evaluate."""
+"""EAGLE-3 heads: features, training, evaluation."""

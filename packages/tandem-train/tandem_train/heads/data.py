@@ -1,4 +1,4 @@
-"""Reads tokens and features (stored, or computed by the target), and keeps sequences apart that are not trained on."""
+"""Reads tokens and features (stored or computed), and holds sequences out of training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tandem_train.train import held_out_prompts
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A sequence, and where its features lie: from `start` on, in those of shard `number`."""
+    """A sequence whose features begin at `start` in shard `number`."""
 
     sequence: TrainingSequence
     number: int
@@ -36,10 +36,7 @@ FeatureSource: TypeAlias = Callable[[Sequence[Placed]], list[Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class HeadData:
-    """The sequences to train on and those held out. counts [vocabulary]: how often each was the target's best token.
-
-    meta: the features' layers and hidden size. source: gives the features of sequences.
-    """
+    """counts [vocabulary]: how often each token was the target's best. meta: layers and hidden size of the features."""
 
     train: list[Placed]
     held_out: list[Placed]
@@ -52,13 +49,11 @@ class HeadData:
         return sum(len(one.sequence.answer) for one in self.train)
 
     def with_features(self, placed: Sequence[Placed]) -> list[tuple[TrainingSequence, Tensor]]:
-        """The sequences with their features [tokens, 3 * hidden]."""
+        """Sequences with their features [tokens, 3 * hidden]."""
         return list(zip((one.sequence for one in placed), self.source(placed), strict=True))
 
 
 def stored_features(folder: FeatureFolder) -> FeatureSource:
-    """Reads features from a folder."""
-
     def source(placed: Sequence[Placed]) -> list[Tensor]:
         read = lru_cache(maxsize=None)(folder.read)
         return [read(one.number)[one.start : one.start + one.length] for one in placed]
@@ -67,7 +62,7 @@ def stored_features(folder: FeatureFolder) -> FeatureSource:
 
 
 def computed_features(target: FeatureTarget) -> FeatureSource:
-    """Has the target compute features whenever they are asked for."""
+    """Features computed by the target on each use."""
 
     def source(placed: Sequence[Placed]) -> list[Tensor]:
         return target.features([np.concatenate((one.sequence.prompt, one.sequence.answer)) for one in placed])
@@ -78,7 +73,7 @@ def computed_features(target: FeatureTarget) -> FeatureSource:
 def read_head_data(
     config: HeadTrainConfig, revision: str, vocab_size: int, target: FeatureTarget | None = None
 ) -> HeadData:
-    """Reads config.data. target: computes the features; None: they are stored. Raises ValueError."""
+    """Reads config.data. target: computes features; None: stored ones. Raises ValueError."""
     shards = ShardFolder(config.data)
     if (of := shards.meta()["target"]) != revision:
         raise ValueError(f"{config.data}: holds data of the target {of}, not {revision}")
@@ -123,7 +118,7 @@ def _placed(shards: ShardFolder, number: int) -> list[Placed]:
 
 
 def _held_out(everything: Sequence[Placed], config: HeadTrainConfig) -> set[bytes]:
-    """Selects prompts, at least one, independently of the order of the data."""
+    """Selects prompts, at least one, whatever the order of the data."""
     kinds = {one.sequence.kind for one in everything}
     if unknown := sorted(set(config.held_out_kinds) - kinds):
         raise ValueError(f"held-out-kinds: the data has no {', '.join(unknown)}, only {', '.join(sorted(kinds))}")

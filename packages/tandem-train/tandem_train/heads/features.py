@@ -1,9 +1,9 @@
-"""Generates the target's hidden states beside the tokens that `tandem_train.generate` wrote.
+"""Generates the target's hidden states for the tokens of `tandem_train.generate`.
 
     python -m tandem_train.heads.features --data DIR [--target_model T]
 
-It can be interrupted and started again: whole shards are kept. A feature takes 6 bytes per unit of the target's hidden
-size, for every token: 3.5 kB for the embedded target, so 700,000 tokens and their prompts take several GB.
+An interrupted run continues after its last whole shard. Features take 6 bytes per token and unit of the hidden size:
+3.5 kB a token for the embedded target, several GB for 700,000 tokens and their prompts.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ FOLDER = "features"
 
 @dataclass(frozen=True, slots=True)
 class FeaturesConfig:
-    """Of which data and target to make features."""
-
     data: Path = setting("folder that tandem_train.generate wrote")
     target: str | None = setting("target, if not the embedded one", None, "target_model")
     layers: tuple[int, ...] | None = setting("take features after so many layers, such as 2,15,27, not as vLLM", None)
@@ -47,28 +45,28 @@ class FeaturesConfig:
 
 
 class FeatureFolder:
-    """The features of a data folder's shards: of each, bfloat16 [tokens, 3 * hidden], as the tokens lie."""
+    """Features of a data folder's shards, each bfloat16 [tokens, 3 * hidden] in the order of its tokens."""
 
     def __init__(self, data: Path) -> None:
         self.shards, self.claims = ShardFolder(data), ShardFolder(data / FOLDER)
 
     def meta(self) -> dict[str, Any]:
-        """Target, layers and hidden size. Raises ValueError if there are no features."""
+        """Target, layers and hidden size. Raises ValueError without features."""
         return self.claims.meta()
 
     def missing(self) -> list[int]:
-        """The shards without features."""
+        """Shards without features."""
         return [number for number in self.shards.numbers() if not self._file(number).exists()]
 
     def write(self, number: int, features: Tensor) -> None:
-        """Writes the features of a shard, whole."""
+        """Writes a shard's features atomically."""
         bits: NDArray[np.int16] = features.to(torch.bfloat16).view(torch.int16).numpy()
         partial = self._file(number).with_name(f".features-{number:05d}.npy")
         np.save(partial, bits)
         os.replace(partial, self._file(number))
 
     def read(self, number: int) -> Tensor:
-        """The features of a shard, in memory that the system may drop."""
+        """A shard's features, memory-mapped."""
         bits = np.load(self._file(number), mmap_mode="c")
         return torch.from_numpy(bits).view(torch.bfloat16)
 
@@ -77,7 +75,7 @@ class FeatureFolder:
 
 
 def make_features(config: FeaturesConfig, show: Callable[[str], None]) -> int:
-    """Writes the features of every shard that has none; returns for how many shards there are features."""
+    """Writes missing features; returns the number of shards with features."""
     folder = FeatureFolder(config.data)
     checkpoint = unpacked(find(config.target))
     revision, of = weights_revision(checkpoint), folder.shards.meta()["target"]
@@ -97,9 +95,9 @@ def make_features(config: FeaturesConfig, show: Callable[[str], None]) -> int:
 
 
 class FeatureTarget:
-    """The target as transformers has it, with taps after three of its layers.
+    """The target in transformers, with taps after three layers.
 
-    layers, device and dtype as in FeaturesConfig. batch: tokens of a step, about. Raises ValueError.
+    batch: about the tokens of a step. Raises ValueError.
     """
 
     def __init__(
@@ -125,12 +123,12 @@ class FeatureTarget:
 
     @property
     def meta(self) -> dict[str, object]:
-        """What a folder of its features says of them."""
+        """The metadata of its features."""
         return {"layers": list(self.layers), "hidden": self.hidden, "dtype": self.dtype}
 
     @torch.inference_mode()
     def features(self, sequences: Sequence[NDArray[np.int32]]) -> list[Tensor]:
-        """Features [tokens, 3 * hidden] of each sequence of tokens, on the target's device, in its number format."""
+        """Features [tokens, 3 * hidden] of each sequence, on the target's device, in its dtype."""
         made: list[Tensor] = [torch.empty(0)] * len(sequences)
         order = sorted(range(len(sequences)), key=lambda i: (len(sequences[i]), i))
         while order:

@@ -17,7 +17,7 @@ from tandem_train.loop import Resumable
 
 
 class HeadTraining(Resumable):
-    """Trains an EAGLE-3 head. embedding: the target's, which stays as it is; on the head's device."""
+    """embedding: the target's, frozen, on the head's device."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class HeadTraining(Resumable):
         super().__init__(config, head, optimizer, total, show)
 
     def run(self) -> float:
-        """Trains to the last step; returns the seconds that it took, including runs before an interruption."""
+        """Trains to the last step; returns the seconds, earlier runs included."""
         self.head.train()
         for group in self.groups([one.sequence for one in self.data.train]):
             self.train_group(group)
@@ -43,7 +43,7 @@ class HeadTraining(Resumable):
         return self.seconds
 
     def train_group(self, group: list[int]) -> None:
-        """One step, on the samples of a batch."""
+        """One step on a batch."""
         began = time.monotonic()
         self.set_rate()
         losses = self._losses([self.data.train[i] for i in group])
@@ -72,9 +72,9 @@ def _described(losses: Sequence[StepLoss]) -> str:
 
 @torch.no_grad()
 def acceptance(head: EagleHead, embedding: Tensor, data: HeadData, steps: int, batch: int) -> dict[str, list[float]]:
-    """By kind of the held-out sequences, and "all": the share of tokens whose first 1, 2, ... guesses are all right.
+    """By kind, and "all": the share of held-out tokens whose first 1, 2, ... guesses are all right.
 
-    What follows is the target's own text, so the mean number of accepted tokens of a round is close to their sum.
+    Their sum is about the accepted tokens of a round, because the text is the target's own.
     """
     hits: dict[str, Tensor] = {}
     for group in _groups(data.held_out, batch):
@@ -91,7 +91,7 @@ def acceptance(head: EagleHead, embedding: Tensor, data: HeadData, steps: int, b
 
 
 def working_in(device: str) -> AbstractContextManager[object]:
-    """Products in bfloat16 on an accelerator; as the weights are on the CPU."""
+    """bfloat16 products on an accelerator; the weights' dtype on the CPU."""
     return nullcontext() if device == "cpu" else torch.autocast(device, torch.bfloat16)
 
 
@@ -109,9 +109,9 @@ def _right(losses: Sequence[StepLoss], count: int) -> Tensor:
 
 
 def _counted(right: Tensor, of: Tensor) -> Tensor:
-    """Of drafts that begin at each token: how many have the first 1, 2, ... tokens right, and how many there are.
+    """Drafts whose first 1, 2, ... tokens are right, and the drafts.
 
-    The s-th token of a draft that begins at answered token i is guessed by step s at token i + s of its sequence.
+    Step s guesses the s-th token of a draft that begins at answered token i, at token i + s.
     """
     counted = torch.zeros(2, len(right))
     together = torch.ones(right.shape[1], dtype=torch.bool)

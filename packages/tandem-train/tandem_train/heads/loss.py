@@ -1,8 +1,8 @@
-"""The training-time test (Li et al. 2025): the head is trained on its own hidden states too, as it will draft.
+"""The training-time test (Li et al. 2025): trains the head on its own hidden states, as it will draft.
 
-Row r of a sequence has the target's feature at position r and the embedding of token r + 1, and predicts token r + 2.
-In step s the feature is the head's own output of step s - 1 at row r - 1, and the row sees what it would see as the
-s-th further draft token: keys made from the target's features up to row r - s, and its own keys of steps 1 to s after.
+Row r has the target's feature at position r and the embedding of token r + 1, and predicts token r + 2. In step s the
+feature is the head's output of step s - 1 at row r - 1, and the row sees the s-th draft token's context: keys of the
+target's features up to row r - s, then its own keys of steps 1 to s.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from tandem_train.shards import TrainingSequence
 
 @dataclass(frozen=True, slots=True)
 class HeadBatch:
-    """Padded sequences. tokens [b, n], features [b, n, 3 * hidden], and of the answered tokens: which row of which
-    sequence predicts them (at, of [answered]), the target's best ids and probabilities there [answered, top]."""
+    """Padded sequences: tokens [b, n], features [b, n, 3 * hidden].
+
+    Answered tokens: predicted by row `at` of sequence `of`; the target's best ids and probabilities [answered, top].
+    """
 
     tokens: Tensor
     features: Tensor
@@ -33,7 +35,7 @@ class HeadBatch:
 
 
 def make_head_batch(sequences: Sequence[tuple[TrainingSequence, Tensor]], device: str = "cpu") -> HeadBatch:
-    """Stacks sequences with their features [tokens, 3 * hidden], on `device`."""
+    """Stacks sequences with their features [tokens, 3 * hidden]."""
     longest = max(len(features) for _, features in sequences)
     tokens = torch.zeros(len(sequences), longest, dtype=torch.int64)
     stacked = torch.zeros(len(sequences), longest, sequences[0][1].shape[1], device=device)
@@ -59,7 +61,7 @@ def make_head_batch(sequences: Sequence[tuple[TrainingSequence, Tensor]], device
 
 
 def head_states(head: EagleHead, embedding: Tensor, batch: HeadBatch, steps: int) -> list[Tensor]:
-    """The head's hidden states of each of the steps, [b, n - 1, hidden]; in step s those of rows from s on."""
+    """The head's hidden states by step, [b, n - 1, hidden]; step s is valid from row s on."""
     embeds = embedding[batch.tokens[:, 1:]].to(head.fc.weight.dtype)
     count = embeds.shape[1]
     positions = torch.arange(count, device=embeds.device)[None].expand(len(embeds), -1)
@@ -79,7 +81,7 @@ def head_states(head: EagleHead, embedding: Tensor, batch: HeadBatch, steps: int
 
 
 def _attended(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], step: int) -> Tensor:
-    """Attends to keys of step 0 up to row r - step, and to those of step i at row r - step + i; [b, heads, rows, d]."""
+    """Attends to keys of step 0 up to row r - step, and of step i at row r - step + i; [b, heads, rows, d]."""
     scale, rows = 1 / math.sqrt(q.shape[-1]), torch.arange(q.shape[2], device=q.device)
     seen = rows[None, :] <= rows[:, None] - step
     scores = q @ keys[0].transpose(-1, -2) * scale
@@ -94,9 +96,9 @@ def _attended(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], step:
 
 @dataclass(frozen=True, slots=True)
 class StepLoss:
-    """loss: the mean cross-entropy. hits: answered tokens [rows] whose best column is the target's best token.
+    """loss: mean cross-entropy. hits: answered tokens [rows] with the target's best token in the best column.
 
-    rows: indices of those tokens among the batch's.
+    rows: those tokens' indices in the batch.
     """
 
     loss: Tensor
@@ -105,10 +107,9 @@ class StepLoss:
 
 
 def step_losses(head: EagleHead, embedding: Tensor, batch: HeadBatch, steps: int, hard: float = 0.0) -> list[StepLoss]:
-    """Each step's loss against the target's distribution over the tokens that the head has.
+    """Each step's loss against the target's distribution over the head's tokens.
 
-    hard: the weight of the target's first choice against its distribution. A token whose first choice the head lacks
-    counts as missed and is not learnt.
+    hard: weight of the target's best token. A best token that the head lacks is missed, not learnt.
     """
     columns = torch.full((len(head.t2d),), -1, device=batch.ids.device)
     columns[head.token_ids] = torch.arange(len(head.token_ids), device=columns.device)

@@ -1,4 +1,4 @@
-"""Defines the configuration of a head's training run."""
+"""Configuration of a head's training."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from tandem_train.command import setting
 
 @dataclass(frozen=True, slots=True)
 class HeadTrainConfig:
-    """A run of training."""
-
     data: Path = setting("folder that generate and features wrote")
     output: Path = setting("folder for the head")
     target: str | None = setting("target, if not the embedded one", None, "target_model")
@@ -55,5 +53,5 @@ class HeadTrainConfig:
 
     @property
     def state(self) -> Path:
-        """The file from which an interrupted run is resumed."""
+        """The file that resumes an interrupted run."""
         return self.output / "training_state.pt"

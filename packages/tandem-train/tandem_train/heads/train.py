@@ -1,8 +1,8 @@
-"""Trains an EAGLE-3 head on tokens and features, and writes a folder that Tandem, vLLM and SGLang load.
+"""Trains an EAGLE-3 head on tokens and features, for Tandem, vLLM and SGLang.
 
     python -m tandem_train.heads.train --data DIR --output HEAD [--held-out-kinds code,prose]
 
-It can be interrupted and started again with the same arguments: it resumes from the last saved step.
+An interrupted run, started again with the same arguments, resumes from its last saved step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tandem_train.heads.settings import HeadTrainConfig
 
 
 def new_head(target: Any, config: HeadTrainConfig, data: HeadData) -> EagleHead:
-    """A head before its first step: its output rows are the target's, its layer is random by `config.seed`."""
+    """An untrained head: output rows of the target, a layer random by `config.seed`."""
     theirs = target.config
     output = target.get_output_embeddings().weight.detach().float()
     ids = data.counts.argsort(descending=True, stable=True)[: config.vocabulary]
@@ -64,7 +64,7 @@ def _theta(config: Any) -> float:
 
 
 def train(config: HeadTrainConfig, show: Callable[[str], None]) -> dict[str, Any]:
-    """Trains, writes config.output, and returns the content of its training.json. Raises ValueError."""
+    """Trains, writes config.output, returns its training.json. Raises ValueError."""
     from transformers import AutoModelForCausalLM
 
     from tandem.runners.loading import transformers_logging
