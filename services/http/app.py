@@ -13,11 +13,14 @@ import grpc
 
 from tandem.hints import meant
 from tandem.services.health import HealthService
+from tandem.services.http.address import HttpAddress
 from tandem.services.http.errors import NoSuchPath, Refusal, WrongMethod, refused
 from tandem.services.http.exchange import Exchange
+from tandem.services.http.listener import Listener
 from tandem.services.http.service import HttpService
 from tandem.services.layers import Call, Layer
 from tandem.services.security.call_limits import MessageTimeout, TransportInterceptor, WaitLimit
+from tandem.services.security.config import Security
 from tandem.services.security.limits import ServerLimits
 
 Handler = Callable[[Call, Exchange], Awaitable[None]]
@@ -140,3 +143,27 @@ class HttpApp:
             raise NoSuchPath(f"nothing is served at {path[:128]!r}{meant(path[:128], known)}; see GET /")
 
         return "", "Unknown", unknown
+
+
+class HttpPort(Listener):
+    """The port of OpenAI clients: serves from `start` on. Raises CannotListen."""
+
+    def __init__(
+        self, address: HttpAddress, security: Security, outermost: Sequence[Layer] = (), grpc_port: int = 0
+    ) -> None:
+        super().__init__("http_port", address.host, address.port, security.tls, address.keep_alive_seconds)
+        self._address, self._security, self._outermost, self._grpc_port = address, security, outermost, grpc_port
+        self._service: HttpService | None = None
+
+    async def start(self, service: HttpService, health: HealthService) -> None:
+        security, address = self._security, self._address
+        guarded = security.tls is not None or security.tokens is not None
+        hosts = None if guarded else AllowedHosts(address.host, address.allowed_hosts)
+        layers = security.layers(self._outermost)
+        self._service = service
+        await self.serve(HttpApp(service, security.limits, layers, health, self._grpc_port, hosts))
+
+    async def stop(self) -> None:
+        if self._service:
+            self._service.cut()
+        await super().stop()

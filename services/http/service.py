@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from google.protobuf.wrappers_pb2 import StringValue
@@ -37,8 +36,8 @@ from tandem.speculation.types import (
 
 LARGE_BODY = 32 * 1024  # bytes; larger bodies are parsed in a thread
 Events = AsyncGenerator[tuple[int, Chunk | GenerationEnd], None]
-Metrics = Callable[[str], tuple[bytes, str]]
-"""Returns the metrics page and its content type for an Accept header."""
+Metrics = Callable[[str], Awaitable[tuple[bytes, str]]]
+"""Returns the metrics and their content type for an Accept header."""
 
 
 class HttpService:
@@ -54,7 +53,6 @@ class HttpService:
         self._generate, self._metrics, self._most, self._started = generate, metrics, most, int(time.time())
         self._reader = RequestReader(generate.generator, generate.limits, adapters)
         self._works: set[Generations] = set()
-        self._scraping = ThreadPoolExecutor(1, "metrics page")
 
     @property
     def model(self) -> str:
@@ -164,7 +162,7 @@ class HttpService:
         if self._metrics is None:
             raise NotOffered("this server lacks prometheus-client, of tandem-speculative[metrics]")
         accept = next(iter(call.given("accept")), "")
-        page, kind = await asyncio.get_running_loop().run_in_executor(self._scraping, self._metrics, accept)
+        page, kind = await self._metrics(accept)
         await exchange.page(200, page, ((b"content-type", kind.encode()),))
 
 

@@ -22,7 +22,7 @@ from tandem.runners.toy import VOCAB_SIZE, ToyConfig, ToyRunner, ToyTokenizer
 from tandem.services.generation import GenerateMethod
 from tandem.services.health import SERVING, HealthService
 from tandem.services.http.address import HttpAddress
-from tandem.services.http.listener import HttpPort
+from tandem.services.http.app import HttpPort
 from tandem.services.http.service import HttpService
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.calls import CallLayer
