@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import tandem
 from tandem.engine.batcher import Batcher
+from tandem.engine.engine import Engine
 from tandem.engine.generator import Generator
-from tandem.engine.slots import SlotPool
 from tandem.rpc.tracing import Tracing, open_tracing
 from tandem.runners.startup import Startup
 from tandem.services.generation import Watch
@@ -67,11 +67,9 @@ class Observability:
     def loaded(self, info: ModelInfo) -> None:
         if self._counts:
             from tandem.services.observability.metrics import Metrics
-            from tandem.services.observability.rehearsal_metrics import watch_rehearsals
 
             name = info.model_name or info.draft_name
-            self.metrics = Metrics(self._role, name, info.max_speculation_length, _build(info))
-            watch_rehearsals(self.metrics.states, info.rehearsals)
+            self.metrics = Metrics(self._role, name, info.max_speculation_length, _build(info), info.rehearsals)
             self._observers.append(self.metrics)
             if self._port:
                 self._port.page = self.page
@@ -100,24 +98,24 @@ class Observability:
         self,
         lifecycle: Lifecycle,
         batcher: Batcher,
-        slots: Mapping[str, SlotPool],
+        engines: Mapping[str, Engine],
         sessions: Mapping[str, CountedSessions] | None = None,
         drafter: DrafterHealth | None = None,
     ) -> None:
-        """Observes slots of "target" or "draft" and sessions that "verify" or "propose"."""
+        """Observes finished engines of "target", "target_apart", "draft" and sessions that "verify" or "propose"."""
         sessions = sessions or {}
         if isinstance(verifying := sessions.get("verify"), SessionTable):
             verifying.on_end.append(self._log.session_ended)
         if not self.metrics:
             return
+        states = self.metrics.states
         self.metrics.watch_steps(batcher)
-        self.metrics.watch_requests(lifecycle, list(sessions.values()), list(slots.values()))
-        for of, pool in slots.items():
-            self.metrics.watch_slots(of, pool)
+        states.watch_requests(lifecycle, list(sessions.values()), [each.slots for each in engines.values()])
+        states.watch_engines(engines)
         for kind, table in sessions.items():
-            self.metrics.watch_sessions(kind, table)
+            states.watch("sessions", table, {"kind": kind})
         if drafter:
-            self.metrics.watch_drafter(drafter)
+            states.watch("drafter", drafter)
 
     def ready(self, startup: Startup) -> dict[str, object]:
         """Records start-up times; returns entries for the ready file."""

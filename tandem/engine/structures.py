@@ -50,7 +50,7 @@ class Structures:
         self.compiling: dict[tuple[Hashable, Structure], _Compiling] = {}
         self._starting: asyncio.Task[StructureProcess] | None = None
         self.turns = FairTurns("their structure to be compiled", COMPILING, WAITING)
-        self.outcomes: Counter[str] = Counter()
+        self.outcomes = Counter[str](dict.fromkeys(OUTCOMES, 0))
 
     async def check(self, structure: Structure) -> None:
         """Compiles and keeps a structure. Raises InvalidField if it cannot be enforced, and TooManyWaiting."""

@@ -16,7 +16,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandem.engine.batcher import Batcher
-from tandem.engine.slots import SlotPool
 from tandem.rpc.channel import FUSED, TARGET
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
@@ -271,7 +270,7 @@ def test_expired_sessions_are_counted() -> None:
     now = [0.0]
     table: SessionTable[Any, Any] = SessionTable(lambda: now[0], 1.0)
     metrics = Metrics("target", "toy", 5, {})
-    metrics.watch_sessions("verify", table)
+    metrics.states.watch("sessions", table, {"kind": "verify"})
     for name in ("a", "b"):
         table.admit(name, None, Request(SAMPLED), [1], 10)
     table.drop("a")
@@ -291,7 +290,7 @@ def test_without_a_port_nothing_of_prometheus_is_loaded_or_called(monkeypatch: p
         "tandem.services.observability.metrics_port",
     )
     seen, batcher = Observability(ObservabilityConfig("127.0.0.1"), "target"), Batcher("test")
-    seen.watch_parts(Lifecycle(), batcher, {"target": SlotPool(1)})
+    seen.watch_parts(Lifecycle(), batcher, {})
     assert seen.watch is None and batcher.observe is None
     run(batcher.close())
 
