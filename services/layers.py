@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+from google.rpc import status_pb2
 
 from tandem.rpc.tracing import Span
 
@@ -31,6 +32,7 @@ class Call:
     dialogue: bool = False
     request_id: str = ""
     started: float = field(default_factory=time.perf_counter)
+    status: status_pb2.Status | None = None  # of a call that failed
     code: str = ""
     reason: str = ""
     message: str = ""

@@ -14,7 +14,7 @@ import grpc
 from tandem.hints import meant
 from tandem.services.health import HealthService
 from tandem.services.http.address import HttpAddress
-from tandem.services.http.errors import NoSuchPath, Refusal, WrongMethod, refused
+from tandem.services.http.errors import HttpError, Refusal, refused
 from tandem.services.http.exchange import Exchange
 from tandem.services.http.listener import Listener
 from tandem.services.http.service import HttpService
@@ -115,19 +115,20 @@ class HttpApp:
                 exchange.request_id = call.request_id
                 self._calls.count(call)
                 if wanted not in ("", "GET" if method == "HEAD" else method):
-                    raise WrongMethod(f"{path} takes {wanted}")
+                    raise HttpError("WRONG_METHOD", f"{path} takes {wanted}")
                 await handler(call, exchange)
         except grpc.aio.AbortError:
             exchange.request_id = call.request_id
-            await self._refuse(exchange)
+            await self._refuse(call, exchange)
         except asyncio.CancelledError:  # the client has left, or this process ends at once
             exchange.abandon()
             await asyncio.sleep(0)  # until uvicorn knows, which otherwise answers 500
 
-    async def _refuse(self, exchange: Exchange) -> None:
+    async def _refuse(self, call: Call, exchange: Exchange) -> None:
+        assert call.status, "ErrorLayer sets it"
         try:
             with WaitLimit(self._calls.limits.unread_seconds) as waiting:
-                await waiting.until(exchange.refuse())
+                await waiting.until(exchange.refuse(call.status))
         except MessageTimeout:
             exchange.abandon()
 
@@ -140,7 +141,8 @@ class HttpApp:
 
         async def unknown(call: Call, exchange: Exchange) -> None:
             known = ("/", *PROBES, *self._routes)
-            raise NoSuchPath(f"nothing is served at {path[:128]!r}{meant(path[:128], known)}; see GET /")
+            message = f"nothing is served at {path[:128]!r}{meant(path[:128], known)}; see GET /"
+            raise HttpError("NO_SUCH_PATH", message)
 
         return "", "Unknown", unknown
 

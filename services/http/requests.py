@@ -11,7 +11,7 @@ from typing import Any
 from tandem.checkpoints.tokenizers import ChatTokenizer, Tokenizer
 from tandem.engine.chats import TEMPLATE
 from tandem.engine.generator import LONG_TEXT, Generator
-from tandem.services.http.errors import NoSuchModel
+from tandem.services.http.errors import HttpError
 from tandem.services.http.fields import MAX_CHOICES
 from tandem.services.http.tool_calls import FORMATS
 from tandem.services.http.tools import ToolChoice, ToolUse
@@ -86,12 +86,13 @@ class RequestReader:
         return self._generator.info.model_name
 
     def adapter(self, model: str) -> str:
-        """Returns a model name's adapter; "" is the target. Raises NoSuchModel."""
+        """Returns a model name's adapter; "" is the target. Raises HttpError."""
         if model in ("", self.model):
             return ""
         if model not in self.adapters():
             names = ", ".join((self.model, *self.adapters()))
-            raise NoSuchModel(f"model: there is no {model[:128]!r} here; this server has {names}")
+            message = f"model: there is no {model[:128]!r} here; this server has {names}"
+            raise HttpError("MODEL_NOT_FOUND", message, "model")
         return model
 
     async def completion(self, given: Mapping[str, Any]) -> ParsedRequest:

@@ -15,7 +15,7 @@ from tandem.services.errors import Interrupted, NotAccepting, NotOffered, NotRea
 from tandem.services.generation import GenerateMethod, Generations
 from tandem.services.http import fields
 from tandem.services.http.answers import Answer, Scores, models
-from tandem.services.http.errors import NoSuchModel
+from tandem.services.http.errors import HttpError
 from tandem.services.http.exchange import Exchange
 from tandem.services.http.requests import PROMPTS, ParsedRequest, RequestReader, known_output, own_name
 from tandem.services.http.values import read_json
@@ -79,13 +79,10 @@ class HttpService:
         except Interrupted as error:
             cause = own_name(error.cause, of, given) if isinstance(error.cause, InvalidField) else error.cause
             raise Interrupted(cause, error.produced) from None
-        except NoSuchModel:
-            exchange.param = "model"
-            raise
         except TooLong as error:
             message = str(error).replace("max_new_tokens", "max_tokens")
-            exchange.param = "max_tokens" if message != str(error) else PROMPTS[of]
-            raise TooLong(message) from None
+            param = "max_tokens" if message != str(error) else PROMPTS[of]
+            raise HttpError("SEQUENCE_TOO_LONG", message, param) from None
 
     async def _read(self, of: str, call: Call, exchange: Exchange) -> dict[str, Any]:
         data = await exchange.body(self._most, self._generate.limits.message_seconds)
@@ -148,7 +145,7 @@ class HttpService:
     async def models(self, call: Call, exchange: Exchange, name: str | None = None) -> None:
         found = models(self.model, self._reader.adapters(), self._generate.generator.info, self._started)
         if name is not None and name not in found:
-            raise NoSuchModel(f"model: there is no {name[:128]!r} here")
+            raise HttpError("MODEL_NOT_FOUND", f"model: there is no {name[:128]!r} here")
         await exchange.answer(200, found[name] if name else {"object": "list", "data": list(found.values())})
 
     async def version(self, call: Call, exchange: Exchange) -> None:
