@@ -23,7 +23,7 @@ class Call:
     """One call of `path` (/PACKAGE.SERVICE/METHOD); `code`, `reason` and `message` are set at its end.
 
     `message` never quotes the request: it may be logged. `dialogue`: requests stream. `in_run`: is a run by now.
-    `unanswered`: requests and read times.
+    `unanswered`: requests and read times. `done`: how its generations ended, for the log.
     """
 
     path: str
@@ -38,6 +38,7 @@ class Call:
     message: str = ""
     span: Span | None = None
     in_run: bool = False
+    done: dict[str, Any] = field(default_factory=dict)
     unanswered: deque[tuple[Any, float]] = field(default_factory=deque)
     context: grpc.aio.ServicerContext = field(init=False)
     method: str = field(init=False)  # as in TargetVerifier/Verify

@@ -11,7 +11,7 @@ from typing import Any
 
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
-from tandem.rpc.request_context import REQUEST_ID, Request, begin, new_id, valid_id
+from tandem.rpc.request_context import REQUEST_ID, Request, begin, current, new_id, valid_id
 from tandem.services.layers import Call, Layer
 from tandem.speculation.types import FinishReason
 
@@ -86,6 +86,8 @@ class CallLayer(Layer):
             call.unanswered.popleft()
         request, read = call.unanswered.popleft() if answered else call.unanswered[-1]
         seconds = time.perf_counter() - read
+        if call.method.endswith("/Generate") and reply.WhichOneof("event") == "completion":
+            _add_end(call.done, reply.completion, request)
         for step in (reply, *getattr(reply, "next_steps", ())):
             self._notify("replied", call, request, step, seconds)
 
@@ -100,19 +102,20 @@ class CallLayer(Layer):
                 log.exception("an observer failed")
 
 
-def end_of(reply: Any) -> dict[str, Any] | None:
-    """Returns how a generation ended, or None before its last reply."""
-    if reply.WhichOneof("event") != "completion":
-        return None
-    done, stats = reply.completion, reply.completion.stats
-    return {
-        "finish_reason": FinishReason(done.finish_reason).name.lower(),
-        "prompt_tokens": done.prompt_tokens,
-        "output_tokens": done.output_tokens,
-        "rounds": stats.rounds,
-        "drafted": stats.drafted,
-        "accepted": stats.accepted,
-    }
+def _add_end(done: dict[str, Any], completion: Any, request: Any) -> None:
+    """Adds how a generation ended. Choices of one request share its prompt."""
+    stats = completion.stats
+    counts = {"output_tokens": completion.output_tokens}
+    counts |= {name: getattr(stats, name) for name in ("rounds", "drafted", "accepted")}
+    if done:
+        done |= {name: done[name] + count for name, count in counts.items()}
+        return
+    done |= {"finish_reason": FinishReason(completion.finish_reason).name.lower()}
+    done |= {"prompt_tokens": completion.prompt_tokens, **counts}
+    has_adapter = "generation" in request.DESCRIPTOR.fields_by_name  # over HTTP the context has it
+    context = current()
+    adapter = request.generation.adapter if has_adapter else context.adapter if context else ""
+    done |= {"adapter": adapter} if adapter else {}
 
 
 def begins_run(request: Any) -> bool:
