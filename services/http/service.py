@@ -14,10 +14,10 @@ from tandem.rpc.request_context import Request, begin, current_span, set_prefix_
 from tandem.services.errors import Interrupted, NotAccepting, NotOffered, NotRead
 from tandem.services.generation import GenerateMethod, Generations
 from tandem.services.http import fields
-from tandem.services.http.answers import Answer, Scores, models
+from tandem.services.http.answers import Answer, models
 from tandem.services.http.errors import HttpError
 from tandem.services.http.exchange import Exchange
-from tandem.services.http.requests import PROMPTS, ParsedRequest, RequestReader, known_output, own_name
+from tandem.services.http.requests import PROMPTS, ParsedRequest, RequestReader, own_name
 from tandem.services.http.values import read_json
 from tandem.services.layers import Call
 from tandem.services.observability.setup import version
@@ -25,12 +25,9 @@ from tandem.services.security.call_limits import MessageTimeout, WaitLimit
 from tandem.services.security.identity import caller
 from tandem.speculation.types import (
     Chunk,
-    FinishReason,
     GenerationEnd,
     GenerationRequest,
     InvalidField,
-    SpeculationStats,
-    TokenLogprobs,
     TooLong,
 )
 
@@ -101,10 +98,8 @@ class HttpService:
         try:
             with WaitLimit(self._generate.limits.unread_seconds) as waiting:
                 async with _unless_gone(exchange, streams):
-                    scores = await self._scored(request) if request.scores_prompts else ()
-                    answer = Answer(request, self._reader.tokenizer, info, call.request_id, scores)
-                    events = self._events(request.requests) if request.generates else _nothing(request.requests)
-                    async with contextlib.aclosing(events):
+                    answer = Answer(request, self._reader.tokenizer, info, call.request_id)
+                    async with contextlib.aclosing(self._events(request.requests)) as events:
                         async for choice, event in events:
                             call.replied(self._generate.reply(event))
                             if parts := answer.parts(choice, event):
@@ -120,17 +115,6 @@ class HttpService:
         except MessageTimeout:
             exchange.abandon()
             raise NotRead("the answer was not read in time") from None
-
-    async def _scored(self, request: ParsedRequest) -> list[Scores]:
-        longest = self._generate.generator.info.max_speculation_length
-        firsts = list(enumerate(request.requests[:: request.n]))
-        known = [(i, known_output(each, longest)) for i, each in firsts if len(each.token_ids or ()) > 1]
-        found: list[list[TokenLogprobs]] = [[] for _ in firsts]
-        async with contextlib.aclosing(self._events([each for _, each in known])) as events:
-            async for index, event in events:
-                if isinstance(event, Chunk):
-                    found[known[index][0]] += event.logprobs
-        return [tuple(each) for each in found]
 
     async def _events(self, requests: Sequence[GenerationRequest]) -> Events:
         work = Generations(self._generate, requests, None)
@@ -161,12 +145,6 @@ class HttpService:
         accept = next(iter(call.given("accept")), "")
         page, kind = await self._metrics(accept)
         await exchange.page(200, page, ((b"content-type", kind.encode()),))
-
-
-async def _nothing(requests: Sequence[GenerationRequest]) -> Events:
-    for index, request in enumerate(requests):
-        yield index, Chunk()
-        yield index, GenerationEnd(FinishReason.LENGTH, len(request.token_ids or ()), 0, SpeculationStats())
 
 
 @contextlib.asynccontextmanager

@@ -8,8 +8,6 @@ from tandem.checkpoints.tokenizers import ChatTokenizer, Tokenizer
 from tandem.speculation.chat import ChatMessage
 from tandem.speculation.types import InvalidField
 
-TEMPLATE = {"add_generation_prompt": True, "continue_final_message": False}  # unless a request sets them
-
 
 def chat_tokens(tokenizer: Tokenizer, messages: Sequence[ChatMessage]) -> list[int]:
     """Token ids of a chat, up to the assistant's next turn. Raises InvalidField."""
@@ -17,7 +15,7 @@ def chat_tokens(tokenizer: Tokenizer, messages: Sequence[ChatMessage]) -> list[i
         raise InvalidField("messages", "this server's tokenizer renders no chats")
     shown = [each.for_template for each in messages]
     try:
-        text = tokenizer.render(shown, **TEMPLATE, tools=None, documents=None)
+        text = tokenizer.render(shown, add_generation_prompt=True, tools=None)
     except ValueError as error:
         raise InvalidField("messages", str(error)) from None
     return tokenizer.tokens(text, special=False)
