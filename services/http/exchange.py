@@ -13,7 +13,7 @@ from google.rpc import status_pb2
 
 from tandem.rpc.request_context import REQUEST_ID
 from tandem.services.http.errors import HttpError, refusal
-from tandem.services.security.call_limits import MessageTimeout, WaitLimit
+from tandem.services.security.call_limits import MessageTimeout, within
 
 Json = dict[str, Any]
 DISCARD_SECONDS = 1.0
@@ -54,8 +54,7 @@ class Exchange:
         if int(headers.get(b"content-length", b"0")) > most:
             raise _too_large(most)
         try:
-            with WaitLimit(seconds) as waiting:
-                return await waiting.until(self._rest(most))
+            return await within(seconds, self._rest(most))
         except MessageTimeout:
             raise HttpError("BODY_LATE", f"the body did not arrive within {seconds:g} s") from None
 
@@ -94,8 +93,8 @@ class Exchange:
         # Closing at once would lose the answer: read on for a moment.
         if self.header("expect"):  # it sends nothing before the server says 100
             return
-        with contextlib.suppress(MessageTimeout), WaitLimit(DISCARD_SECONDS) as waiting:
-            await waiting.until(self._skip())
+        with contextlib.suppress(MessageTimeout):
+            await within(DISCARD_SECONDS, self._skip())
 
     async def _skip(self) -> None:
         message = await self._receive()

@@ -55,56 +55,49 @@ def host_of(client: tuple[str, int] | None) -> str:
     return str(getattr(address, "ipv4_mapped", None) or address)
 
 
-WAITS, IDLE, UPLOADS, RUNS = "waits", "idle", "uploads", "runs"
+WAITS, IDLE, UPLOADS, RUNS = range(4)
 """Waiting for headers; between requests; in a body; request complete."""
 
 
-class Host:
-    def __init__(self) -> None:
-        self.by_state: dict[str, dict[BoundedProtocol, None]] = {state: {} for state in (WAITS, IDLE, UPLOADS, RUNS)}
-        self.total = 0
-
-    @property
-    def slow(self) -> int:
-        return len(self.by_state[WAITS]) + len(self.by_state[UPLOADS])
-
-    def first(self, *states: str) -> BoundedProtocol | None:
-        return next((each for state in states for each in self.by_state[state]), None)
-
-
-def to_make_way(hosts: Mapping[str, Host], taken: int, newcomer: BoundedProtocol) -> BoundedProtocol | None:
+def to_make_way(
+    hosts: Mapping[str, Mapping[BoundedProtocol, None]], taken: int, newcomer: BoundedProtocol
+) -> BoundedProtocol | None:
     """Returns the connection to close, perhaps `newcomer`, or None.
 
     Above half of CONNECTIONS, a host may have a quarter with incomplete requests; when full, the host with most loses
     one without a request, uploads last.
     """
     own = hosts[newcomer.host]
-    if 2 * taken > CONNECTIONS and 4 * (own.slow - 1) >= CONNECTIONS:
-        return own.first(WAITS, UPLOADS)
+    if 2 * taken > CONNECTIONS:
+        slow = [each for each in own if each.state in (WAITS, UPLOADS)]
+        if 4 * (len(slow) - 1) >= CONNECTIONS:
+            return min(slow, key=lambda each: each.state)
     if taken <= CONNECTIONS:
         return None
-    most = max(hosts.values(), key=lambda host: host.total)
-    return newcomer if own.total == most.total else most.first(WAITS, IDLE, UPLOADS) or newcomer
+    most = max(hosts.values(), key=len)
+    if len(own) == len(most):
+        return newcomer
+    return min((each for each in most if each.state != RUNS), key=lambda each: each.state, default=newcomer)
 
 
 class BoundedProtocol(H11Protocol):
     """Closes on large or late headers or too many connections. Requests find it as `tandem` in their scope."""
 
     certificate: bytes | None = None  # the client's, PEM
-    host, _state = "", ""
+    host = ""
     _head = 0  # bytes of the headers that are awaited
     _late: asyncio.TimerHandle | None = None
     _refused = False
     _lingering = 0  # of all connections
-    _hosts: dict[str, Host]
+    _hosts: dict[str, dict[BoundedProtocol, None]]  # oldest first
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.host, self._hosts = host_of(self.client), vars(self.server_state).setdefault("hosts", {})
-        self._move(WAITS)
+        self._hosts.setdefault(self.host, {})[self] = None
         other = to_make_way(self._hosts, len(self.connections), self)
         if other:
-            other._move("")
+            other._leave()
             other.connections.discard(other)
         if other is self:
             self._refuse(_BUSY)
@@ -116,37 +109,26 @@ class BoundedProtocol(H11Protocol):
         self.certificate = ssl.DER_cert_to_PEM_cert(shown).encode() if shown else None
         self._wait()
 
-    def _move(self, state: str) -> None:
-        host = self._hosts.setdefault(self.host, Host())
-        host.total += bool(state) - bool(self._state)
-        if self._state and self._state != state:
-            del host.by_state[self._state][self]
-        if state:
-            host.by_state[state].setdefault(self)
-        elif not host.total:
-            del self._hosts[self.host]
-        self._state = state
+    @property
+    def state(self) -> int:
+        if self.cycle is None or self._head:
+            return WAITS
+        if self.cycle.response_complete:
+            return IDLE
+        return UPLOADS if self.cycle.more_body else RUNS
 
-    def _moved(self) -> None:
-        if self._state:
-            if self.cycle is None or self._head:
-                self._move(WAITS)
-            elif self.cycle.response_complete:
-                self._move(IDLE)
-            else:
-                self._move(UPLOADS if self.cycle.more_body else RUNS)
+    def _leave(self) -> None:
+        own = self._hosts.get(self.host, {})
+        own.pop(self, None)
+        if not own:
+            self._hosts.pop(self.host, None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._came()
         if self._refused:
             BoundedProtocol._lingering -= 1
-        if self._state:
-            self._move("")
+        self._leave()
         super().connection_lost(exc)
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._moved()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -161,7 +143,6 @@ class BoundedProtocol(H11Protocol):
                 self._refuse(_MALFORMED[431])
                 return
         super().data_received(data)
-        self._moved()
 
     def handle_events(self) -> None:
         before = self.cycle

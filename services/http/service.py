@@ -21,7 +21,7 @@ from tandem.services.http.requests import PROMPTS, ParsedRequest, RequestReader,
 from tandem.services.http.values import read_json
 from tandem.services.layers import Call
 from tandem.services.observability.setup import version
-from tandem.services.security.call_limits import MessageTimeout, WaitLimit
+from tandem.services.security.call_limits import MessageTimeout, within
 from tandem.services.security.identity import caller
 from tandem.speculation.types import (
     Chunk,
@@ -94,24 +94,31 @@ class HttpService:
             set_prefix_scope(caller(), request.given["cache_salt"])
 
     async def _answered(self, call: Call, exchange: Exchange, request: ParsedRequest) -> None:
-        streams, info = request.says("stream"), self._generate.generator.info
+        streams, info, seconds = (
+            request.says("stream"),
+            self._generate.generator.info,
+            self._generate.limits.unread_seconds,
+        )
+
+        async def send(work: Awaitable[int]) -> None:
+            call.sent(await within(seconds, work))
+
         try:
-            with WaitLimit(self._generate.limits.unread_seconds) as waiting:
-                async with _unless_gone(exchange, streams):
-                    answer = Answer(request, self._reader.tokenizer, info, call.request_id)
-                    async with contextlib.aclosing(self._events(request.requests)) as events:
-                        async for choice, event in events:
-                            call.replied(self._generate.reply(event))
-                            if parts := answer.parts(choice, event):
-                                call.sent(await waiting.until(exchange.events(parts)))
-                if not answer.complete:
-                    raise NotAccepting("the server ended before the answer was complete")
-                if not streams:
-                    call.sent(await waiting.until(exchange.answer(200, answer.whole())))
-                    return
-                if last := answer.last():
-                    call.sent(await waiting.until(exchange.events(last)))
-                await waiting.until(exchange.end())
+            async with _unless_gone(exchange, streams):
+                answer = Answer(request, self._reader.tokenizer, info, call.request_id)
+                async with contextlib.aclosing(self._events(request.requests)) as events:
+                    async for choice, event in events:
+                        call.replied(self._generate.reply(event))
+                        if parts := answer.parts(choice, event):
+                            await send(exchange.events(parts))
+            if not answer.complete:
+                raise NotAccepting("the server ended before the answer was complete")
+            if not streams:
+                await send(exchange.answer(200, answer.whole()))
+                return
+            if last := answer.last():
+                await send(exchange.events(last))
+            await within(seconds, exchange.end())
         except MessageTimeout:
             exchange.abandon()
             raise NotRead("the answer was not read in time") from None

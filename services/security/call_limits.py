@@ -113,8 +113,7 @@ class Answer:
     async def _request(self) -> Any:
         seconds = self._server.limits.message_seconds
         try:
-            with WaitLimit(seconds) as waiting:
-                data = await waiting.until(self._call.context.read())
+            data = await within(seconds, self._call.context.read())
         except MessageTimeout:
             raise InvalidField("request", f"missing: it was not received within {seconds:g} s") from None
         if data is grpc.aio.EOF:
@@ -143,9 +142,8 @@ class Answer:
         seconds, call = self._server.limits.unread_seconds, self._call
         try:
             async with contextlib.aclosing(answered) as replies:
-                with WaitLimit(seconds) as waiting:
-                    async for reply in replies:
-                        await waiting.until(call.context.write(call.replied(reply)))
+                async for reply in replies:
+                    await within(seconds, call.context.write(call.replied(reply)))
         except MessageTimeout:
             log.info("%s: its replies were not read within %g s", call.path, seconds)
             raise NotRead(f"replies were not read within {seconds:g} s") from None
@@ -153,46 +151,24 @@ class Answer:
             raise asyncio.CancelledError from gone
 
 
-class WaitLimit:
-    """Limits each wait of the current task, with one rarely reset timer."""
+async def within(seconds: float, work: Awaitable[Result]) -> Result:
+    """Awaits `work`. Raises MessageTimeout. asyncio.wait_for needs a task for each wait before Python 3.12."""
+    task: Any = asyncio.current_task()
+    late = False
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds, self._loop = seconds, asyncio.get_running_loop()
-        self._task: Any = asyncio.current_task()
-        self._since: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._late = False
+    def end() -> None:
+        nonlocal late
+        late = True
+        task.cancel()
 
-    def __enter__(self) -> WaitLimit:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._timer:
-            self._timer.cancel()
-
-    async def until(self, work: Awaitable[Result]) -> Result:
-        """Awaits `work`. Raises MessageTimeout."""
-        self._since = self._loop.time()
-        if self._timer is None:
-            self._timer = self._loop.call_later(self._seconds, self._look)
-        try:
-            return await work
-        except asyncio.CancelledError:
-            if not self._late:
-                raise
-            if hasattr(self._task, "uncancel"):  # from Python 3.11 on
-                self._task.uncancel()
-            raise MessageTimeout from None
-        finally:
-            self._since = None
-
-    def _look(self) -> None:
-        self._timer = None
-        if self._since is None:
-            return
-        left = self._since + self._seconds - self._loop.time()
-        if left > 0:
-            self._timer = self._loop.call_later(left, self._look)
-        else:
-            self._late = True
-            self._task.cancel()
+    timer = asyncio.get_running_loop().call_later(seconds, end)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if not late:
+            raise
+        if hasattr(task, "uncancel"):  # from Python 3.11 on
+            task.uncancel()
+        raise MessageTimeout from None
+    finally:
+        timer.cancel()

@@ -18,7 +18,7 @@ from grpc_health.v1._async import HealthServicer
 from tandem.rpc import wire
 from tandem.rpc.channel import TARGET, open_channel
 from tandem.services.duplex import StreamIdle, answered_in_order
-from tandem.services.security.call_limits import MessageTimeout, TransportInterceptor, WaitLimit
+from tandem.services.security.call_limits import MessageTimeout, TransportInterceptor, within
 from tandem.services.security.config import Security
 from tandem.services.security.limits import ConcurrencyLimit, LimitReached, ServerLimits
 from tandem.v1 import target_verifier_pb2 as pb
@@ -377,31 +377,11 @@ def test_a_round_that_takes_long_and_a_reader_that_takes_long_are_no_idleness() 
 # --- the clock behind it ---
 
 
-def test_many_short_waits_are_none_too_long_and_set_few_timers() -> None:
-    async def test() -> int:
-        loop, timers = asyncio.get_running_loop(), 0
-        real = loop.call_later
-
-        def counted(seconds: float, *rest: Any) -> Any:
-            nonlocal timers
-            timers += rest[0].__name__ == "_look"
-            return real(seconds, *rest)
-
-        loop.call_later = counted  # type: ignore[method-assign]
-        with WaitLimit(30) as waiting:
-            for _ in range(1000):
-                await waiting.until(asyncio.sleep(0))
-        return timers
-
-    assert run(test()) == 1
-
-
 def test_a_wait_that_takes_too_long_is_given_up_and_the_task_goes_on() -> None:
     async def test() -> str:
-        with WaitLimit(0.02) as waiting:
-            await waiting.until(asyncio.sleep(0))
-            with pytest.raises(MessageTimeout):
-                await waiting.until(asyncio.sleep(60))
+        await within(0.02, asyncio.sleep(0))
+        with pytest.raises(MessageTimeout):
+            await within(0.02, asyncio.sleep(60))
         await asyncio.sleep(0)
         return "here"
 
@@ -410,11 +390,7 @@ def test_a_wait_that_takes_too_long_is_given_up_and_the_task_goes_on() -> None:
 
 def test_whoever_is_cancelled_while_waiting_is_cancelled() -> None:
     async def test() -> None:
-        async def wait() -> None:
-            with WaitLimit(30) as waiting:
-                await waiting.until(asyncio.sleep(60))
-
-        task = asyncio.create_task(wait())
+        task = asyncio.create_task(within(30, asyncio.sleep(60)))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
