@@ -15,7 +15,7 @@ import uvicorn
 from tandem.rpc.addresses import bare_host, joined
 from tandem.services.binding import bound
 from tandem.services.http.protocol import HEADER_BYTES, BoundedProtocol
-from tandem.services.security.tls import Certificates, TlsConfig
+from tandem.services.security.tls import TlsConfig, reread
 
 ACCEPTED_AT_ONCE, MOST_UNACCEPTED = 64, 8192  # connections per accept, so that floods delay no request; the backlog
 FLUSH_SECONDS = 1  # for aborted answers to reach their clients
@@ -88,15 +88,15 @@ def _allow_open_files() -> None:
 
 def _renewed_context(config: TlsConfig) -> ssl.SSLContext:
     """Returns a context that rereads changed certificate files for new connections."""
-    certificates = Certificates(config, _context)
-    latest = certificates.first
+    certificates = reread(config, _context)
 
     def refresh(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-        nonlocal latest
-        connection.context = latest = certificates.changed() or latest
+        certificates.changed()
+        connection.context = certificates.value
 
-    certificates.first.sni_callback = refresh
-    return certificates.first
+    first = certificates.value
+    first.sni_callback = refresh
+    return first
 
 
 def _context(config: TlsConfig) -> ssl.SSLContext:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-import logging
 import os
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.rpc.secret_files import check_readable, lines_of, signature, warn_if_others_read
+from tandem.rpc.secret_files import Reread, check_readable, lines_of, warn_if_others_read
 from tandem.speculation.errors import InvalidField, WrongType
-
-log = logging.getLogger("tandem.security")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,18 +101,12 @@ class TokenFile(Token):
     """A token file, reread on change; a failed reread keeps the token."""
 
     def __init__(self, file: str) -> None:
-        super().__init__(_read(file))
-        self._file, self._signature = file, signature(file)
+        self._tokens = Reread(lambda: _read(file), file)
         warn_if_others_read("token_file", file)
 
     def current(self) -> str:
-        try:
-            now = signature(self._file)
-            if now != self._signature:
-                self._token, self._signature = _read(self._file), now
-        except (OSError, ValueError) as error:
-            log.debug("cannot read the token file, keeping the old token: %s", error)
-        return self._token
+        self._tokens.changed()
+        return self._tokens.value
 
 
 def _read(file: str) -> str:

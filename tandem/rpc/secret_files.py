@@ -1,18 +1,19 @@
-"""Reads key and token files, checks permissions, detects changes."""
+"""Reads key and token files, checks permissions, reads changed files again."""
 
 from __future__ import annotations
 
 import logging
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from tandem.speculation.errors import InvalidField
 
 log = logging.getLogger("tandem.security")
 
-Signature = tuple[tuple[int, int, int], ...]
+Value = TypeVar("Value")
 
 
 def check_readable(flag: str, file: str) -> None:
@@ -29,10 +30,34 @@ def warn_if_others_read(flag: str, file: str) -> None:
         log.warning("%s: %s can be read by others (mode %o); chmod 600 is enough", flag, file, mode)
 
 
-def signature(*files: str) -> Signature:
-    """Returns inode, size and modification time per file. Raises OSError."""
-    found = [os.stat(file) for file in files]
-    return tuple((status.st_ino, status.st_size, status.st_mtime_ns) for status in found)
+class Reread(Generic[Value]):
+    """A value read from files, and again when they change; unusable files keep the value and are logged once."""
+
+    def __init__(self, read: Callable[[], Value], *files: str) -> None:
+        self._read, self._files = read, files
+        self._signature = self._now()
+        self.value = read()
+
+    def _now(self) -> tuple[tuple[int, int, int], ...]:
+        try:
+            found = [os.stat(file) for file in self._files]
+        except OSError:
+            return ()
+        return tuple((status.st_ino, status.st_size, status.st_mtime_ns) for status in found)
+
+    def changed(self) -> bool:
+        """Whether the value is a new one."""
+        now = self._now()
+        if now == self._signature:
+            return False
+        self._signature = now
+        try:
+            self.value = self._read()
+        except (OSError, ValueError) as error:
+            log.error("cannot use the new %s, keeping the old one: %s", self._files[0], error)
+            return False
+        log.info("reloaded: %s", self._files[0])
+        return True
 
 
 def lines_of(flag: str, file: str) -> Sequence[tuple[int, str]]:

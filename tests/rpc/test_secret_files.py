@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.rpc.secret_files import lines_of, signature, warn_if_others_read
+from tandem.rpc.secret_files import Reread, lines_of, warn_if_others_read
 
 
 def test_a_group_that_may_read_is_warned_about() -> None:
@@ -33,10 +33,11 @@ def test_a_rewrite_of_the_same_length_is_a_change() -> None:
     with tempfile.NamedTemporaryFile() as file:
         path = Path(file.name)
         path.write_text("alice one")
-        before = signature(file.name)
+        read = Reread(path.read_text, file.name)
+        changed = os.stat(path).st_mtime_ns + 1
         path.write_text("alice two")
-        os.utime(path, ns=(0, before[0][2] + 1))
-        assert signature(file.name) != before
+        os.utime(path, ns=(0, changed))
+        assert read.changed() and read.value == "alice two" and not read.changed()
 
 
 def test_lines_keep_their_numbers_and_what_is_no_text_is_refused(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_a_certificate_that_was_replaced_without_its_key_is_not_used(tmp_path, c
 
     with caplog.at_level(logging.INFO, "tandem.security"):
         assert run(test()) == (WHAT_THE_TARGET_SAYS, WHAT_THE_TARGET_SAYS)
-    said = [record.getMessage() for record in caplog.records if "keeping the old ones" in record.getMessage()]
+    said = [record.getMessage() for record in caplog.records if "keeping the old one" in record.getMessage()]
     assert len(said) == 1, "said once for each change"
 
 

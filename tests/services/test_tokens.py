@@ -143,7 +143,7 @@ def test_tokens_are_added_and_withdrawn_without_a_restart(accepted, tmp_path, ca
 
     with caplog.at_level(logging.INFO, "tandem.security"):
         assert run(test()) == ["UNAUTHENTICATED", WHAT_THE_TARGET_SAYS, "UNAUTHENTICATED"]
-    assert "tokens reloaded: 1 in" in caplog.text
+    assert "reloaded: " in caplog.text
     assert NEW not in caplog.text and ALICE not in caplog.text
 
 
@@ -152,7 +152,7 @@ def test_a_file_that_was_spoiled_changes_nothing_and_is_said_once(accepted, tmp_
     tokens = AcceptedTokens(accepted)
     spoil(tmp_path / "accepted")
     assert [tokens.identity(ALICE), tokens.identity(ALICE)] == ["alice", "alice"]
-    assert caplog.text.count("keeping the old tokens") == 1
+    assert caplog.text.count("keeping the old one") == 1
     token_file(tmp_path / "accepted", f"carol {NEW}\n")
     assert [tokens.identity(ALICE), tokens.identity(NEW)] == [None, "carol"]
 
