@@ -27,8 +27,7 @@ from tandem.runners.pages import PAGE
 from tandem.services.errors import ModelMismatch, QueueFull
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.identity import caller
-from tandem.services.security.limits import ServerLimits
-from tandem.services.security.names import check_name
+from tandem.services.security.limits import ServerLimits, check_name
 from tandem.services.server import HostedService
 from tandem.speculation.types import InvalidField, ModelInfo, Request, TooLong
 from tandem.v1 import prefill_worker_pb2 as pb

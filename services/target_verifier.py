@@ -20,8 +20,7 @@ from tandem.services.errors import ModelMismatch, VocabularyMismatch
 from tandem.services.generation import GenerateMethod
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.identity import caller
-from tandem.services.security.limits import ServerLimits
-from tandem.services.security.names import check_name
+from tandem.services.security.limits import ServerLimits, check_name
 from tandem.services.sessions.checkout import Checkout
 from tandem.services.sessions.session_features import features_granted, opening_features
 from tandem.services.sessions.table import Fence, SessionConflict, SessionKey, SessionTable, session_key

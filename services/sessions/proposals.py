@@ -14,8 +14,7 @@ from tandem.services.duplex import Incoming
 from tandem.services.errors import VocabularyMismatch
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.identity import caller
-from tandem.services.security.limits import ServerLimits
-from tandem.services.security.names import check_name
+from tandem.services.security.limits import ServerLimits, check_name
 from tandem.services.sessions.proposal_limits import ProposalSessions
 from tandem.services.sessions.proposal_stream import ProposalStream
 from tandem.speculation.drafters import Drafter

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
-from tandem.services.security.names import check_name
+from tandem.services.security.limits import check_name
 from tandem.speculation.types import Request
 
 log = logging.getLogger("tandem.server")
