@@ -26,11 +26,12 @@ _LINE_ENDS = (("\x85", "\\u0085"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
 
 
 class Exchange:
-    """`request_id`: sent in the headers once assigned."""
+    """`request_id`: sent in the headers once assigned. `names`: HTTP's names of fields."""
 
     def __init__(self, scope: Any, receive: Any, send: Any) -> None:
         self._scope, self._receive, self._send = scope, receive, send
         self.request_id, self.begun, self.streams = "", False, False
+        self.names: Mapping[str, str] = {}
         self._sent = 0.0
         self._unread = self.header("transfer-encoding") is not None or self.header("content-length") not in (None, "0")
 
@@ -130,7 +131,7 @@ class Exchange:
 
     async def refuse(self, status: status_pb2.Status) -> None:
         """Sends a failed call's status; in a stream, as its last event."""
-        found = refusal(status)
+        found = refusal(status, self.names)
         if not self.begun:
             headers = [(name.encode(), value.encode()) for name, value in found.headers]
             await self.answer(found.status, found.content, headers)

@@ -39,6 +39,10 @@ class ParsedRequest:
     def n(self) -> int:
         return len(self.requests) // len(self.prompts)
 
+    @property
+    def streams(self) -> bool:
+        return self.says("stream")
+
     def says(self, name: str) -> bool:
         return bool(self.given.get(name) or self.given.get("stream_options", {}).get(name))
 
@@ -180,8 +184,8 @@ def _structure(given: Mapping[str, Any], tools: ToolUse) -> Structure | None:
     return given[found[0]] if found else tools.structure
 
 
-def own_name(error: InvalidField, of: str, given: Mapping[str, Any]) -> InvalidField:
+def own_names(of: str, given: Mapping[str, Any]) -> dict[str, str]:
+    """Returns HTTP's names of a request's fields."""
     structured = next((name for name in STRUCTURES if given.get(name) is not None), "tools")
     names = {"structure": structured, "max_new_tokens": "max_tokens", "stop_strings": "stop", "adapter": "model"}
-    names["prompt"] = PROMPTS[of]
-    return InvalidField(names.get(error.field, error.field), error.fault)
+    return {**names, "prompt": PROMPTS[of]}
