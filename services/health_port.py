@@ -6,7 +6,7 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 
 from tandem.services.binding import bind
-from tandem.services.errors import ErrorLayer
+from tandem.services.calls import CallPolicy
 from tandem.services.health import HealthService
 from tandem.services.security.call_limits import TransportInterceptor
 from tandem.services.security.limits import ServerLimits
@@ -22,7 +22,7 @@ class ProbePort:
     """Serves only grpc.health.v1, in clear text; `port` None: does not listen. Raises CannotListen."""
 
     def __init__(self, host: str, port: int | None, limits: ServerLimits) -> None:
-        self._server = grpc.aio.server(interceptors=[TransportInterceptor(limits, [ErrorLayer()])], options=_OPTIONS)
+        self._server = grpc.aio.server(interceptors=[TransportInterceptor(limits, CallPolicy())], options=_OPTIONS)
         if port is not None:
             bind("health_port", host, port, self._server.add_insecure_port)
 

@@ -23,11 +23,11 @@ from tandem.engine.step_watch import StepWatch
 from tandem.rpc.addresses import bracketed
 from tandem.runners.startup import Startup
 from tandem.services.binding import bind
+from tandem.services.calls import CallObserver
 from tandem.services.health import NOT_SERVING, SERVING, HealthService
 from tandem.services.health_port import ProbePort
 from tandem.services.http.address import HttpAddress
 from tandem.services.http.service import HttpService
-from tandem.services.layers import Layer
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.progress import progress
 from tandem.services.security.config import Security
@@ -106,14 +106,14 @@ async def serve(
     config: ServeConfig,
     lifecycle: Lifecycle,
     build: Callable[[], Awaitable[HostedService]],
-    outermost: Sequence[Layer] = (),
+    observers: Sequence[CallObserver] = (),
 ) -> int:
     """Binds, loads, serves until a signal, drains; returns the exit code: 1 if the device or a task was lost."""
     ending = config.ending
-    server = config.security.server(outermost, options=_OPTIONS)
+    server = config.security.server(observers, options=_OPTIONS)
     port = bind("port", config.host, config.port, partial(config.security.add_port, server))
     probes = ProbePort(config.host, config.health_port, config.security.limits)
-    http = bound_http_port(config, outermost, port)
+    http = bound_http_port(config, observers, port)
     ending.begin()
     stopping = _stop_signals(ending, config.drain_seconds)
     building = asyncio.ensure_future(build())
@@ -205,12 +205,12 @@ def _stop_signals(ending: ShutdownDeadline, drain_seconds: float) -> asyncio.Eve
     return stopping
 
 
-def bound_http_port(config: ServeConfig, outermost: Sequence[Layer], grpc_port: int = 0) -> HttpPort | None:
+def bound_http_port(config: ServeConfig, observers: Sequence[CallObserver], grpc_port: int = 0) -> HttpPort | None:
     if config.http is None:
         return None
     from tandem.services.http.app import HttpPort
 
-    return HttpPort(config.http, config.security, outermost, grpc_port)
+    return HttpPort(config.http, config.security, observers, grpc_port)
 
 
 def _announce(config: ServeConfig, port: int, hosted: HostedService, http: HttpPort | None) -> None:

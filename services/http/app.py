@@ -1,4 +1,4 @@
-"""Routes the HTTP port's paths through the same layers as gRPC calls."""
+"""Routes the HTTP port's paths, as calls like those of gRPC."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any
 import grpc
 
 from tandem.hints import meant
+from tandem.services.calls import Call, CallObserver
 from tandem.services.health import HealthService
 from tandem.services.http.address import HttpAddress
 from tandem.services.http.errors import HttpError, Refusal, refused
 from tandem.services.http.exchange import Exchange
 from tandem.services.http.listener import Listener
 from tandem.services.http.service import HttpService
-from tandem.services.layers import Call, Layer
 from tandem.services.security.call_limits import MessageTimeout, TransportInterceptor, within
 from tandem.services.security.config import Security
 
@@ -48,11 +48,11 @@ class HttpPort(Listener):
     """The port of OpenAI clients: serves from `start` on. `grpc_port`: shown to probes. Raises CannotListen."""
 
     def __init__(
-        self, address: HttpAddress, security: Security, outermost: Sequence[Layer] = (), grpc_port: int = 0
+        self, address: HttpAddress, security: Security, observers: Sequence[CallObserver] = (), grpc_port: int = 0
     ) -> None:
         super().__init__("http_port", address.host, address.port, security.tls, address.keep_alive_seconds)
         self._grpc_port, self._page = grpc_port, PAGE.read_bytes()
-        self._calls = TransportInterceptor(security.limits, security.layers(outermost))
+        self._calls = TransportInterceptor(security.limits, security.policy(observers))
         guarded = security.tls is not None or security.tokens is not None
         own = ("localhost", socket.gethostname(), address.host, *address.allowed_hosts)
         self._names = (ANY,) if guarded else tuple(name.lower() for name in own)
@@ -106,7 +106,7 @@ class HttpPort(Listener):
 
     async def _called(self, exchange: Exchange, path: str, method: str) -> None:
         wanted, name, handler = self._route(path)
-        call = Call(PREFIX + name, exchange.metadata, self._calls.layers)
+        call = Call(PREFIX + name, exchange.metadata, self._calls.policy)
         context: Any = exchange
         try:
             async with call.answered(context):
@@ -123,7 +123,7 @@ class HttpPort(Listener):
             await asyncio.sleep(0)  # until uvicorn knows, which otherwise answers 500
 
     async def _refuse(self, call: Call, exchange: Exchange) -> None:
-        assert call.status, "ErrorLayer sets it"
+        assert call.status, "a call that fails has one"
         try:
             await within(self._calls.limits.unread_seconds, exchange.refuse(call.status))
         except MessageTimeout:

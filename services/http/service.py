@@ -11,6 +11,7 @@ from typing import Any
 from google.protobuf.wrappers_pb2 import StringValue
 
 from tandem.rpc.request_context import Request, begin, current_span, set_prefix_scope
+from tandem.services.calls import Call
 from tandem.services.errors import NotAccepting, NotOffered, NotRead
 from tandem.services.generation import GenerateMethod, Generations
 from tandem.services.http import fields
@@ -19,7 +20,6 @@ from tandem.services.http.errors import HttpError
 from tandem.services.http.exchange import Exchange
 from tandem.services.http.requests import ParsedRequest, RequestReader, own_names
 from tandem.services.http.values import read_json
-from tandem.services.layers import Call
 from tandem.services.observability.setup import version
 from tandem.services.security.call_limits import MessageTimeout, within
 from tandem.services.security.identity import caller

@@ -16,10 +16,10 @@ from tandem.engine.engine import Engine
 from tandem.engine.generator import Generator
 from tandem.rpc.tracing import Tracing, open_tracing
 from tandem.runners.startup import Startup
+from tandem.services.calls import CallObserver
 from tandem.services.generation import Watch
 from tandem.services.http.address import check_installed
 from tandem.services.lifecycle import Lifecycle
-from tandem.services.observability.calls import CallLayer, CallObserver
 from tandem.services.observability.request_log import RequestLog
 from tandem.services.observability.spans import CallSpans
 from tandem.services.sessions.table import CountedSessions, SessionTable
@@ -60,9 +60,8 @@ class Observability:
         self._scraping = ThreadPoolExecutor(1, "metrics page")  # so that a scrape delays no round
         self._tracing: Tracing | None = open_tracing(config.otlp_endpoint, f"tandem-{role}")
         self._log = RequestLog(role)
-        self._observers: list[CallObserver] = [CallSpans(self._tracing)] if self._tracing else []
-        self._observers.append(self._log)
-        self.layer = CallLayer(self._observers)
+        self.observers: list[CallObserver] = [CallSpans(self._tracing)] if self._tracing else []
+        self.observers.append(self._log)
 
     def loaded(self, info: ModelInfo) -> None:
         if self._counts:
@@ -70,7 +69,7 @@ class Observability:
 
             name = info.model_name or info.draft_name
             self.metrics = Metrics(self._role, name, info.max_speculation_length, _build(info), info.rehearsals)
-            self._observers.append(self.metrics)
+            self.observers.append(self.metrics)
             if self._port:
                 self._port.page = self.page
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -14,8 +14,8 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from tandem.rpc.request_context import prefix_scope
+from tandem.services.calls import Call, CallPolicy
 from tandem.services.errors import NotRead
-from tandem.services.layers import Call, Layer
 from tandem.services.security.identity import caller
 from tandem.services.security.limits import ConcurrencyLimit, ServerLimits
 from tandem.speculation.types import InvalidField
@@ -54,10 +54,10 @@ def fairness_key() -> tuple[str, str]:
 
 
 class TransportInterceptor(grpc.aio.ServerInterceptor):
-    """Answers every call inside `layers`, which also see malformed requests; calls without a token are not parsed."""
+    """Answers every call by `policy`, malformed requests too; calls without a token are not parsed."""
 
-    def __init__(self, limits: ServerLimits, layers: Sequence[Layer]) -> None:
-        self.limits, self.layers = limits, layers
+    def __init__(self, limits: ServerLimits, policy: CallPolicy) -> None:
+        self.limits, self.policy = limits, policy
         self.calls = ConcurrencyLimit("calls", "yours", limits.max_calls_per_caller, limits.max_calls)
         probes = ("calls", "yours", limits.max_probes_per_caller, limits.max_probes)
         self.probes = {method: ConcurrencyLimit(*probes) for method in ("Check", "Watch")}
@@ -85,7 +85,7 @@ class TransportInterceptor(grpc.aio.ServerInterceptor):
 class Answer:
     def __init__(self, server: TransportInterceptor, handler: Any, details: grpc.HandlerCallDetails) -> None:
         self._server, self._handler = server, handler
-        self._call = Call(details.method, details.invocation_metadata or (), server.layers, bool(handler.stream_stream))
+        self._call = Call(details.method, details.invocation_metadata or (), server.policy, bool(handler.stream_stream))
 
     def handler(self) -> grpc.RpcMethodHandler:
         inner = self._handler

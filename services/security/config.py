@@ -12,11 +12,9 @@ import grpc
 from tandem.installing import install_command
 from tandem.rpc.addresses import bare_host
 from tandem.rpc.credentials import on_this_machine
-from tandem.services.errors import ErrorLayer
-from tandem.services.layers import Layer
-from tandem.services.observability.request_log import PromptLayer
+from tandem.services.calls import CallObserver, CallPolicy
+from tandem.services.observability.request_log import PromptLog
 from tandem.services.security.call_limits import TransportInterceptor
-from tandem.services.security.identity import IdentityLayer
 from tandem.services.security.limits import MESSAGE_BYTES, ServerLimits
 from tandem.services.security.tls import TlsConfig, server_credentials
 from tandem.services.security.tokens import AcceptedTokens
@@ -52,18 +50,17 @@ class Security:
                 f"give --tls_cert and --tls_key, or pass --insecure"
             )
 
-    def layers(self, outermost: Sequence[Layer] = ()) -> list[Layer]:
-        prompts = [PromptLayer()] if self.log_prompts else []
-        return [*outermost, ErrorLayer(self.log_prompts), IdentityLayer(self.tokens), *prompts]
+    def policy(self, observers: Sequence[CallObserver] = ()) -> CallPolicy:
+        return CallPolicy(observers, self.tokens, PromptLog() if self.log_prompts else None)
 
     def server(
         self,
-        outermost: Sequence[Layer] = (),
+        observers: Sequence[CallObserver] = (),
         behind: Sequence[grpc.aio.ServerInterceptor] = (),
         options: Sequence[tuple[str, int]] = (),
     ) -> grpc.aio.Server:
-        """Creates a gRPC server; `outermost` layers come first. `behind`: further interceptors."""
-        interceptor = TransportInterceptor(self.limits, self.layers(outermost))
+        """Creates a gRPC server. `behind`: further interceptors."""
+        interceptor = TransportInterceptor(self.limits, self.policy(observers))
         return grpc.aio.server(interceptors=[interceptor, *behind], options=(*self.options(), *options))
 
     def options(self) -> Sequence[tuple[str, int]]:

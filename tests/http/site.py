@@ -25,7 +25,6 @@ from tandem.services.http.address import HttpAddress
 from tandem.services.http.app import HttpPort
 from tandem.services.http.service import HttpService
 from tandem.services.lifecycle import Lifecycle
-from tandem.services.observability.calls import CallLayer
 from tandem.services.observability.request_log import RequestLog
 from tandem.services.security.config import Security
 from tandem.services.security.limits import ServerLimits
@@ -116,9 +115,9 @@ async def door(
         generator, FusedSpeculativeServerGenerateResponse, lifecycle, None, queue, limits=security.limits
     )
     service = HttpService(generate, lambda: adapters or {}, security.max_message_bytes)
-    health, layer = HealthService(), CallLayer([RequestLog("test")])
+    health = HealthService()
     health.set(SERVING, "")
-    opened = HttpPort(address or HttpAddress(0, "127.0.0.1"), security, [layer], grpc_port=4242)
+    opened = HttpPort(address or HttpAddress(0, "127.0.0.1"), security, [RequestLog("test")], grpc_port=4242)
     await opened.start(service, health)
     try:
         async with httpx2.AsyncClient(base_url=opened.url, timeout=HANG) as http:

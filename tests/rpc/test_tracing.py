@@ -20,7 +20,7 @@ from tandem.rpc.request_context import Request, begin, outgoing
 from tandem.rpc.traced import traced as with_spans
 from tandem.rpc.tracing import Tracing, open_tracing
 from tandem.runners.toy import ToyConfig
-from tandem.services.observability.calls import CallLayer
+from tandem.services.calls import CallPolicy
 from tandem.services.observability.spans import CallSpans
 from tandem.speculation.depth import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
@@ -43,7 +43,7 @@ class Traced:
             real, spans = grpc.aio.server, CallSpans(self.of[name])
 
             def server(interceptors: list[Any], **rest: Any) -> Any:
-                interceptors[0].layers.insert(0, CallLayer([spans]))
+                interceptors[0].policy = CallPolicy([spans])
                 return real(interceptors=interceptors, **rest)
 
             patch.setattr(support.grpc.aio, "server", server)

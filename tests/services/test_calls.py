@@ -13,9 +13,7 @@ import pytest
 from tandem.engine.slots import NoFreeSlot
 from tandem.rpc.channel import open_channel
 from tandem.rpc.request_context import current
-from tandem.services.errors import ErrorLayer
-from tandem.services.layers import Call
-from tandem.services.observability.calls import CallLayer, CallObserver, _why_cancelled
+from tandem.services.calls import Call, CallObserver, CallPolicy, why_cancelled
 from tandem.services.security.call_limits import TransportInterceptor
 from tandem.services.security.limits import ServerLimits
 from tandem.speculation.types import InvalidField
@@ -53,8 +51,8 @@ class Told(CallObserver):
         self.pairs: list[tuple[int, int]] = []
         self.sizes: list[tuple[str, int]] = []
 
-    def received(self, call: Call, size: int) -> None:
-        self.sizes.append(("in", size))
+    def received(self, call: Call, message: Any, size: int | None) -> None:
+        self.sizes.append(("in", size or 0))
 
     def sent(self, call: Call, size: int) -> None:
         self.sizes.append(("out", size))
@@ -79,8 +77,7 @@ class Harmful(CallObserver):
 
 @contextlib.asynccontextmanager
 async def serving(*observers: CallObserver) -> AsyncIterator[TargetVerifierStub]:
-    layers = [CallLayer(observers), ErrorLayer()]
-    server = grpc.aio.server(interceptors=[TransportInterceptor(ServerLimits(), layers)])
+    server = grpc.aio.server(interceptors=[TransportInterceptor(ServerLimits(), CallPolicy(observers))])
     port = server.add_insecure_port("127.0.0.1:0")
     add_TargetVerifierServicer_to_server(Service(), server)
     await server.start()
@@ -153,7 +150,7 @@ def test_a_deadline_and_a_caller_that_leaves_are_told_apart() -> None:
 def test_a_call_cancelled_at_its_deadline_or_just_before_it_exceeded_it(
     seconds: float, left: float | None, code: str
 ) -> None:
-    assert _why_cancelled(seconds, left) == code
+    assert why_cancelled(seconds, left) == code
 
 
 def test_each_reply_of_a_stream_is_told_with_the_request_that_it_answers_and_every_byte_is_counted() -> None:
@@ -200,7 +197,7 @@ def test_every_call_has_a_request_of_its_own() -> None:
 def test_of_a_runs_messages_only_the_newest_is_kept() -> None:
     """A client may send as many as it likes, whatever limit they state."""
 
-    call = Call("/tandem.v1.TargetVerifier/VerifyStream", (), [CallLayer(())], dialogue=True)
+    call = Call("/tandem.v1.TargetVerifier/VerifyStream", (), CallPolicy([CallObserver()]), dialogue=True)
     for base in range(100):
         call.received(pb.VerifyRequest(base_length=base, run_until=0))
     assert [request.base_length for request, _ in call.unanswered] == [99]

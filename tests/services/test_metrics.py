@@ -42,7 +42,6 @@ from tests.support import (
     server_process,
 )
 
-OPENS = ("OpenSession", "CloseSession")
 PROMPTS = (b"abcabcabcabc", b"one two three", b"x", b"to be or not to be or not to")
 
 
@@ -169,10 +168,6 @@ def test_counters_of_a_target_equal_the_completions_of_its_clients(tmp_path: Pat
         drafted = sum(c.stats.drafted_per_position[0] for c in done if c.stats.drafted_per_position)
         assert scrape("tandem:run_steps_total", draft="with") == drafted > 0
         assert scrape("tandem:run_steps_total", draft="without") == steps - drafted
-        others = [scrape("tandem:bytes_total", method=f"TargetVerifier/{m}", direction="in") for m in OPENS]
-        sent = up - sum(others)  # a run that ends at a stop does not read what its client sent just then
-        assert 0 < sent - 100 * len(done) < scrape("tandem:run_bytes_total", direction="in") <= sent
-        assert scrape("tandem:run_bytes_total", direction="out") > 0
     else:
         assert scrape("tandem:run_steps_total") == 0
     if pipeline is Pipeline.OFF:
