@@ -251,7 +251,7 @@ def test_what_is_compiled_for_nxd_inference_is_what_the_comparison_loads(monkeyp
 
 
 def test_the_baseline_of_vllm_neuron_has_the_first_hours_model_and_sizes() -> None:
-    from tandem.host.published_times import times_named
+    from tandem.host.device_times import times_named
 
     page = (ROOT / "docs/trainium-vllm.md").read_text(encoding="utf-8")
     theirs = shlex.split(next(line for line in page.splitlines() if " vllm serve " in line))

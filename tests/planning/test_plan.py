@@ -79,7 +79,8 @@ def test_a_core_is_full_at_what_is_usable_of_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nxdi", "chunk", "positions"), [(False, 2, 5 * (100 + 8)), (False, 64, 5 * (100 + 64)), (True, 2, 4 * (100 + GUARD))]
+    ("nxdi", "chunk", "positions"),
+    [(False, 2, 5 * (100 + 8)), (False, 64, 5 * (100 + 64)), (True, 2, 4 * (100 + GUARD))],
 )
 def test_the_cache_has_a_spare_row_and_room_behind_the_last_position(nxdi: bool, chunk: int, positions: int) -> None:
     sizes = {"batch": 4, "length": 100, "drafts": 7, "chunk": chunk, "backend": "nxdi" if nxdi else "torch"}

@@ -199,7 +199,9 @@ def _refusal(shape: DecoderShape, degree: int, nxdi: bool) -> str:
     counts = {"heads": 0 if shape.features else shape.heads}
     if not nxdi:
         counts |= {"KV heads": shape.kv_heads, "columns of intermediate_size": shape.intermediate}
-    return "; ".join(f"{count} {what} are not divisible by {degree}" for what, count in counts.items() if count % degree)
+    return "; ".join(
+        f"{count} {what} are not divisible by {degree}" for what, count in counts.items() if count % degree
+    )
 
 
 def kv_bytes(model: Model, degree: int, pair: Pair) -> int:
