@@ -152,8 +152,9 @@ def read_times(path: Path) -> DeviceTimes:
         if not isinstance(document, dict) or document.pop("format", None) != FORMAT:
             raise ValueError(f'"format" is not "{FORMAT}"')
         _only(document, ("assumed", "device", "draft", "name", "source", "target"))
-        models = {part: _part(document.pop(part, None), part) for part in ("target", "draft")}
-        return DeviceTimes(**{"name": "", "device": "", "source": ""} | _texts(document), **models)
+        target, draft = (_part(document.pop(part, None), part) for part in ("target", "draft"))
+        texts = {"name": "", "device": "", "source": "", "assumed": ""} | _texts(document)
+        return DeviceTimes(texts["name"], texts["device"], texts["source"], target, draft, texts["assumed"])
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"{path}: {why}") from None
