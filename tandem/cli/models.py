@@ -7,7 +7,7 @@ from tandem.cli.flags import Options
 from tandem.cli.option import built
 from tandem.cli.values import auto_or_count, numbers
 from tandem.engine.model_config import DraftChoice, ModelConfig
-from tandem.host.published_times import times_named
+from tandem.host.device_times import times_named
 from tandem.launch import LAUNCH
 from tandem.runners.backends import BackendSettings, backend_named
 from tandem.runners.loading import CHUNK, Execution, Shape

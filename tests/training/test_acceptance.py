@@ -17,7 +17,7 @@ from tandem.engine.engine import Engine
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.model_drafter import ModelDrafter
 from tandem.engine.sequences import LocalVerifier
-from tandem.host.published_times import times_named
+from tandem.host.device_times import times_named
 from tandem.runners.loading import Shape
 from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.length import FixedLength
