@@ -32,7 +32,7 @@ from tandem.checkpoints.gguf_blocks import FORMATS
 from tandem.runners.native import build
 from tandem.runners.native.library import Matrix, ModelShape, load_library
 from tandem.runners.native.runner import NativeRunner
-from tandem.runners.native.tiles import TileState, use_tiles
+from tandem.runners.native.steps import TileState, use_tiles
 
 INPUTS, OUTPUTS = 512, 1536  # of a matrix that stays in a core's own cache
 PRODUCT_TOKENS, STEP_TOKENS = (1, 4, 8, 16, 64), (1, 2, 4, 8, 16, 64)
@@ -59,7 +59,7 @@ class Product:
         ones = np.ones(INPUTS, dtype=np.float32)
         shape = ModelShape(0, INPUTS, 1, 1, 64, 64, OUTPUTS, 1, 1, 64, 64, 1, 1e-5, 1.0)
         self._model = library.tandem_model(self._pool, 0, ctypes.byref(shape), ones.ctypes.data)
-        matrix = Matrix(blocks.ctypes.data, None, size.kind, size.kind)
+        matrix = Matrix(blocks.ctypes.data, None, size.kind)
         if not self._model or library.tandem_set_head(self._model, ones.ctypes.data, ctypes.byref(matrix)):
             raise MemoryError("no memory for a matrix")
         self._x = chance.standard_normal((64, INPUTS)).astype(np.float32)

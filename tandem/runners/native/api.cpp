@@ -1,6 +1,7 @@
 // The C interface for ctypes. Nothing throws across. Errors are null or non-zero: int results are 0, a fault
 // (bounds.h), or -1 without memory.
 #include "bounds.h"
+#include "encode.h"
 #include <chrono>
 
 using namespace tandem;
@@ -114,7 +115,7 @@ int tandem_product(void* model, int layer, int which, const void* x, int tokens,
 int tandem_encode(int format, int outputs, int inputs, const float* weights, uint8_t* to) {
     if ((format != Q8_0 && format != Q4_1) || outputs < 0 || inputs < 1) return CALL;
     const size_t bytes = row_bytes(Format(format), inputs);
-    for (int row = 0; row < outputs; row++) encode<Float32>(Format(format), inputs, weights + size_t(row) * inputs, to + row * bytes);
+    for (int row = 0; row < outputs; row++) encode(Format(format), inputs, weights + size_t(row) * inputs, to + row * bytes);
     return SOUND;
 }
 
