@@ -33,7 +33,7 @@ _ROWS = 16  # FAULTS of bounds.h: a status is this times the row, plus the fault
 
 
 class OutOfBounds(ValueError):
-    """A library call exceeds its models; nothing was computed. `row`: the first at fault."""
+    """A library call exceeds its models. `row`: the first at fault."""
 
     def __init__(self, call: str, status: int) -> None:
         self.row, fault = divmod(status, _ROWS)
@@ -211,7 +211,6 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         name: (_Status, (c_void_p, *(c_int,) * 3, _INTS, c_void_p, c_int))
         for name in ("tandem_save_pages", "tandem_load_pages")
     },
-    "tandem_product": (_Status, (c_void_p, c_int, c_int, c_void_p, c_int, c_void_p)),
     "tandem_encode": (_Status, (c_int, c_int, c_int, c_void_p, c_void_p)),
     "tandem_feed": (_Status, (c_void_p, POINTER(Rows), c_int, POINTER(c_float))),
     "tandem_propose": (
