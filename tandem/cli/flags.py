@@ -83,8 +83,8 @@ class Options(ToolOptions):
     )
     adapters: ADAPTERS | None = option(
         "LoRA adapters of the target, in PEFT's folders, which requests choose by name",
-        (*ADAPTED, "compile"),
-        only={"torch": ADAPTED, "toy": ADAPTED},
+        ADAPTED,
+        OURS,
     )
     draft_adapters: ADAPTERS | None = option(
         "LoRA adapters of the draft model, for requests with the target's of that name",
