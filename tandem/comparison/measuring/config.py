@@ -57,7 +57,6 @@ class ComparisonConfig:
     link: str = "emulated"  # emulated, or trace:UP,DOWN
     other_links: tuple[str, ...] = ()
     up_mbps: float | None = None
-    up_share: float = 0.5
     jitter_ms: float = 0.0
     temperatures: tuple[float, ...] = ()
     rules: tuple[Rule, ...] = (Rule.AGREEMENT,)
@@ -268,7 +267,7 @@ class ComparisonConfig:
         """The impairments of the emulated links. Raises ValueError."""
         recorded = [link for link in (self.link, *self.other_links) if link.startswith(TRACE)]
         each = [traces_named(link) for link in recorded] or [("", "")]
-        return tuple(Impairments(self.up_share, self.up_mbps, self.jitter_ms, *traces) for traces in each)
+        return tuple(Impairments(self.up_mbps, self.jitter_ms, *traces) for traces in each)
 
     @property
     def loads(self) -> tuple[Load, ...]:
