@@ -25,7 +25,7 @@ from tandem.comparison.measuring.workloads import Prompt
 from tandem.host.published_times import times_named
 from tandem.rpc.credentials import Credentials
 from tandem.speculation.types import GenerationRequest, Rule, SamplingParams
-from tandem.workshops.planning.host_placement import BACKENDS, HostPlacement, one_length
+from tandem.workshops.planning.host_placement import BACKENDS, CoreGroup, HostPlacement, one_length
 from tandem.workshops.planning.shapes import holds_head
 
 DTYPES: tuple[str, ...] = ("auto", "float32", "bfloat16", "float16")
@@ -104,6 +104,12 @@ class ComparisonConfig:
     def one_length(self) -> bool:
         """Whether every round takes as long as the longest."""
         return one_length(self.backend, self.device)
+
+    @property
+    def groups(self) -> HostPlacement:
+        """The cores of the servers; without a placement, only the degree of targets."""
+        degree = CoreGroup("", self.tp_degree)
+        return self.placement or HostPlacement(degree, degree, None)
 
     @property
     def over_http(self) -> bool:

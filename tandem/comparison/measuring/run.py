@@ -96,7 +96,8 @@ async def measure(contender: Contender, request: GenerationRequest) -> Measureme
         raise IncompleteStream(f"the completion counts {completion.output_tokens} tokens, the chunks {len(tokens)}")
     stats = await contender.counters.stats(len(tokens)) if contender.counters else completion.stats
     seconds, clamped = attribute_seconds(whole, stats)
-    counts: dict[str, Any] = {name: getattr(stats, name) for name in COUNTS}
+    counts = ((name, getattr(stats, name)) for name in COUNTS)
+    frozen: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in counts}
     return Measurement(
         output_token_ids=tokens,
         text="".join(chunk.text for chunk in chunks),
@@ -114,5 +115,5 @@ async def measure(contender: Contender, request: GenerationRequest) -> Measureme
         bytes_down=stats.bytes_down if contender.split else generator.bytes_down - down,
         seconds_by_cause=seconds,
         other_clamped=clamped,
-        **{name: tuple(value) if isinstance(value, list) else value for name, value in counts.items()},
+        **frozen,
     )
