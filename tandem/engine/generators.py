@@ -35,7 +35,6 @@ from tandem.speculation.request import Drafts
 from tandem.speculation.rounds import DraftedRounds
 from tandem.speculation.types import GenerationRequest, InvalidField, ModelInfo, Request, Rule, SpeculationStats
 from tandem.speculation.verification_mode import ChosenRounds, never_waits
-from tandem.vocabularies.drafter import ForeignDrafter
 
 
 def target_info(loaded: Loaded, default_k: int | None, draft: str = "") -> ModelInfo:
@@ -223,7 +222,7 @@ def fused_generator(
             choice = replace(choice, kind="model")
     # Shared by all requests: rows can share steps only of the same pair, and the health of the draft is common.
     health = health or drafter_health(draft)
-    pair = FusedPair(target.engine, draft.engine, health) if draft and not draft.translation else None
+    pair = FusedPair(target.engine, draft.engine, health) if draft else None
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
         if request.predicted:
@@ -287,14 +286,7 @@ def model_drafter(
 ) -> BonusDrafter:
     """Returns one request's model drafter."""
     begin = partial(HeadSequence, inbox) if inbox else DraftSequence
-    engine, limits = draft.engine, draft.runner.limits
-    if draft.translation is None:
-        return ModelDrafter(engine, request, vocab_size, slot_seconds, begin)
-
-    def own(request: Request) -> BonusDrafter:
-        return ModelDrafter(engine, request, limits.vocab_size, slot_seconds, begin)
-
-    return ForeignDrafter(draft.translation, own, request, vocab_size, limits.max_length)
+    return ModelDrafter(draft.engine, request, vocab_size, slot_seconds, begin)
 
 
 def tolerance(health: DrafterHealth, stats: SpeculationStats) -> Callable[[BonusDrafter], BonusDrafter]:
