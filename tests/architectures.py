@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from tandem.runners.toy import ToyRunner, toy_config
 from tandem.runners.toy_head import ToyHead
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import ModelInfo
+from tandem.speculation.verification_mode import Pipeline
 from tests.support import (
     HANG,
     Generate,

@@ -9,32 +9,35 @@ from functools import partial
 from tandem.checkpoints.tokenizers import same_tokens
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.generator import Generator
-from tandem.engine.head_sequences import HeadSequence
 from tandem.engine.loading import Loaded, UnfusedPair
 from tandem.engine.local_run import LocalRunVerifier, UndraftedRounds
 from tandem.engine.model_config import DraftChoice, ModelConfig
-from tandem.engine.model_drafter import DraftSequence, ModelDrafter
+from tandem.engine.model_drafter import DraftSequence, HeadSequence, ModelDrafter
 from tandem.engine.sequences import LocalVerifier
 from tandem.engine.slots import NoFreeSlot
 from tandem.runners.capabilities import No, Trait
 from tandem.runners.protocol import RowFailed
-from tandem.speculation.depth import Pipeline
-from tandem.speculation.drafters import BonusDrafter, Drafter, NgramDrafter
+from tandem.speculation.drafters import BonusDrafter, Drafter, NgramDrafter, PredictionDrafter
 from tandem.speculation.estimate import Estimate
 from tandem.speculation.fallible import DrafterHealth, FallibleBonusDrafter
 from tandem.speculation.features import FeatureInbox
-from tandem.speculation.hybrid import HybridDrafter
 from tandem.speculation.length import FIRST
 from tandem.speculation.lookahead import LookaheadPolicy
-from tandem.speculation.lookup_policy import PolicedLookup
+from tandem.speculation.lookup_policy import HybridDrafter, PolicedLookup
 from tandem.speculation.loop import Rounds
-from tandem.speculation.model_info import Rehearsal
 from tandem.speculation.never_waiting import DraftsElsewhere, NeverWaitingRounds
-from tandem.speculation.prediction import PredictionDrafter
 from tandem.speculation.request import Drafts
 from tandem.speculation.rounds import DraftedRounds
-from tandem.speculation.types import GenerationRequest, InvalidField, ModelInfo, Request, Rule, SpeculationStats
-from tandem.speculation.verification_mode import ChosenRounds, never_waits
+from tandem.speculation.types import (
+    GenerationRequest,
+    InvalidField,
+    ModelInfo,
+    Rehearsal,
+    Request,
+    Rule,
+    SpeculationStats,
+)
+from tandem.speculation.verification_mode import ChosenRounds, Pipeline, never_waits
 
 
 def target_info(loaded: Loaded, default_k: int | None, draft: str = "") -> ModelInfo:

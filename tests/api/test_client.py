@@ -19,7 +19,7 @@ from tandem.rpc.channel import DRAFT
 from tandem.runners.toy import ToyConfig
 from tandem.services.security.config import Security
 from tandem.services.security.tokens import AcceptedTokens
-from tandem.speculation.depth import Pipeline
+from tandem.speculation.verification_mode import Pipeline
 from tests.services.certificates import Authority, token_file
 from tests.support import GREEDY, HANG, SAMPLED, fused_site, oracle, run, target_site, toy, worker_site
 

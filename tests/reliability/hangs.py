@@ -31,8 +31,8 @@ from tandem.cli import main as launcher
 from tandem.engine.generator import Generator
 from tandem.rpc.verifier_client import VerifierClient
 from tandem.runners.toy import ToyRunner
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import Chunk, SamplingParams
+from tandem.speculation.verification_mode import Pipeline
 from tests.support import REPOSITORY, distributed, ids, oracle, until
 
 PROMPT = list(b"a verifier that hangs")

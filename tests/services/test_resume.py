@@ -19,8 +19,8 @@ import pytest
 
 from tandem.rpc.errors import TandemError
 from tandem.runners.toy import ToyConfig
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import Chunk
+from tandem.speculation.verification_mode import Pipeline
 from tests.daily import daily
 from tests.support import (
     GREEDY,

@@ -23,8 +23,7 @@ from tandem.engine.sequences import TargetSequence
 from tandem.host.device_times import DeviceTimes, ModelTimes, StepTime, StepTimes, text_of
 from tandem.speculation.drafters import Drafter, NgramDrafter
 from tandem.speculation.estimate import Estimate
-from tandem.speculation.hybrid import HybridDrafter
-from tandem.speculation.lookup_policy import PolicedLookup
+from tandem.speculation.lookup_policy import HybridDrafter, PolicedLookup
 from tandem.speculation.types import Chunk, GenerationRequest, Request, SamplingParams, SpeculationStats
 from tandem_train.replay import Agreement, Continuation, MemoizedDrafter, agreement, replay
 from tandem_train.step_costs import PairCosts, measure_costs

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tandem.speculation.acceptance import agree
 from tandem.speculation.drafters import Drafter
 from tandem.speculation.draws import Drawn
 from tandem.speculation.length import FixedLength
 from tandem.speculation.loop import speculate
 from tandem.speculation.rounds import DraftedRounds, VerifierHere
+from tandem.speculation.rules import agree
 from tandem.speculation.stopping import NoText, Stopping, StopRules
 from tandem.speculation.types import Draft, SamplingParams, SparseDistribution, SpeculationStats, Verdict
 

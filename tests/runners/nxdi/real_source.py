@@ -251,8 +251,8 @@ async def scenarios(folder: Path) -> dict[str, Any]:
     from tandem.engine.model_drafter import ModelDrafter
     from tandem.runners.loading import Execution, Shape
     from tandem.runners.toy import ToyTokenizer
-    from tandem.speculation.depth import Pipeline
     from tandem.speculation.types import GenerationRequest, SamplingParams
+    from tandem.speculation.verification_mode import Pipeline
     from tandem_nxdi.backend import BACKEND
     from tandem_nxdi.load import load_nxdi, load_nxdi_pair, start_on_device
     from tandem_nxdi.settings import NxdiSettings

@@ -20,8 +20,8 @@ from tandem.engine.model_drafter import ModelDrafter
 from tandem.engine.sequences import LocalVerifier
 from tandem.runners.protocol import RowFailed
 from tandem.runners.toy import ToyTokenizer
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import GenerationRequest, Request, SamplingParams
+from tandem.speculation.verification_mode import Pipeline
 from tandem_nxdi.backend import BACKEND
 from tandem_nxdi.load import compile_nxdi
 from tandem_nxdi.runner import NxdiRunner

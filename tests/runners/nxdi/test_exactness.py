@@ -17,7 +17,6 @@ from tandem.engine.model_drafter import ModelDrafter
 from tandem.runners.loading import Shape
 from tandem.runners.protocol import Runner
 from tandem.runners.toy import ToyTokenizer
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import (
     GenerationRequest,
     InvalidField,
@@ -27,6 +26,7 @@ from tandem.speculation.types import (
     Structure,
     StructureKind,
 )
+from tandem.speculation.verification_mode import Pipeline
 from tests.daily import daily
 from tests.runners.nxdi.runners import SHAPE, Bench, application, bench  # noqa: F401
 from tests.support import GREEDY, SAMPLED, Answer, answer, engine_of, fused_site, ids, oracle, run, target_site
