@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -19,6 +20,7 @@ from tandem.speculation.sampling import InvalidField, Structure, StructureKind
 KEPT = 16  # compiled structures, the last used ones, each in a process
 KEPT_BYTES = 256 * 2**20  # limit of their memory, except the last used one's
 COMPILING = 2  # at a time, one per caller
+FOLLOWING = 2  # threads besides those that compile
 WAITING = 256  # requests of a caller
 OUTCOMES = ("compiled", "refused", "time", "memory", "cancelled")  # of a compilation
 Result = TypeVar("Result")
@@ -50,6 +52,7 @@ class Structures:
         self.compiling: dict[tuple[Hashable, Structure], _Compiling] = {}
         self._starting: asyncio.Task[StructureProcess] | None = None
         self.turns = FairTurns("their structure to be compiled", COMPILING, WAITING)
+        self._threads = ThreadPoolExecutor(COMPILING + FOLLOWING, "structures")
         self.outcomes: Counter[str] = Counter()
 
     async def check(self, structure: Structure) -> None:
@@ -70,7 +73,7 @@ class Structures:
             compiled = await self._compiled(structure)
             try:
                 matcher = RemoteMatcher(structure, compiled, self._vocab_size)
-                if output and await _stoppable(matcher.stop, matcher.take, output) < len(output):
+                if output and await self._blocking(matcher.stop, matcher.take, output) < len(output):
                     raise InvalidField("prefix", _MISMATCH)
                 return matcher
             except Died as died:
@@ -135,7 +138,7 @@ class Structures:
                 process = (await self._first()).fork()
                 starting = None
                 kind, text = structure.kind.value, structure.text
-                return process, await _stoppable(process.stop, process.compile, kind, text)
+                return process, await self._blocking(process.stop, process.compile, kind, text)
             except Died as died:
                 if attempt == TRIES - 1 or died.late:
                     raise
@@ -158,9 +161,17 @@ class Structures:
         if not self._end_ids:
             raise InvalidField("structure", "this model has no end-of-sequence token to end the output with")
         try:
-            return await asyncio.to_thread(self._start, self._tokenizer)
+            return await self._blocking(lambda: None, self._start, self._tokenizer)
         except (Refused, Died) as error:
             raise InvalidField("structure", f"not available: {error}") from None
+
+    async def _blocking(self, stop: Callable[[], None], function: Callable[..., Result], *args: object) -> Result:
+        """Runs a function that blocks, in a thread; `stop` ends it if this is cancelled."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+        except asyncio.CancelledError:
+            stop()
+            raise
 
     def _start(self, tokenizer: Spelled) -> StructureProcess:
         spelling = tokenizer.spelling()
@@ -175,15 +186,6 @@ class Structures:
 
 def _well(task: asyncio.Task[StructureProcess]) -> bool:
     return not task.cancelled() and task.exception() is None
-
-
-async def _stoppable(stop: Callable[[], None], function: Callable[..., Result], *args: object) -> Result:
-    """Runs a function that blocks, in a thread; `stop` ends it if this is cancelled."""
-    try:
-        return await asyncio.to_thread(function, *args)
-    except asyncio.CancelledError:
-        stop()
-        raise
 
 
 class KnownOutput:
