@@ -9,8 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from tandem.checkpoints.tokenizers import ChatTokenizer, Tokenizer
-from tandem.engine.chats import TEMPLATE
-from tandem.engine.generator import LONG_TEXT, Generator
+from tandem.engine.generator import LONG_TEXT, TEMPLATE, Generator
 from tandem.services.http.errors import NoSuchModel
 from tandem.services.http.fields import MAX_CHOICES
 from tandem.services.http.tool_calls import FORMATS

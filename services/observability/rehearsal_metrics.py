@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from tandem.services.observability.scraped_metrics import ScrapedMetrics
-from tandem.speculation.model_info import Rehearsal
+from tandem.speculation.types import Rehearsal
 
 
 def watch_rehearsals(states: ScrapedMetrics, rehearsals: Sequence[Rehearsal]) -> None:

@@ -22,7 +22,7 @@ from tandem.services.observability.prefill_metrics import watch_prefill, watch_p
 from tandem.services.observability.rehearsal_metrics import watch_rehearsals
 from tandem.services.sessions.table import SessionTable
 from tandem.speculation.fallible import DrafterHealth
-from tandem.speculation.model_info import Rehearsal
+from tandem.speculation.types import Rehearsal
 from tests.support import REPOSITORY, run, toy
 
 NAME = r"(?:vllm|tandem):[a-z0-9_]+"
