@@ -10,7 +10,7 @@ from typing import Any
 from google.protobuf.any_pb2 import Any as Packed
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
-from tandem.speculation.outcomes import Outcome, outcome_of
+from tandem.speculation.errors import Outcome, outcome_of
 
 RETRY_SECONDS = 1  # Retry-After, if the status has none
 REASONS = {

@@ -17,7 +17,7 @@ from tandem.runners.protocol import FusedRow, PrefillRow, ProposeRow, VerifyRow
 from tandem.services.calls import Call, CallObserver
 from tandem.services.observability.engine_metrics import States
 from tandem.services.observability.generation_metrics import MODEL_LABELS, GenerationMetrics
-from tandem.speculation.model_info import Rehearsal
+from tandem.speculation.types import Rehearsal
 
 _STEP = (0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.012, 0.016, 0.024, 0.032, 0.064, 0.128, 0.25, 0.5, 1.0, 2.5, 10.0)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)

@@ -25,8 +25,8 @@ from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.metrics import Metrics
 from tandem.services.observability.setup import Observability, ObservabilityConfig
 from tandem.services.sessions.table import SessionTable
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import GenerationEnd, GenerationRequest, ModelInfo, Request
+from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.daily import daily
 from tests.support import (

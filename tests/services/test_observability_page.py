@@ -18,7 +18,7 @@ from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.metrics import Metrics
 from tandem.services.sessions.table import SessionTable
 from tandem.speculation.fallible import DrafterHealth
-from tandem.speculation.model_info import Rehearsal
+from tandem.speculation.types import Rehearsal
 from tests.support import REPOSITORY, run, toy
 
 NAME = r"(?:vllm|tandem):[a-z0-9_]+"
