@@ -158,18 +158,6 @@ def test_a_predicted_output_drafts_and_the_usage_counts_it_alone() -> None:
     run(test())
 
 
-def test_what_a_stop_cut_off_counts_as_no_accepted_token() -> None:
-    async def test() -> None:
-        async with door() as site:
-            text = await site.text(max_tokens=40)
-            for at in range(1, 30):
-                answer = await site.completion(max_tokens=40, stop=[text[at : at + 2]])
-                usage = answer["usage"]
-                assert usage["completion_tokens_details"]["accepted_prediction_tokens"] <= usage["completion_tokens"]
-
-    run(test())
-
-
 def test_what_ends_a_line_for_some_clients_ends_none_of_an_event() -> None:
     text = "a\x85b"
     shown = text.encode().decode("latin-1")  # the toy's tokens are bytes

@@ -83,17 +83,6 @@ def test_a_connection_holds_few_bytes_in_every_state(state: str, tmp_path: Any) 
     run(test())
 
 
-def test_headers_and_trailers_without_end_are_refused_at_the_limit(tmp_path: Any) -> None:
-    async def test() -> None:
-        async with door() as site:
-            for begin in (b"GET / HTTP/1.1\r\nhost: localhost\r\nx: ", CHUNKED.encode() + b"0\r\nx: "):
-                async with connected(site) as (_, writer):
-                    writer.write(begin)
-                    assert await flooded(writer, b"x") <= 2 * protocol.LINGER_BYTES
-
-    run(test())
-
-
 def test_whoever_takes_all_connections_makes_way_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "CONNECTIONS", 40)
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tandem.services.http import listener, protocol
+from tandem.services.http import protocol
 from tandem.services.security.config import Security
 from tandem.services.security.limits import ServerLimits
 from tandem.services.security.tokens import AcceptedTokens
@@ -37,12 +36,6 @@ async def begun(site: Site, **body: Any) -> AsyncIterator[Any]:
         lines = answer.aiter_lines()
         assert (await anext(lines)).startswith("data: ")
         yield lines
-
-
-async def rest_of(lines: Any) -> list[Any]:
-    told = [line.removeprefix("data: ") async for line in lines if line]
-    assert told[-1] == "[DONE]"
-    return [json.loads(each) for each in told[:-1]]
 
 
 def test_a_wrong_key_or_none_is_refused_and_a_right_one_is_its_identity(
@@ -82,17 +75,6 @@ def test_ids_are_told_and_chosen_and_no_text_is_logged(caplog: pytest.LogCapture
     assert "OpenAI/Generate: OK" in caplog.text and "secret" not in caplog.text
 
 
-def test_prompts_and_answers_are_logged_if_the_operator_wants_it(caplog: pytest.LogCaptureFixture) -> None:
-    async def test() -> None:
-        async with door(security=Security(log_prompts=True)) as site:
-            await site.post(COMPLETIONS, {"prompt": "secret", "max_tokens": 2})
-
-    with caplog.at_level(logging.INFO, "tandem.prompts"):
-        run(test())
-    asked, *answered = [record.getMessage() for record in caplog.records if record.name == "tandem.prompts"]
-    assert "asked" in asked and "secret" in asked and all("answered" in each for each in answered) and answered
-
-
 def test_an_unknown_model_is_a_404_and_too_long_a_prompt_a_400_with_both_numbers() -> None:
     async def test() -> None:
         async with door() as site:
@@ -105,25 +87,6 @@ def test_an_unknown_model_is_a_404_and_too_long_a_prompt_a_400_with_both_numbers
             assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
 
     run(test())
-
-
-def test_small_writes_leave_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Head and body of an answer are two: with Nagle's algorithm the second waits 40 ms."""
-    seen = []
-
-    class Watched(protocol.BoundedProtocol):
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            seen.append(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
-
-    monkeypatch.setattr(listener, "BoundedProtocol", Watched)
-
-    async def test() -> None:
-        async with door() as site:
-            assert (await site.http.get("/health")).status_code == 200
-
-    run(test())
-    assert seen and all(seen)
 
 
 async def raw(site: Site, *parts: bytes) -> bytes:

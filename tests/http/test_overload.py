@@ -16,12 +16,10 @@ import pytest
 
 from tandem.engine.step_watch import StepBound, StepWatch
 from tandem.services.http import protocol
-from tandem.services.http.exchange import Exchange
 from tandem.services.security.call_limits import fairness_key
 from tandem.services.security.config import Security
 from tandem.services.security.limits import ServerLimits
 from tandem.services.security.tokens import AcceptedTokens
-from tests.daily import daily
 from tests.http.overload import CROWD, DRAIN, FULL, HUNG, LIMIT, LOST, Row
 from tests.http.site import COMPLETIONS, KEY, LENGTH, Site, door, limited
 from tests.services.certificates import token_file
@@ -69,39 +67,6 @@ async def all_free(site: Site, slots: int = 4) -> None:
 
 def steps(site: Site) -> int:
     return int(site.engine.runner.steps)  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("count", daily([80, 320], 0))
-def test_of_many_at_once_those_with_a_place_are_answered_and_the_others_told_to_come_again(count: int) -> None:
-    async def test() -> None:
-        async with door(slots=4, queue=16) as site:
-            held = [site.engine.slots.take() for _ in range(4)]
-            tasks = [asyncio.create_task(site.client.completions.create(**SHORT)) for _ in range(count)]
-            await until(lambda: sum(each.done() for each in tasks) == count - 20)
-            for slot in held:
-                site.engine.slots.release(slot)
-            answers = await asyncio.gather(*tasks, return_exceptions=True)
-            told = [each for each in answers if isinstance(each, openai.APIStatusError)]
-            served = [each.choices[0].text for each in answers if not isinstance(each, BaseException)]
-            assert (len(served), len(told)) == (20, count - 20) and set(served) == {SAID}
-            for each in told:
-                FULL.refused(each)
-            await all_free(site)
-
-    run(test())
-
-
-@pytest.mark.parametrize("count", daily([30, 60], 0))
-def test_clients_that_come_again_as_they_are_told_are_all_served(count: int) -> None:
-    async def test() -> None:
-        async with door(slots=4, queue=16) as site:
-            client = openai.AsyncOpenAI(base_url=f"{site.url}/v1", api_key=KEY, timeout=HANG)
-            async with client:
-                answers = await asyncio.gather(*(client.completions.create(**SHORT) for _ in range(count)))
-            assert [each.choices[0].text for each in answers] == [SAID] * count
-            await all_free(site)
-
-    run(test())
 
 
 def test_a_full_queue_refuses_and_what_runs_goes_on() -> None:
@@ -277,16 +242,6 @@ def test_a_client_that_leaves_frees_its_slots_before_the_next_step(stream: bool)
     run(test())
 
 
-def test_a_clients_timeout_frees_its_slot() -> None:
-    async def test() -> None:
-        async with door(SLOW, drafts=False) as site:
-            with pytest.raises(openai.APITimeoutError):
-                await site.client.with_options(timeout=0.3).completions.create(**LONG)
-            await nothing_more_runs(site)
-
-    run(test())
-
-
 IMPATIENT = Security(limits=ServerLimits(unread_seconds=0.3))
 """Few bytes fit between the ends of a connection of `deaf`."""
 
@@ -324,25 +279,5 @@ def test_a_client_that_stops_reading_is_ended_and_its_slots_are_freed() -> None:
                 said = await asyncio.to_thread(rest_of, client)
             assert b"[DONE]" not in said
             assert steps(site) < 4 * LENGTH
-
-    run(test())
-
-
-@pytest.mark.parametrize("last", ["end", "refuse"])
-def test_the_last_words_of_a_stream_wait_no_longer_for_a_client(last: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if nothing more could be written: what `last` writes is never taken."""
-
-    async def never(self: Exchange) -> None:
-        await asyncio.Event().wait()
-
-    async def test() -> None:
-        config = ToyConfig(fails=6) if last == "refuse" else None
-        async with door(config, drafts=False, security=IMPATIENT) as site:
-            monkeypatch.setattr(Exchange, last, never)
-            with pytest.raises(openai.APIConnectionError) as broken:
-                async with begun(site, max_tokens=20) as stream:
-                    [each async for each in stream]
-            assert not isinstance(broken.value, openai.APITimeoutError)
-            await until(lambda: site.generate.under_way == 0)
 
     run(test())

@@ -7,7 +7,6 @@ import http.client
 import json
 import signal
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,9 +17,7 @@ import httpx2
 import openai
 import pytest
 
-from tandem.services.http.address import HttpAddress
 from tests.http.overload import DRAIN, HUNG, LOST, Row
-from tests.services.certificates import Authority, token_file
 from tests.support import HANG, ServerProcess, launch, server_process
 
 pytestmark = pytest.mark.thorough
@@ -159,22 +156,6 @@ def test_a_port_that_is_taken_is_told_before_models_load(tmp_path: Path) -> None
         port = str(taken.getsockname()[1])
         result = launch(tmp_path, "--role", "target", "--backend", "toy", "--port", "0", "--http_port", port)
     assert result.returncode == 2 and f"http_port: cannot listen on 127.0.0.1:{port}" in result.stderr
-
-
-def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "h11", None)
-    with pytest.raises(ValueError, match=r"h11 is not installed; make setup"):
-        HttpAddress(0, "127.0.0.1")
-
-
-def test_keys_and_certificates_of_the_server_hold_at_the_port(tmp_path: Path) -> None:
-    pair = Authority(tmp_path).server()
-    keys = token_file(tmp_path / "keys", "ann a-key-of-this-test\n")
-    with server_process(
-        tmp_path, *DOOR, "--tls_cert", pair.cert, "--tls_key", pair.key, "--accept_tokens", keys
-    ) as server:
-        log = server.log.read_text()
-        assert f"base URL https://127.0.0.1:{port_of(server)}/v1" in log and "Bearer YOUR_TOKEN" in log
 
 
 def test_metrics_of_requests_are_on_the_port(tmp_path: Path) -> None:

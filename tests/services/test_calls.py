@@ -184,16 +184,6 @@ def test_an_observer_that_fails_harms_neither_the_call_nor_the_other_observers(
     assert "an observer failed" in caplog.text
 
 
-def test_every_call_has_a_request_of_its_own() -> None:
-    async def ask() -> set[str]:
-        told = Told()
-        async with serving(told) as stub:
-            await asyncio.gather(*(stub.CloseSession(close("fine")) for _ in range(20)))
-        return {call.request_id for call in told.calls}
-
-    assert len(run(ask())) == 20
-
-
 def test_of_a_runs_messages_only_the_newest_is_kept() -> None:
     """A client may send as many as it likes, whatever limit they state."""
 

@@ -159,13 +159,6 @@ def test_a_status_is_short_and_printable_whatever_an_error_quotes(error: Callabl
     assert status.ByteSize() < 2048
 
 
-def test_what_a_server_says_of_itself_and_of_failures_is_printable_at_a_client() -> None:
-    sizes = {"vocab_size": 9, "max_sequence_length": 9, "kv_slots": 1}
-    names = ("model_name", "weights_revision", "tokenizer_sha256", "dtype", "device", "backend", "draft_name")
-    info = wire.info_from_wire(generation_pb2.ModelInfo(**sizes, **{name: FORGED for name in names}))
-    assert all(getattr(info, name).isprintable() for name in names)
-
-
 def test_an_entry_with_an_exception_is_one_entry() -> None:
     try:
         raise ValueError(FORGED)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from typing import Any
 
@@ -12,10 +11,9 @@ import pytest
 
 from tandem.rpc.errors import TandemError, from_rpc
 from tandem.services.security.config import Security
-from tandem.services.security.limits import LimitReached, ServerLimits
+from tandem.services.security.limits import ServerLimits
 from tandem.services.security.tokens import AcceptedTokens
-from tandem.speculation.types import GenerationRequest, InvalidField
-from tandem.v1 import generation_pb2
+from tandem.speculation.types import GenerationRequest
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.services.certificates import token_file
 from tests.services.test_identity import TOKENS, ByToken, opening, proposing
@@ -115,50 +113,24 @@ def test_one_caller_has_so_many_requests_under_way_and_another_its_own(tmp_path)
     assert refused.message == "max_requests_per_identity: 1 of your requests are running, the limit is 1"
 
 
-def test_what_ended_counts_no_more():
-    running = ServerLimits(max_requests_per_identity=2).running()
-    with running.one("alice"), running.one("alice"), running.one("bob"), pytest.raises(LimitReached):
-        running.one("alice").__enter__()
-    with contextlib.suppress(KeyError), running.one("alice"):
-        raise KeyError("a request that fails")
-    with running.one("alice"), running.one("alice"):
-        pass
-    assert not running._of, "nothing is remembered of callers who left"
-
-
 class NeverTokenizes(ToyTokenizer):
     def encode(self, text: str, chat: bool) -> list[int]:
         raise AssertionError("the text is too long to be looked at")
 
 
-@pytest.mark.parametrize("most", [None, 100])
-def test_a_text_that_is_too_long_is_refused_before_it_is_tokenized(most, monkeypatch):
-    limits = ServerLimits(max_prompt_bytes=most)
+def test_a_text_above_the_operators_limit_is_refused_before_it_is_tokenized(monkeypatch):
+    limits = ServerLimits(max_prompt_bytes=100)
     monkeypatch.setattr(ToyTokenizer, "encode", NeverTokenizes.encode)
-    length = (most or 64 * 160) + 1
 
     async def test():
         async with target_site(security=Security(limits=limits)) as site, site.client() as client:
             with pytest.raises(TandemError) as refused:
-                await answer(client.generate, GenerationRequest(text="é" * (length // 2) + "x"))
+                await answer(client.generate, GenerationRequest(text="é" * 50 + "x"))
         return refused.value.code, refused.value.message
 
     code, message = run(test())
     assert code == "OUT_OF_RANGE"
-    assert message == f"the prompt has {length} bytes and this server takes {length - 1} (max_prompt_bytes)"
-
-
-def test_more_token_ids_than_the_sequence_holds_are_refused_before_they_are_looked_at():
-    async def test():
-        async with target_site() as site, site.client() as client:
-            with pytest.raises(TandemError) as refused:
-                await answer(client.generate, ids([10**6] * 161, 1))  # no such token either
-        return refused.value.code, refused.value.message
-
-    assert run(test()) == (
-        "OUT_OF_RANGE",
-        "the prompt has 161 tokens and the sequence length is 160: no room to generate",
-    )
+    assert message == "the prompt has 101 bytes and this server takes 100 (max_prompt_bytes)"
 
 
 def test_a_message_that_is_too_large_is_refused_and_the_server_goes_on():
@@ -172,16 +144,6 @@ def test_a_message_that_is_too_large_is_refused_and_the_server_goes_on():
         return refused.value.code, len(after.token_ids)
 
     assert run(test()) == ("RESOURCE_EXHAUSTED", 4)
-
-
-def test_so_many_stop_strings_and_no_more():
-    async def test():
-        async with target_site() as site, site.client() as client:
-            with pytest.raises(TandemError) as refused:
-                await answer(client.generate, ids(PROMPT, 1, stop_strings=tuple(f"s{n}" for n in range(65))))
-        return refused.value.message
-
-    assert run(test()) == "stop_strings: 65 are above the limit of 64"
 
 
 def test_a_draft_client_waits_for_its_turn_where_it_has_as_many_sessions_as_it_may(tmp_path):
@@ -201,30 +163,3 @@ def test_a_draft_client_waits_for_its_turn_where_it_has_as_many_sessions_as_it_m
         return {one.token_ids for one in said}
 
     assert len(run(test())) == 1
-
-
-@pytest.mark.parametrize("name", ["max_sessions_per_identity", "max_requests_per_identity", "max_prompt_bytes"])
-def test_a_limit_is_at_least_one(name):
-    with pytest.raises(ValueError, match=f"{name}: 0 is below 1"):
-        ServerLimits(**{name: 0})
-
-
-def test_messages_have_a_least_limit():
-    with pytest.raises(ValueError, match="max_message_bytes: 1023 is below 1024"):
-        Security(max_message_bytes=1023)
-
-
-@pytest.mark.parametrize(
-    ("chat", "said"),
-    [
-        ({"messages": [{"content": "x" * 90}] * 4097}, "messages: 4097 are above the limit of 4096"),
-        (
-            {"messages": [{"tool_calls": [{"name": "x" * 90}] * 129}]},
-            "messages\\[0\\].tool_calls: 129 are above the limit of 128",
-        ),
-    ],
-)
-def test_messages_and_calls_are_counted_before_their_texts_are_read(chat: dict[str, Any], said: str) -> None:
-    """A message of 4 MB has 2 million empty messages, and reading those takes seconds."""
-    with pytest.raises(InvalidField, match=said):
-        ServerLimits(max_prompt_bytes=8).check_generation(generation_pb2.Generation(messages=chat), 64)

@@ -22,10 +22,8 @@ from tandem.rpc.generation_client import GenerationClient
 from tandem.runners.startup import Startup
 from tandem.services.http import address
 from tandem.services.lifecycle import Lifecycle
-from tandem.services.observability.metrics import Metrics
 from tandem.services.observability.setup import Observability, ObservabilityConfig
-from tandem.services.sessions.table import SessionTable
-from tandem.speculation.types import GenerationEnd, GenerationRequest, ModelInfo, Request
+from tandem.speculation.types import GenerationEnd, GenerationRequest, ModelInfo
 from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.daily import daily
@@ -261,22 +259,6 @@ def test_a_request_that_is_left_is_counted_as_aborted_with_the_rounds_it_had(tmp
     assert tokens == scrape("tandem:speculation_rounds_total") + scrape("vllm:spec_decode_num_accepted_tokens_total")
 
 
-def test_expired_sessions_are_counted() -> None:
-    now = [0.0]
-    table: SessionTable[Any, Any] = SessionTable(lambda: now[0], 1.0)
-    metrics = Metrics("target", "toy", 5, {})
-    metrics.states.watch("sessions", table, {"kind": "verify"})
-    for name in ("a", "b"):
-        table.admit(name, None, Request(SAMPLED), [1], 10)
-    table.drop("a")
-    table.drop("a")
-    now[0] = 2.0
-    table.expire()
-    values = {s.name: s.value for family in metrics.registry.collect() for s in family.samples if "session" in s.name}
-    assert (values["tandem:sessions_opened_total"], values["tandem:sessions"]) == (2, 0)
-    assert (values["tandem:sessions_closed_total"], values["tandem:sessions_expired_total"]) == (1, 1)
-
-
 def test_without_a_port_nothing_of_prometheus_is_loaded_or_called(monkeypatch: pytest.MonkeyPatch) -> None:
     _forbid(
         monkeypatch,
@@ -334,8 +316,3 @@ def test_a_metrics_port_that_is_taken_is_refused_with_exit_code_2(tmp_path: Path
     assert again.stderr.strip().splitlines() == [
         f"main.py: metrics_port: cannot listen on 127.0.0.1:{port} (Address already in use)"
     ]
-
-
-def test_a_metrics_port_out_of_range_is_refused() -> None:
-    with pytest.raises(ValueError, match="metrics_port: 70000 is outside 0 to 65535"):
-        ObservabilityConfig("127.0.0.1", metrics_port=70000)

@@ -106,26 +106,16 @@ def test_only_who_shows_a_known_token_is_answered(accepted, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("header", [f"Basic {ALICE}", ALICE, "Bearer", "bearer ", "Bearer   "])
-def test_other_ways_to_authorize_are_none(accepted, header):
+@pytest.mark.parametrize(
+    "headers", [[f"Basic {ALICE}"], [ALICE], ["Bearer"], ["bearer "], [f"Bearer {ALICE}", f"Bearer {BOB}"]]
+)
+def test_other_ways_to_authorize_and_two_tokens_at_once_are_none(accepted, headers):
     async def test():
         security = Security(tokens=AcceptedTokens(accepted))
         async with target_site(security=security) as site, open_channel(site.address) as channel:
             call = channel.unary_unary("/tandem.v1.TargetVerifier/GetModelInfo")
             with pytest.raises(Exception) as refused:
-                await call(b"", metadata=(("authorization", header),))
-        return refused.value.code().name
-
-    assert run(test()) == "UNAUTHENTICATED"
-
-
-def test_two_tokens_at_once_are_none(accepted):
-    async def test():
-        security = Security(tokens=AcceptedTokens(accepted))
-        async with target_site(security=security) as site, open_channel(site.address) as channel:
-            call = channel.unary_unary("/tandem.v1.TargetVerifier/GetModelInfo")
-            with pytest.raises(Exception) as refused:
-                await call(b"", metadata=tuple(("authorization", f"Bearer {token}") for token in (ALICE, BOB)))
+                await call(b"", metadata=tuple(("authorization", header) for header in headers))
         return refused.value.code().name
 
     assert run(test()) == "UNAUTHENTICATED"
@@ -220,13 +210,6 @@ def test_a_token_goes_to_other_machines_only_encrypted_or_where_that_is_said_alo
         await open_channel(f"{host}:50051", Credentials(token_file=mine.token_file, ca=ca)).close()
 
     run(test())
-
-
-def test_of_several_addresses_each_is_looked_at(tmp_path):
-    mine = shown(tmp_path, ALICE)
-    mine.check("127.0.0.1:1,localhost:2")
-    with pytest.raises(ValueError, match="in clear text"):
-        mine.check("10.0.0.1:1,127.0.0.1:2")
 
 
 @pytest.mark.parametrize(
