@@ -34,7 +34,6 @@ from tests.support import (
     answer,
     distributed,
     ids,
-    launch,
     raw_stub,
     run,
     server_process,
@@ -303,16 +302,3 @@ def _forbid(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
         return real(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-
-
-@pytest.mark.thorough
-def test_a_metrics_port_that_is_taken_is_refused_with_exit_code_2(tmp_path: Path) -> None:
-    with server_process(tmp_path, "--role", "target", "--metrics_port", "0") as server:
-        port = json.loads(server.ready_file.read_text())["metrics_port"]
-        again = launch(tmp_path, "--role", "target", "--backend", "toy", "--port", "0", "--metrics_port", str(port))
-        with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/other", timeout=HANG)
-    assert again.returncode == 2
-    assert again.stderr.strip().splitlines() == [
-        f"main.py: metrics_port: cannot listen on 127.0.0.1:{port} (Address already in use)"
-    ]
