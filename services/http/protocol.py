@@ -19,27 +19,29 @@ CONNECTIONS = 2048
 LINGER_SECONDS = 1.0
 LINGER_BYTES = 8 << 20
 MOST_LINGERING = 256
-_PHRASES = {400: "Bad Request", 431: "Request Header Fields Too Large", 501: "Not Implemented"}
-_PHRASES |= {503: "Service Unavailable"}
-
-
-def _closing(status: int, code: str, message: str, headers: str = "") -> bytes:
-    body = json.dumps(refused(status, code, message).content)
-    head = f"HTTP/1.1 {status} {_PHRASES[status]}\r\n{headers}connection: close\r\ncontent-type: application/json\r\n"
-    return f"{head}content-length: {len(body)}\r\n\r\n{body}".encode()
-
-
-_BUSY = _closing(
-    503,
-    "too_many_connections",
-    f"this server has its limit of {CONNECTIONS} connections, or this host its share of them",
-    f"retry-after: {RETRY_SECONDS}\r\n",
-)
-_MALFORMED = {
-    400: _closing(400, "malformed_request", "the request is not HTTP/1.1"),
-    431: _closing(431, "headers_too_large", f"the headers are above the limit of {HEADER_BYTES} bytes"),
-    501: _closing(501, "unknown_transfer_coding", "the only transfer coding is chunked"),
+_REFUSALS = {
+    400: ("Bad Request", "malformed_request", "the request is not HTTP/1.1"),
+    431: (
+        "Request Header Fields Too Large",
+        "headers_too_large",
+        f"the headers are above the limit of {HEADER_BYTES} bytes",
+    ),
+    501: ("Not Implemented", "unknown_transfer_coding", "the only transfer coding is chunked"),
+    503: (
+        "Service Unavailable",
+        "too_many_connections",
+        f"this server has its limit of {CONNECTIONS} connections, or this host its share of them",
+    ),
 }
+"""By status: phrase, code, message."""
+
+
+def _closing(status: int) -> bytes:
+    phrase, code, message = _REFUSALS[status]
+    body = json.dumps(refused(status, code, message).content)
+    head = f"HTTP/1.1 {status} {phrase}\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    head += f"retry-after: {RETRY_SECONDS}\r\n" if status == 503 else ""
+    return f"{head}content-length: {len(body)}\r\n\r\n{body}".encode()
 
 
 def host_of(client: tuple[str, int] | None) -> str:
@@ -100,7 +102,7 @@ class BoundedProtocol(H11Protocol):
             other._leave()
             other.connections.discard(other)
         if other is self:
-            self._refuse(_BUSY)
+            self._refuse(503)
             return
         if other:
             other.transport.abort()
@@ -140,7 +142,7 @@ class BoundedProtocol(H11Protocol):
             end = data.find(b"\r\n\r\n")
             self._head += len(data) if end < 0 else end
             if self._head > HEADER_BYTES:
-                self._refuse(_MALFORMED[431])
+                self._refuse(431)
                 return
         super().data_received(data)
 
@@ -159,7 +161,7 @@ class BoundedProtocol(H11Protocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self.transport.abort()  # its answer has begun, or is being made
         else:
-            self._refuse(_MALFORMED.get(status, _MALFORMED[400]))
+            self._refuse(status if status in _REFUSALS else 400)
 
     def _wait(self) -> None:
         self._late = self.loop.call_later(HEADER_SECONDS, self._give_up)
@@ -174,12 +176,12 @@ class BoundedProtocol(H11Protocol):
         self._late = None
         self.transport.abort()
 
-    def _refuse(self, answer: bytes) -> None:
+    def _refuse(self, status: int) -> None:
         # Unread bytes would reset the connection before the answer arrives: read on for a moment.
         self._came()
         self._refused = True
         BoundedProtocol._lingering += 1
-        self.transport.write(answer)
+        self.transport.write(_closing(status))
         if not self.transport.can_write_eof() or BoundedProtocol._lingering > MOST_LINGERING:  # TLS; a flood
             self.transport.close()
             return

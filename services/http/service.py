@@ -10,6 +10,7 @@ from typing import Any
 
 from google.protobuf.wrappers_pb2 import StringValue
 
+import tandem
 from tandem.rpc.request_context import Request, begin, current_span, set_prefix_scope
 from tandem.services.calls import Call
 from tandem.services.errors import NotAccepting, NotOffered, NotRead
@@ -20,7 +21,6 @@ from tandem.services.http.errors import HttpError
 from tandem.services.http.exchange import Exchange
 from tandem.services.http.requests import ParsedRequest, RequestReader, own_names
 from tandem.services.http.values import read_json
-from tandem.services.observability.setup import version
 from tandem.services.security.call_limits import MessageTimeout, within
 from tandem.services.security.identity import caller
 
@@ -109,7 +109,7 @@ class HttpService:
         await exchange.answer(200, found[name] if name else {"object": "list", "data": list(found.values())})
 
     async def version(self, call: Call, exchange: Exchange) -> None:
-        await exchange.answer(200, {"version": version()})
+        await exchange.answer(200, {"version": tandem.__version__})
 
     async def receipt_keys(self, call: Call, exchange: Exchange) -> None:
         receipts = self._generate.receipts

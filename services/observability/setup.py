@@ -147,16 +147,5 @@ def _metrics_port(config: ObservabilityConfig) -> MetricsPort | None:
 
 
 def _build(info: ModelInfo) -> dict[str, str]:
-    return {
-        "version": version(),
-        "weights_revision": info.weights_revision,
-        "draft_name": info.draft_name,
-        "dtype": info.dtype,
-        "device": info.device,
-        "backend": info.backend,
-    }
-
-
-def version() -> str:
-    """Returns the running code's version, perhaps not the installed package's."""
-    return tandem.__version__
+    names = ("weights_revision", "draft_name", "dtype", "device", "backend")
+    return {"version": tandem.__version__, **{name: getattr(info, name) for name in names}}

@@ -88,27 +88,20 @@ class Answer:
         self._call = Call(details.method, details.invocation_metadata or (), server.policy, bool(handler.stream_stream))
 
     def handler(self) -> grpc.RpcMethodHandler:
-        inner = self._handler
-        if inner.unary_unary:
-            return grpc.stream_unary_rpc_method_handler(self._unary, None, self._encode)
-        if inner.unary_stream:
-            return grpc.stream_stream_rpc_method_handler(self._replies, None, self._encode)
-        return grpc.stream_stream_rpc_method_handler(self._dialogue, self._decode, self._encode)
+        if self._handler.unary_unary:
+            return grpc.stream_unary_rpc_method_handler(self._answer, None, self._encode)
+        decode = self._decode if self._handler.stream_stream else None
+        return grpc.stream_stream_rpc_method_handler(self._answer, decode, self._encode)
 
-    async def _unary(self, requests: Any, context: grpc.aio.ServicerContext) -> Any:
-        async with self._call.answered(context):
-            self._server.count(self._call)
-            return self._call.replied(await self._handler.unary_unary(await self._request(), context))
-
-    async def _replies(self, requests: Any, context: grpc.aio.ServicerContext) -> None:
-        async with self._call.answered(context):
-            self._server.count(self._call)
-            await self._write(self._handler.unary_stream(await self._request(), context))
-
-    async def _dialogue(self, requests: Any, context: grpc.aio.ServicerContext) -> None:
-        async with self._call.answered(context):
-            self._server.count(self._call)
-            await self._write(self._handler.stream_stream(requests, context))
+    async def _answer(self, requests: Any, context: grpc.aio.ServicerContext) -> Any:
+        inner, call = self._handler, self._call
+        async with call.answered(context):
+            self._server.count(call)
+            if inner.unary_unary:
+                return call.replied(await inner.unary_unary(await self._request(), context))
+            if inner.stream_stream:
+                return await self._write(inner.stream_stream(requests, context))
+            return await self._write(inner.unary_stream(await self._request(), context))
 
     async def _request(self) -> Any:
         seconds = self._server.limits.message_seconds

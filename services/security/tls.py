@@ -39,10 +39,9 @@ class TlsConfig:
 def tls_config(cert: str | None, key: str | None, client_ca: str | None) -> TlsConfig | None:
     if cert is not None and key is not None:
         return TlsConfig(cert, key, client_ca)
-    if cert is not None:
-        raise ValueError("tls_cert: given without tls_key")
-    if key is not None:
-        raise ValueError("tls_key: given without tls_cert")
+    for name, value, other in (("cert", cert, "tls_key"), ("key", key, "tls_cert")):
+        if value is not None:
+            raise ValueError(f"tls_{name}: given without {other}")
     if client_ca is not None:
         raise ValueError("tls_client_ca: given without tls_cert and tls_key")
     return None
