@@ -408,6 +408,13 @@ def test_a_reply_to_a_caller_who_has_left_ends_the_call_as_cancelled_and_closes_
         def peer(self) -> str:
             return "ipv4:127.0.0.1:1"
 
+        def auth_context(self) -> dict[str, Any]:
+            return {}
+
+        def set_trailing_metadata(self, metadata: Any) -> None: ...
+
+        def time_remaining(self) -> None: ...
+
         async def write(self, reply: bytes) -> None:
             raise grpc.aio.InternalError("Failed grpc_call_start_batch")
 
