@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,7 +30,7 @@ from tandem.services.observability.request_log import RequestLog
 from tandem.services.security.config import Security
 from tandem.services.security.limits import ServerLimits
 from tandem.v1.fused_speculative_server_pb2 import FusedSpeculativeServerGenerateResponse
-from tests.support import HANG, toy
+from tests.support import HANG, run, toy
 from tests.toy import VOCAB_SIZE, ToyConfig, ToyRunner, ToyTokenizer
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -127,6 +129,25 @@ async def door(
     finally:
         await opened.stop()
         await batcher.close()
+
+
+def at_door(*given: Any, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Runs a test, whose first argument is the site, at a door of its own."""
+
+    def wrap(test: Callable[..., Any]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def made(**values: Any) -> None:
+            async def inside() -> None:
+                async with door(*given, **options) as site:
+                    await test(site, **values)
+
+            run(inside())
+
+        _, *rest = inspect.signature(test).parameters.values()
+        made.__signature__ = inspect.Signature(rest)  # type: ignore[attr-defined]
+        return made
+
+    return wrap
 
 
 def limited(**limits: Any) -> Security:

@@ -13,7 +13,7 @@ import pytest
 
 from tandem.services.http import exchange
 from tandem.services.http.address import HttpAddress
-from tests.http.site import COMPLETIONS, KEY, Site, door
+from tests.http.site import COMPLETIONS, KEY, Site, at_door, door
 from tests.support import HANG, run
 from tests.toy import ToyConfig
 
@@ -98,44 +98,35 @@ def test_an_idle_connection_stays_open_as_long_as_the_operator_says() -> None:
 
 
 @pytest.mark.parametrize("header", ["", "connection: keep-alive\r\n"])
-def test_a_stream_over_http_1_0_has_no_chunks_and_ends_with_the_connection(header: str) -> None:
-    async def test() -> None:
-        async with door() as site:
-            body = json.dumps(SHORT)
-            head = f"POST {COMPLETIONS} HTTP/1.0\r\ncontent-type: application/json\r\n{header}"
-            reader, writer = await asyncio.open_connection("127.0.0.1", site.door.port)
-            writer.write(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
-            answer = (await asyncio.wait_for(reader.read(), HANG)).decode()
-            writer.close()
-            told, _, events = answer.partition("\r\n\r\n")
-            assert told.startswith("HTTP/1.1 200 ") and "transfer-encoding" not in told.lower()
-            assert events.startswith("data: {") and events.endswith("data: [DONE]\n\n")
-
-    run(test())
+@at_door()
+async def test_a_stream_over_http_1_0_has_no_chunks_and_ends_with_the_connection(site: Site, header: str) -> None:
+    body = json.dumps(SHORT)
+    head = f"POST {COMPLETIONS} HTTP/1.0\r\ncontent-type: application/json\r\n{header}"
+    reader, writer = await asyncio.open_connection("127.0.0.1", site.door.port)
+    writer.write(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
+    answer = (await asyncio.wait_for(reader.read(), HANG)).decode()
+    writer.close()
+    told, _, events = answer.partition("\r\n\r\n")
+    assert told.startswith("HTTP/1.1 200 ") and "transfer-encoding" not in told.lower()
+    assert events.startswith("data: {") and events.endswith("data: [DONE]\n\n")
 
 
-def test_a_body_in_a_coding_is_refused_in_plain_words() -> None:
-    async def test() -> None:
-        async with door() as site:
-            for coding in ("gzip", "br", "gzip, gzip"):
-                error = await site.refused(COMPLETIONS, gzip.compress(b"{}"), 415, **{"content-encoding": coding})
-                assert error["message"] == f"content-encoding: {coding!r} is not served: send the JSON as it is"
-            body = b'{"prompt": "hello", "max_tokens": 4, "temperature": 0}'
-            assert (await site.post(COMPLETIONS, body, **{"content-encoding": "identity"})).status_code == 200
-
-    run(test())
+@at_door()
+async def test_a_body_in_a_coding_is_refused_in_plain_words(site: Site) -> None:
+    for coding in ("gzip", "br", "gzip, gzip"):
+        error = await site.refused(COMPLETIONS, gzip.compress(b"{}"), 415, **{"content-encoding": coding})
+        assert error["message"] == f"content-encoding: {coding!r} is not served: send the JSON as it is"
+    body = b'{"prompt": "hello", "max_tokens": 4, "temperature": 0}'
+    assert (await site.post(COMPLETIONS, body, **{"content-encoding": "identity"})).status_code == 200
 
 
-def test_a_byte_order_mark_and_a_slash_after_a_path_change_nothing() -> None:
-    async def test() -> None:
-        async with door() as site:
-            asked = b'\xef\xbb\xbf{"prompt": "hello", "max_tokens": 4, "temperature": 0}'
-            plain = await site.text(max_tokens=4)
-            assert (await site.post(f"{COMPLETIONS}/", asked)).json()["choices"][0]["text"] == plain
-            for path in ("/v1/models", "/v1/models/toy", "/health", "/health/live", "/version"):
-                one, other = await site.http.get(path), await site.http.get(f"{path}/")
-                assert (one.status_code, one.json()) == (other.status_code, other.json()) and one.status_code == 200
-            assert (await site.http.get("/v1/chat/")).status_code == 404
-            assert (await site.http.get("/v1/models//", headers={"authorization": KEY})).status_code == 404
-
-    run(test())
+@at_door()
+async def test_a_byte_order_mark_and_a_slash_after_a_path_change_nothing(site: Site) -> None:
+    asked = b'\xef\xbb\xbf{"prompt": "hello", "max_tokens": 4, "temperature": 0}'
+    plain = await site.text(max_tokens=4)
+    assert (await site.post(f"{COMPLETIONS}/", asked)).json()["choices"][0]["text"] == plain
+    for path in ("/v1/models", "/v1/models/toy", "/health", "/health/live", "/version"):
+        one, other = await site.http.get(path), await site.http.get(f"{path}/")
+        assert (one.status_code, one.json()) == (other.status_code, other.json()) and one.status_code == 200
+    assert (await site.http.get("/v1/chat/")).status_code == 404
+    assert (await site.http.get("/v1/models//", headers={"authorization": KEY})).status_code == 404

@@ -18,7 +18,7 @@ from tandem.services.http import protocol
 from tandem.services.security.config import Security
 from tandem.services.security.limits import ServerLimits
 from tandem.services.security.tokens import AcceptedTokens
-from tests.http.site import CHAT, COMPLETIONS, HELLO, KEY, Site, door
+from tests.http.site import CHAT, COMPLETIONS, HELLO, KEY, Site, at_door, door
 from tests.services.certificates import Authority, token_file
 from tests.support import run
 from tests.toy import ToyConfig
@@ -75,18 +75,15 @@ def test_ids_are_told_and_chosen_and_no_text_is_logged(caplog: pytest.LogCapture
     assert "OpenAI/Generate: OK" in caplog.text and "secret" not in caplog.text
 
 
-def test_an_unknown_model_is_a_404_and_too_long_a_prompt_a_400_with_both_numbers() -> None:
-    async def test() -> None:
-        async with door() as site:
-            error = await site.refused(COMPLETIONS, {"prompt": "a", "model": "other"}, 404)
-            assert error["code"] == "model_not_found" and "toy" in error["message"]
-            error = await site.refused(COMPLETIONS, {"prompt": "hello", "max_tokens": 600})
-            assert (error["code"], error["param"]) == ("context_length_exceeded", "max_tokens")
-            assert "max_tokens is 600" in error["message"] and "512" in error["message"]
-            error = await site.refused(CHAT, {"messages": [{"role": "user", "content": "a" * 600}]})
-            assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
-
-    run(test())
+@at_door()
+async def test_an_unknown_model_is_a_404_and_too_long_a_prompt_a_400_with_both_numbers(site: Site) -> None:
+    error = await site.refused(COMPLETIONS, {"prompt": "a", "model": "other"}, 404)
+    assert error["code"] == "model_not_found" and "toy" in error["message"]
+    error = await site.refused(COMPLETIONS, {"prompt": "hello", "max_tokens": 600})
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "max_tokens")
+    assert "max_tokens is 600" in error["message"] and "512" in error["message"]
+    error = await site.refused(CHAT, {"messages": [{"role": "user", "content": "a" * 600}]})
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
 
 
 async def raw(site: Site, *parts: bytes) -> bytes:

@@ -21,7 +21,7 @@ from tandem.services.security.config import Security
 from tandem.services.security.limits import ServerLimits
 from tandem.services.security.tokens import AcceptedTokens
 from tests.http.overload import CROWD, DRAIN, FULL, HUNG, LOST, Row
-from tests.http.site import COMPLETIONS, KEY, LENGTH, Site, door
+from tests.http.site import COMPLETIONS, KEY, LENGTH, Site, at_door, door
 from tests.services.certificates import token_file
 from tests.support import HANG, ids, oracle, run, until
 from tests.toy import ToyConfig, ToyRunner
@@ -69,25 +69,20 @@ def steps(site: Site) -> int:
     return int(site.engine.runner.steps)  # type: ignore[attr-defined]
 
 
-def test_a_full_queue_refuses_and_what_runs_goes_on() -> None:
-    async def test() -> None:
-        async with door(SLOW, slots=1, queue=1) as site, begun(site, max_tokens=60) as stream, asked(site):
-            await until(lambda: site.generate.under_way == 2)
-            await refused(FULL, site)
-            assert [each async for each in stream][-1].choices[0].finish_reason == "length"
-
-    run(test())
+@at_door(SLOW, slots=1, queue=1)
+async def test_a_full_queue_refuses_and_what_runs_goes_on(site: Site) -> None:
+    async with begun(site, max_tokens=60) as stream, asked(site):
+        await until(lambda: site.generate.under_way == 2)
+        await refused(FULL, site)
+        assert [each async for each in stream][-1].choices[0].finish_reason == "length"
 
 
-def test_too_many_connections_are_refused_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+@at_door(SLOW)
+async def test_too_many_connections_are_refused_with_a_reason(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "CONNECTIONS", 1)
-
-    async def test() -> None:
-        async with door(SLOW) as site, begun(site, max_tokens=60) as stream:
-            await refused(CROWD, site)
-            assert [each async for each in stream][-1].choices[0].finish_reason == "length"
-
-    run(test())
+    async with begun(site, max_tokens=60) as stream:
+        await refused(CROWD, site)
+        assert [each async for each in stream][-1].choices[0].finish_reason == "length"
 
 
 def test_a_key_that_fills_slots_and_queue_does_not_shut_out_another(tmp_path: Path) -> None:
@@ -118,14 +113,12 @@ def test_a_key_that_fills_slots_and_queue_does_not_shut_out_another(tmp_path: Pa
     run(test())
 
 
-def test_a_stopping_server_takes_nothing_new_and_lets_streams_finish() -> None:
-    async def test() -> None:
-        async with door(SLOW) as site, begun(site, max_tokens=60) as stream:
-            site.lifecycle.accepting = False
-            await refused(DRAIN, site)
-            assert [each async for each in stream][-1].choices[0].finish_reason == "length"
-
-    run(test())
+@at_door(SLOW)
+async def test_a_stopping_server_takes_nothing_new_and_lets_streams_finish(site: Site) -> None:
+    async with begun(site, max_tokens=60) as stream:
+        site.lifecycle.accepting = False
+        await refused(DRAIN, site)
+        assert [each async for each in stream][-1].choices[0].finish_reason == "length"
 
 
 async def ended(row: Row, stream: Any, plain: asyncio.Task[Any]) -> None:
@@ -138,28 +131,20 @@ async def ended(row: Row, stream: Any, plain: asyncio.Task[Any]) -> None:
     row.broke(event.value)
 
 
-def test_what_the_server_cuts_ends_with_an_error_and_frees_its_slots() -> None:
-    async def test() -> None:
-        async with door(SLOW) as site, asked(site) as plain, begun(site) as stream:
-            stopping = asyncio.create_task(site.door.stop())
-            await ended(DRAIN, stream, plain)
-            await all_free(site)
-            await stopping
-
-    run(test())
+@at_door(SLOW)
+async def test_what_the_server_cuts_ends_with_an_error_and_frees_its_slots(site: Site) -> None:
+    async with asked(site) as plain, begun(site) as stream:
+        stopping = asyncio.create_task(site.door.stop())
+        await ended(DRAIN, stream, plain)
+        await all_free(site)
+        await stopping
 
 
-def test_a_device_that_is_lost_ends_what_runs_with_its_reason() -> None:
-    async def test() -> None:
-        async with (
-            door(ToyConfig(fails=20, step_seconds=0.02), drafts=False) as site,
-            asked(site) as plain,
-            begun(site) as stream,
-        ):
-            await ended(LOST, stream, plain)
-            await refused(LOST, site)
-
-    run(test())
+@at_door(ToyConfig(fails=20, step_seconds=0.02), drafts=False)
+async def test_a_device_that_is_lost_ends_what_runs_with_its_reason(site: Site) -> None:
+    async with asked(site) as plain, begun(site) as stream:
+        await ended(LOST, stream, plain)
+        await refused(LOST, site)
 
 
 class Gated(ToyRunner):
@@ -177,35 +162,29 @@ class Gated(ToyRunner):
             assert self.gate.wait(HANG)
 
 
-def test_a_step_that_hangs_ends_what_runs_and_frees_its_slots() -> None:
-    async def test() -> None:
-        async with (
-            door(SLOW, drafts=False, kind=Gated) as site,
-            asked(site) as plain,
-            begun(site) as stream,
-        ):
-            runner, now = site.engine.runner, [0.0]
-            assert isinstance(runner, Gated)
-            bound = StepBound(4.0)
-            watch = StepWatch(site.engine.batcher, bound, site.engine.lose, lambda: now[0])
-            returned = asyncio.Event()
-            watch.changed = lambda fine: returned.set() if fine else None
-            await until(lambda: site.engine.slots.free == 2)
-            runner.gate.clear()
-            await until(runner.inside.is_set)
-            try:
-                for _ in range(6):
-                    watch.look()
-                    now[0] += bound.looks_every
-                await ended(HUNG, stream, plain)
-                await all_free(site)
-                await refused(HUNG, site)
-            finally:
-                runner.gate.set()
-            await returned.wait()
-            assert (await site.client.completions.create(**SHORT)).choices[0].text == SAID
-
-    run(test())
+@at_door(SLOW, drafts=False, kind=Gated)
+async def test_a_step_that_hangs_ends_what_runs_and_frees_its_slots(site: Site) -> None:
+    async with asked(site) as plain, begun(site) as stream:
+        runner, now = site.engine.runner, [0.0]
+        assert isinstance(runner, Gated)
+        bound = StepBound(4.0)
+        watch = StepWatch(site.engine.batcher, bound, site.engine.lose, lambda: now[0])
+        returned = asyncio.Event()
+        watch.changed = lambda fine: returned.set() if fine else None
+        await until(lambda: site.engine.slots.free == 2)
+        runner.gate.clear()
+        await until(runner.inside.is_set)
+        try:
+            for _ in range(6):
+                watch.look()
+                now[0] += bound.looks_every
+            await ended(HUNG, stream, plain)
+            await all_free(site)
+            await refused(HUNG, site)
+        finally:
+            runner.gate.set()
+        await returned.wait()
+        assert (await site.client.completions.create(**SHORT)).choices[0].text == SAID
 
 
 async def nothing_more_runs(site: Site) -> None:
@@ -216,18 +195,15 @@ async def nothing_more_runs(site: Site) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_frees_its_slots_before_the_next_step(stream: bool) -> None:
-    async def test() -> None:
-        async with door(SLOW, drafts=False) as site:
-            if stream:
-                async with begun(site, n=3):
-                    assert site.generate.under_way == 3
-            else:
-                async with asked(site):
-                    await until(lambda: site.engine.slots.free < 4)
-            await nothing_more_runs(site)
-
-    run(test())
+@at_door(SLOW, drafts=False)
+async def test_a_client_that_leaves_frees_its_slots_before_the_next_step(site: Site, stream: bool) -> None:
+    if stream:
+        async with begun(site, n=3):
+            assert site.generate.under_way == 3
+    else:
+        async with asked(site):
+            await until(lambda: site.engine.slots.free < 4)
+    await nothing_more_runs(site)
 
 
 IMPATIENT = Security(limits=ServerLimits(unread_seconds=0.3))
