@@ -138,7 +138,7 @@ class Call:
             raise asyncio.CancelledError from gone
 
     def _cancelled(self) -> None:
-        self.code, self.reason, self.message = why_cancelled(self.seconds, self.context.time_remaining()), "", ""
+        self.code, self.reason, self.message = _why_cancelled(self.seconds, self.context.time_remaining()), "", ""
 
     def received(self, message: Any, size: int | None = None) -> Any:
         if message is not None and self._observers:
@@ -194,7 +194,7 @@ def begins_run(request: Any) -> bool:
     return "run_until" in request.DESCRIPTOR.fields_by_name and request.HasField("run_until")
 
 
-def why_cancelled(seconds: float, left: float | None) -> str:
+def _why_cancelled(seconds: float, left: float | None) -> str:
     # The client's own deadline can cancel before the server's, which began later.
     return "CANCELLED" if left is None or left > min(DEADLINE_SLACK, seconds / 3) else "DEADLINE_EXCEEDED"
 

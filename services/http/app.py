@@ -84,8 +84,8 @@ class HttpPort(Listener):
         elif path in PROBES:
             await self._probe(exchange, path)
         elif path == "/" and scope["method"] in ("GET", "HEAD"):
-            policy = (b"content-security-policy", b"frame-ancestors 'none'")
-            await exchange.page(200, self._page, ((b"content-type", b"text/html; charset=utf-8"), policy))
+            policy = ("content-security-policy", "frame-ancestors 'none'")
+            await exchange.page(200, self._page, (("content-type", "text/html; charset=utf-8"), policy))
         else:
             await self._called(exchange, path, scope["method"])
 

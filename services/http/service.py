@@ -120,7 +120,7 @@ class HttpService:
             raise NotOffered("this server lacks prometheus-client, of tandem-speculative[metrics]")
         accept = next(iter(call.given("accept")), "")
         page, kind = await self._metrics(accept)
-        await exchange.page(200, page, ((b"content-type", kind.encode()),))
+        await exchange.page(200, page, (("content-type", kind),))
 
 
 @contextlib.asynccontextmanager

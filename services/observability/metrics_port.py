@@ -30,4 +30,4 @@ class MetricsPort(Listener):
             await exchange.answer(503, refused(503, "starting", "the server is starting").content)
         else:
             data, kind = await self.page(exchange.header("accept") or "")
-            await exchange.page(200, data, ((b"content-type", kind.encode()),))
+            await exchange.page(200, data, (("content-type", kind),))

@@ -16,8 +16,8 @@ from tandem.services.security.tokens import AcceptedTokens
 from tandem.speculation.types import GenerationRequest
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.services.certificates import token_file
-from tests.services.test_identity import TOKENS, ByToken, opening, proposing
-from tests.support import DRAFT, HANG, TARGET, answer, ids, raw_stub, run, target_site, toy, until, worker_site
+from tests.services.test_identity import TOKENS, ByToken, opening
+from tests.support import HANG, TARGET, answer, ids, raw_stub, run, target_site, toy, until, worker_site
 from tests.toy import ToyRunner, ToyTokenizer
 
 PROMPT = b"many at once"
@@ -55,23 +55,6 @@ def test_one_caller_has_so_many_sessions_and_another_its_own(tmp_path):
     refused = run(test())
     assert (refused.code, refused.retry_seconds) == ("RESOURCE_EXHAUSTED", 0.1)
     assert refused.message == "max_sessions_per_identity: 2 of your sessions are open, the limit is 2"
-
-
-def test_proposals_are_sessions_too(tmp_path):
-    callers, security = limited(tmp_path, max_sessions_per_identity=1)
-
-    async def test():
-        async with (
-            worker_site(None, security=security) as site,
-            raw_stub(site.address, DRAFT, callers.credentials("alice")) as alice,
-        ):
-            open_stream = alice.Propose()
-            await open_stream.write(proposing(PROMPT))
-            await open_stream.read()
-            return await refusal(alice.Propose(iter([proposing(PROMPT)])).read())
-
-    refused = run(test())
-    assert (refused.code, refused.retry_seconds) == ("RESOURCE_EXHAUSTED", 0.1)
 
 
 class Gated(ToyRunner):

@@ -13,7 +13,7 @@ from tandem.rpc.credentials import Credentials, on_this_machine
 from tandem.rpc.errors import TandemError
 from tandem.services.security.config import Security
 from tandem.services.security.tokens import AcceptedTokens
-from tests.services.certificates import Authority, token_file
+from tests.services.certificates import token_file
 from tests.support import GREEDY, answer, ids, oracle, run, target_site, worker_site
 
 ALICE, BOB, NEW = "alices-token-0123456789", "bobs-token-0123456789ab", "a-new-token-0123456789"
@@ -194,22 +194,6 @@ def test_a_callers_file_holds_one_token(tmp_path, text, said):
     with pytest.raises(ValueError) as refused:
         Credentials(token_file=token_file(tmp_path / "token", text))
     assert str(refused.value) == f"token_file: {tmp_path / 'token'} {said}"
-
-
-@pytest.mark.parametrize("host", ["192.0.2.7", "target.example", "[2001:db8::1]", "0.0.0.0"])
-def test_a_token_goes_to_other_machines_only_encrypted_or_where_that_is_said_aloud(tmp_path, host):
-    mine = shown(tmp_path, ALICE)
-    with pytest.raises(
-        ValueError, match=r"token_file: the token would be sent to .*:50051 in clear text; give --tls_ca, or pass"
-    ):
-        open_channel(f"{host}:50051", mine)
-
-    async def test():
-        ca = str(Authority(tmp_path).ca)
-        await open_channel(f"{host}:50051", Credentials(token_file=mine.token_file, insecure=True)).close()
-        await open_channel(f"{host}:50051", Credentials(token_file=mine.token_file, ca=ca)).close()
-
-    run(test())
 
 
 @pytest.mark.parametrize(
