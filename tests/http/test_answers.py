@@ -160,6 +160,10 @@ async def test_usage_counts_cached_accepted_and_rejected_tokens(site: Site) -> N
     assert details["accepted_prediction_tokens"] > 0 and details["rejected_prediction_tokens"] >= 0
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
+    text = answer["choices"][0]["message"]["content"]
+    for at in range(1, 20):  # what a stop cuts off a round was not accepted
+        cut = (await site.chat(max_tokens=30, stop=[text[at : at + 2]]))["usage"]
+        assert cut["completion_tokens_details"]["accepted_prediction_tokens"] <= cut["completion_tokens"]
     options = {"include_usage": True, "continuous_usage_stats": True}
     events = await site.events(CHAT, {"messages": HELLO, "max_tokens": 30, "stream_options": options})
     assert events[-1]["choices"] == [] and events[-1]["usage"] == usage
