@@ -12,7 +12,7 @@ from tandem.engine.generator import RequestDefaults
 from tandem.services.http.tool_calls import FORMATS, RequiredCalls
 from tandem.speculation.types import SamplingParams
 from tests.http.site import CHAT, COMPLETIONS, HELLO, Site, at_door, door
-from tests.support import ForgetfulRunner, oracle, run
+from tests.support import ForgetfulRunner, oracle
 
 SAMPLED: dict[str, Any] = {"temperature": 0.9, "seed": 7}
 ADD = {"type": "object", "properties": {"a": {"enum": [1, 2]}, "b": {"enum": [3]}}, "required": ["a", "b"]}
@@ -69,23 +69,20 @@ async def test_choice_i_draws_with_the_seed_plus_i_for_each_of_several_prompts(s
     assert last.choices[1].text == expected(count=8, temperature=0.9, seed=0)
 
 
-def test_where_a_request_is_silent_the_servers_own_defaults_apply() -> None:
-    async def test() -> None:
-        given = dict.fromkeys(("temperature", "seed"), "the operator")
-        own = RequestDefaults(SamplingParams(temperature=0.8, seed=11), 5, given)
-        async with door(defaults=own) as site:
-            answer = await site.client.completions.create(model="toy", prompt="hello")
-            assert answer.choices[0].text == expected(count=5, temperature=0.8, seed=11)
-            answer = await site.client.completions.create(model="toy", prompt="hello", temperature=0, max_tokens=8)
-            assert answer.choices[0].text == expected(count=8)
-        async with door() as site:  # without a seed, answers differ
-            ask = {"model": "toy", "prompt": "hello", "max_tokens": 40}  # the temperature is 1, as OpenAI's
-            texts = {(await site.client.completions.create(**ask)).choices[0].text for _ in range(3)}
-            assert len(texts) > 1
-            ones = await site.client.completions.create(**ask, seed=3)
-            assert ones.choices[0].text == expected(count=40, temperature=1.0, seed=3)
-
-    run(test())
+async def test_where_a_request_is_silent_the_servers_own_defaults_apply() -> None:
+    given = dict.fromkeys(("temperature", "seed"), "the operator")
+    own = RequestDefaults(SamplingParams(temperature=0.8, seed=11), 5, given)
+    async with door(defaults=own) as site:
+        answer = await site.client.completions.create(model="toy", prompt="hello")
+        assert answer.choices[0].text == expected(count=5, temperature=0.8, seed=11)
+        answer = await site.client.completions.create(model="toy", prompt="hello", temperature=0, max_tokens=8)
+        assert answer.choices[0].text == expected(count=8)
+    async with door() as site:  # without a seed, answers differ
+        ask = {"model": "toy", "prompt": "hello", "max_tokens": 40}  # the temperature is 1, as OpenAI's
+        texts = {(await site.client.completions.create(**ask)).choices[0].text for _ in range(3)}
+        assert len(texts) > 1
+        ones = await site.client.completions.create(**ask, seed=3)
+        assert ones.choices[0].text == expected(count=40, temperature=1.0, seed=3)
 
 
 @at_door(kind=ForgetfulRunner)

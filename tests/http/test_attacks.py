@@ -18,7 +18,7 @@ from tandem.services.security.config import Security
 from tandem.services.security.tokens import AcceptedTokens
 from tests.http.site import COMPLETIONS, KEY, Site, at_door, door
 from tests.services.certificates import token_file
-from tests.support import HANG, run
+from tests.support import HANG
 
 ENDLESS = 64 * 1024 * 1024
 MOST_HELD = 8 * 1024 * 1024  # of the whole process, while a connection sends eight times as much
@@ -66,21 +66,17 @@ STATES = {
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_a_connection_holds_few_bytes_in_every_state(state: str, tmp_path: Any) -> None:
+async def test_a_connection_holds_few_bytes_in_every_state(state: str, tmp_path: Any) -> None:
     begin, piece = STATES[state]
-
-    async def test() -> None:
-        async with door(security=keyed(tmp_path)) as site, connected(site) as (reader, writer):
-            writer.write(begin)
-            read = asyncio.ensure_future(reader.read())  # so that no answer waits for its reader
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            await flooded(writer, piece, 1 << 20 if b"/health" in piece else ENDLESS)
-            assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < MOST_HELD
-            read.cancel()
-            answer = await site.post(COMPLETIONS, BODY.encode(), authorization=f"Bearer {KEY}")
-            assert answer.status_code == 200
-
-    run(test())
+    async with door(security=keyed(tmp_path)) as site, connected(site) as (reader, writer):
+        writer.write(begin)
+        read = asyncio.ensure_future(reader.read())  # so that no answer waits for its reader
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        await flooded(writer, piece, 1 << 20 if b"/health" in piece else ENDLESS)
+        assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < MOST_HELD
+        read.cancel()
+        answer = await site.post(COMPLETIONS, BODY.encode(), authorization=f"Bearer {KEY}")
+        assert answer.status_code == 200
 
 
 @at_door()
@@ -164,27 +160,21 @@ async def test_what_is_refused_before_it_is_a_call_has_the_form_of_the_api(site:
         assert error["code"] == code and set(error) == {"message", "type", "param", "code"}
 
 
-def test_a_body_above_the_limit_gets_its_status_though_all_of_it_is_sent(tmp_path: Any) -> None:
-    async def test() -> None:
-        async with door(security=Security(max_message_bytes=1 << 20)) as site:
-            error = await site.refused(COMPLETIONS, b"x" * (5 << 20), 413)
-            assert error["code"] == "body_too_large"
-        async with door(security=keyed(tmp_path)) as site:
-            assert (await site.refused(COMPLETIONS, b"x" * (3 << 20), 401))["code"] == "invalid_api_key"
-
-    run(test())
+async def test_a_body_above_the_limit_gets_its_status_though_all_of_it_is_sent(tmp_path: Any) -> None:
+    async with door(security=Security(max_message_bytes=1 << 20)) as site:
+        error = await site.refused(COMPLETIONS, b"x" * (5 << 20), 413)
+        assert error["code"] == "body_too_large"
+    async with door(security=keyed(tmp_path)) as site:
+        assert (await site.refused(COMPLETIONS, b"x" * (3 << 20), 401))["code"] == "invalid_api_key"
 
 
-def test_names_that_are_allowed_are_answered_and_with_keys_any(tmp_path: Any) -> None:
+async def test_names_that_are_allowed_are_answered_and_with_keys_any(tmp_path: Any) -> None:
     async def status(site: Site, host: str, **headers: str) -> int:
         return (await site.post(COMPLETIONS, BODY.encode(), host=host, **headers)).status_code
 
-    async def test() -> None:
-        async with door() as site:
-            for host in ("localhost", "127.0.0.1:80", "[::1]:80", "192.168.1.7", "a.localhost"):
-                assert await status(site, host) == 200, host
-            assert await status(site, "attacker.example") == 403
-        async with door(security=keyed(tmp_path)) as site:
-            assert await status(site, "tandem.example", authorization=f"Bearer {KEY}") == 200
-
-    run(test())
+    async with door() as site:
+        for host in ("localhost", "127.0.0.1:80", "[::1]:80", "192.168.1.7", "a.localhost"):
+            assert await status(site, host) == 200, host
+        assert await status(site, "attacker.example") == 403
+    async with door(security=keyed(tmp_path)) as site:
+        assert await status(site, "tandem.example", authorization=f"Bearer {KEY}") == 200

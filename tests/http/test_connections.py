@@ -40,44 +40,38 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_stream_that_waits_for_a_slot_begins_and_has_comments_that_are_no_events() -> None:
-    async def test() -> None:
-        own = {"extra_body": {"ignore_eos": SHORT["ignore_eos"]}}
-        async with full() as (site, running):
-            asked = {name: value for name, value in SHORT.items() if name != "ignore_eos"}
-            other = asyncio.create_task(site.client.completions.create(model="toy", **asked, **own))
-            async with site.http.stream("POST", COMPLETIONS, json=SHORT) as answer:
-                assert answer.headers["content-type"].startswith("text/event-stream")
-                lines = answer.aiter_lines()
-                waited = [await anext(lines) for _ in range(6)]
-                assert waited == [": ", ""] * 3
-                await running.aclose()  # which frees the slot
-                rest = [line async for line in lines if line and line != ": "]
-            events = [json.loads(line.removeprefix("data: ")) for line in rest[:-1]]
-            assert rest[-1] == "data: [DONE]" and events[-1]["usage"]["completion_tokens"] == 12
-            seen = [event.choices[0].text async for event in await other if event.choices]
-            assert "".join(seen) == "".join(each["choices"][0]["text"] for each in events if each["choices"])
-
-    run(test())
+async def test_a_stream_that_waits_for_a_slot_begins_and_has_comments_that_are_no_events() -> None:
+    own = {"extra_body": {"ignore_eos": SHORT["ignore_eos"]}}
+    async with full() as (site, running):
+        asked = {name: value for name, value in SHORT.items() if name != "ignore_eos"}
+        other = asyncio.create_task(site.client.completions.create(model="toy", **asked, **own))
+        async with site.http.stream("POST", COMPLETIONS, json=SHORT) as answer:
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            lines = answer.aiter_lines()
+            waited = [await anext(lines) for _ in range(6)]
+            assert waited == [": ", ""] * 3
+            await running.aclose()  # which frees the slot
+            rest = [line async for line in lines if line and line != ": "]
+        events = [json.loads(line.removeprefix("data: ")) for line in rest[:-1]]
+        assert rest[-1] == "data: [DONE]" and events[-1]["usage"]["completion_tokens"] == 12
+        seen = [event.choices[0].text async for event in await other if event.choices]
+        assert "".join(seen) == "".join(each["choices"][0]["text"] for each in events if each["choices"])
 
 
 @pytest.mark.usefixtures("impatient")
-def test_an_error_after_the_first_comment_is_the_last_event_and_one_before_has_its_status() -> None:
-    async def test() -> None:
-        async with full(queue=1) as (site, _):
-            async with site.http.stream("POST", COMPLETIONS, json=SHORT) as answer:
-                lines = answer.aiter_lines()
-                assert await anext(lines) == ": "
-                full_queue = asyncio.gather(*(site.post(COMPLETIONS, SHORT) for _ in range(40)))
-                assert (await site.refused(COMPLETIONS, {**SHORT, "top_p": 2}))["param"] == "top_p"
-                await asyncio.sleep(0.2)
-                await site.door.stop()
-                rest = [line async for line in lines if line and line != ": "]
-                assert json.loads(rest[-2].removeprefix("data: "))["error"]["type"] == "server_error"
-                assert rest[-1] == "data: [DONE]"
-            assert 429 in {each.status_code for each in await full_queue}
-
-    run(test())
+async def test_an_error_after_the_first_comment_is_the_last_event_and_one_before_has_its_status() -> None:
+    async with full(queue=1) as (site, _):
+        async with site.http.stream("POST", COMPLETIONS, json=SHORT) as answer:
+            lines = answer.aiter_lines()
+            assert await anext(lines) == ": "
+            full_queue = asyncio.gather(*(site.post(COMPLETIONS, SHORT) for _ in range(40)))
+            assert (await site.refused(COMPLETIONS, {**SHORT, "top_p": 2}))["param"] == "top_p"
+            await asyncio.sleep(0.2)
+            await site.door.stop()
+            rest = [line async for line in lines if line and line != ": "]
+            assert json.loads(rest[-2].removeprefix("data: "))["error"]["type"] == "server_error"
+            assert rest[-1] == "data: [DONE]"
+        assert 429 in {each.status_code for each in await full_queue}
 
 
 def test_an_idle_connection_stays_open_as_long_as_the_operator_says() -> None:

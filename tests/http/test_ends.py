@@ -38,28 +38,25 @@ async def begun(site: Site, **body: Any) -> AsyncIterator[Any]:
         yield lines
 
 
-def test_a_wrong_key_or_none_is_refused_and_a_right_one_is_its_identity(
+async def test_a_wrong_key_or_none_is_refused_and_a_right_one_is_its_identity(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test() -> None:
-        tokens = AcceptedTokens(token_file(tmp_path / "keys", f"ann {KEY}\n"))
-        limits = ServerLimits(max_requests_per_identity=1)
-        async with door(SLOW, security=Security(tokens=tokens, limits=limits)) as site:
-            for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": KEY}):
-                answer = await site.http.post(CHAT, json={"messages": HELLO}, headers=headers)
-                assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
-                assert answer.json()["error"]["code"] == "invalid_api_key"
-            for path in ("/health", "/"):
-                assert (await site.http.get(path)).status_code == 200
-            for path in ("/v1/models", "/metrics", "/version"):
-                assert (await site.http.get(path)).status_code == 401
-            site.http.headers["authorization"] = f"Bearer {KEY}"
-            assert [each.id async for each in site.client.models.list()] == ["toy"]
-            async with begun(site):
-                error = await site.refused(CHAT, {"messages": HELLO}, 429)
-                assert "max_requests_per_identity" in error["message"]
-
-    run(test())
+    tokens = AcceptedTokens(token_file(tmp_path / "keys", f"ann {KEY}\n"))
+    limits = ServerLimits(max_requests_per_identity=1)
+    async with door(SLOW, security=Security(tokens=tokens, limits=limits)) as site:
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": KEY}):
+            answer = await site.http.post(CHAT, json={"messages": HELLO}, headers=headers)
+            assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+            assert answer.json()["error"]["code"] == "invalid_api_key"
+        for path in ("/health", "/"):
+            assert (await site.http.get(path)).status_code == 200
+        for path in ("/v1/models", "/metrics", "/version"):
+            assert (await site.http.get(path)).status_code == 401
+        site.http.headers["authorization"] = f"Bearer {KEY}"
+        assert [each.id async for each in site.client.models.list()] == ["toy"]
+        async with begun(site):
+            error = await site.refused(CHAT, {"messages": HELLO}, 429)
+            assert "max_requests_per_identity" in error["message"]
     assert KEY not in caplog.text
 
 
@@ -100,43 +97,34 @@ async def raw(site: Site, *parts: bytes) -> bytes:
         writer.close()
 
 
-def test_bodies_and_headers_that_are_too_large_or_late_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bodies_and_headers_that_are_too_large_or_late_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "HEADER_SECONDS", 0.2)
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-
-    async def test() -> None:
-        security = Security(limits=ServerLimits(message_seconds=0.2), max_message_bytes=2048)
-        async with door(security=security) as site:
-            large = {"prompt": "a" * 3000}
-            assert (await site.refused(COMPLETIONS, large, 413))["code"] == "body_too_large"
-            chunked = head + b"transfer-encoding: chunked\r\n\r\n" + b"800\r\n" + b"a" * 2048 + b"\r\n1\r\na\r\n"
-            assert b" 413 " in await raw(site, chunked)
-            assert b" 408 " in await raw(site, head + b"content-length: 99\r\n\r\n{")
-            assert await raw(site, b"") == b"" and await raw(site, head) == b""
-            assert b" 431 " in await raw(site, head + b"x: " + b"a" * 40_000)
-            other = await site.http.post(CHAT, content=b"{}", headers={"content-type": "text/plain"})
-            assert other.status_code == 415
-            assert (await site.post(COMPLETIONS, {"prompt": "a", "max_tokens": 1})).status_code == 200
-
-    run(test())
+    security = Security(limits=ServerLimits(message_seconds=0.2), max_message_bytes=2048)
+    async with door(security=security) as site:
+        large = {"prompt": "a" * 3000}
+        assert (await site.refused(COMPLETIONS, large, 413))["code"] == "body_too_large"
+        chunked = head + b"transfer-encoding: chunked\r\n\r\n" + b"800\r\n" + b"a" * 2048 + b"\r\n1\r\na\r\n"
+        assert b" 413 " in await raw(site, chunked)
+        assert b" 408 " in await raw(site, head + b"content-length: 99\r\n\r\n{")
+        assert await raw(site, b"") == b"" and await raw(site, head) == b""
+        assert b" 431 " in await raw(site, head + b"x: " + b"a" * 40_000)
+        other = await site.http.post(CHAT, content=b"{}", headers={"content-type": "text/plain"})
+        assert other.status_code == 415
+        assert (await site.post(COMPLETIONS, {"prompt": "a", "max_tokens": 1})).status_code == 200
 
 
-def test_the_servers_certificate_serves_the_door_too_and_a_clients_names_it(tmp_path: Path) -> None:
-    async def test() -> None:
-        authority = Authority(tmp_path)
-        ours = authority.client("ann")
-        limits = ServerLimits(max_requests_per_identity=1)
-        async with door(SLOW, security=Security(tls=authority.server(mutual=True), limits=limits)) as site:
-            trusted = ssl.create_default_context(cafile=ours.ca)
-            with pytest.raises(httpx2.TransportError):
-                async with httpx2.AsyncClient(verify=trusted) as http:
-                    await http.get(f"{site.url}/v1/models")
-            trusted.load_cert_chain(str(ours.cert), str(ours.key))
-            async with httpx2.AsyncClient(verify=trusted, base_url=site.url) as site.http:
-                assert (await site.http.get("/v1/models")).json()["data"][0]["id"] == "toy"
-                async with begun(site):
-                    assert (
-                        "max_requests_per_identity" in (await site.refused(CHAT, {"messages": HELLO}, 429))["message"]
-                    )
-
-    run(test())
+async def test_the_servers_certificate_serves_the_door_too_and_a_clients_names_it(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    ours = authority.client("ann")
+    limits = ServerLimits(max_requests_per_identity=1)
+    async with door(SLOW, security=Security(tls=authority.server(mutual=True), limits=limits)) as site:
+        trusted = ssl.create_default_context(cafile=ours.ca)
+        with pytest.raises(httpx2.TransportError):
+            async with httpx2.AsyncClient(verify=trusted) as http:
+                await http.get(f"{site.url}/v1/models")
+        trusted.load_cert_chain(str(ours.cert), str(ours.key))
+        async with httpx2.AsyncClient(verify=trusted, base_url=site.url) as site.http:
+            assert (await site.http.get("/v1/models")).json()["data"][0]["id"] == "toy"
+            async with begun(site):
+                assert "max_requests_per_identity" in (await site.refused(CHAT, {"messages": HELLO}, 429))["message"]

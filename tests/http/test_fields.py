@@ -10,7 +10,7 @@ import pytest
 from tandem.services.http.fields import FIXED, INSTEAD
 from tandem.services.http.fields import SERVED as PARSERS
 from tests.http.site import CHAT, COMPLETIONS, HELLO, Site, at_door, door
-from tests.support import ForgetfulRunner, run
+from tests.support import ForgetfulRunner
 
 WITHOUT_WHITESPACE = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": WITHOUT_WHITESPACE}}]
@@ -169,7 +169,7 @@ async def changed(site: Site, **fields: Any) -> bool:
     return await site.text(**plain) != await site.text(**{**plain, **fields})
 
 
-def test_each_field_of_a_draw_changes_the_text() -> None:
+async def test_each_field_of_a_draw_changes_the_text() -> None:
     draws = [
         {"seed": 6},
         {"temperature": 0},
@@ -180,15 +180,11 @@ def test_each_field_of_a_draw_changes_the_text() -> None:
         {"max_tokens": 3},
         {"structured_outputs": {"regex": "[ab]{3}"}},
     ]
-
-    async def test() -> None:
-        async with door() as site:
-            assert not await changed(site)
-            assert [each for each in draws if not await changed(site, **each)] == []
-            assert not await changed(site, drafts="none") and not await changed(site, speculation_length=1)
-            assert not await changed(site, user="x", cache_salt="y")
-        async with door(kind=ForgetfulRunner) as site:  # whose greedy output repeats itself
-            for name in ("presence_penalty", "frequency_penalty", "repetition_penalty"):
-                assert await site.text(max_tokens=60) != await site.text(max_tokens=60, **{name: 2}), name
-
-    run(test())
+    async with door() as site:
+        assert not await changed(site)
+        assert [each for each in draws if not await changed(site, **each)] == []
+        assert not await changed(site, drafts="none") and not await changed(site, speculation_length=1)
+        assert not await changed(site, user="x", cache_salt="y")
+    async with door(kind=ForgetfulRunner) as site:  # whose greedy output repeats itself
+        for name in ("presence_penalty", "frequency_penalty", "repetition_penalty"):
+            assert await site.text(max_tokens=60) != await site.text(max_tokens=60, **{name: 2}), name

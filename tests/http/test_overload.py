@@ -22,7 +22,7 @@ from tandem.services.security.tokens import AcceptedTokens
 from tests.http.overload import DRAIN, FULL, HUNG, LOST, Row
 from tests.http.site import COMPLETIONS, KEY, LENGTH, Site, at_door, door
 from tests.services.certificates import token_file
-from tests.support import HANG, ids, oracle, run, until
+from tests.support import HANG, ids, oracle, until
 from tests.toy import ToyConfig, ToyRunner
 
 SLOW = ToyConfig(step_seconds=0.02)
@@ -76,32 +76,28 @@ async def test_a_full_queue_refuses_and_what_runs_goes_on(site: Site) -> None:
         assert [each async for each in stream][-1].choices[0].finish_reason == "length"
 
 
-def test_a_key_that_fills_slots_and_queue_does_not_shut_out_another(tmp_path: Path) -> None:
+async def test_a_key_that_fills_slots_and_queue_does_not_shut_out_another(tmp_path: Path) -> None:
     """Ten of one key have places; another's single request is the next to begin as soon as one of these ends."""
-
-    async def test() -> None:
-        other = "a-key-of-a-test-2"
-        tokens = AcceptedTokens(token_file(tmp_path / "keys", f"ann {KEY}\nbob {other}\n"))
-        async with door(SLOW, slots=2, queue=8, drafts=False, security=Security(tokens=tokens)) as site:
-            site.engine.slots.caller = fairness_key  # as services/roles.py sets it
-            held = [site.engine.slots.take() for _ in range(2)]
-            many = [asyncio.create_task(site.client.completions.create(**{**LONG, "max_tokens": 8})) for _ in range(64)]
-            await until(lambda: sum(each.done() for each in many) == 54)
-            bob = site.client.with_options(api_key=other)
-            single = asyncio.create_task(bob.completions.create(**SHORT))
-            await until(lambda: site.engine.slots.waiting == 11)
-            for slot in held:
-                site.engine.slots.release(slot)
-            before = steps(site)
-            assert (await single).choices[0].text == SAID
-            assert sum(each.done() for each in many) <= 54 + 2, "others of the first key came before it"
-            assert steps(site) - before <= 2 * (8 + 2)
-            for each in await asyncio.gather(*many, return_exceptions=True):
-                if isinstance(each, openai.APIStatusError):
-                    FULL.refused(each)
-            await all_free(site, 2)
-
-    run(test())
+    other = "a-key-of-a-test-2"
+    tokens = AcceptedTokens(token_file(tmp_path / "keys", f"ann {KEY}\nbob {other}\n"))
+    async with door(SLOW, slots=2, queue=8, drafts=False, security=Security(tokens=tokens)) as site:
+        site.engine.slots.caller = fairness_key  # as services/roles.py sets it
+        held = [site.engine.slots.take() for _ in range(2)]
+        many = [asyncio.create_task(site.client.completions.create(**{**LONG, "max_tokens": 8})) for _ in range(64)]
+        await until(lambda: sum(each.done() for each in many) == 54)
+        bob = site.client.with_options(api_key=other)
+        single = asyncio.create_task(bob.completions.create(**SHORT))
+        await until(lambda: site.engine.slots.waiting == 11)
+        for slot in held:
+            site.engine.slots.release(slot)
+        before = steps(site)
+        assert (await single).choices[0].text == SAID
+        assert sum(each.done() for each in many) <= 54 + 2, "others of the first key came before it"
+        assert steps(site) - before <= 2 * (8 + 2)
+        for each in await asyncio.gather(*many, return_exceptions=True):
+            if isinstance(each, openai.APIStatusError):
+                FULL.refused(each)
+        await all_free(site, 2)
 
 
 @at_door(SLOW)
@@ -224,15 +220,12 @@ def rest_of(client: socket.socket) -> bytes:
     return found
 
 
-def test_a_client_that_stops_reading_is_ended_and_its_slots_are_freed() -> None:
-    async def test() -> None:
-        many = {"prompt": "hello", "max_tokens": LENGTH - 8, "ignore_eos": True, "n": 4, "logprobs": 20, "stream": True}
-        async with door(ToyConfig(step_seconds=0.002), drafts=False, security=IMPATIENT) as site:
-            with deaf(site, many) as client:
-                await until(lambda: site.generate.under_way == 4)
-                await all_free(site)
-                said = await asyncio.to_thread(rest_of, client)
-            assert b"[DONE]" not in said
-            assert steps(site) < 4 * LENGTH
-
-    run(test())
+async def test_a_client_that_stops_reading_is_ended_and_its_slots_are_freed() -> None:
+    many = {"prompt": "hello", "max_tokens": LENGTH - 8, "ignore_eos": True, "n": 4, "logprobs": 20, "stream": True}
+    async with door(ToyConfig(step_seconds=0.002), drafts=False, security=IMPATIENT) as site:
+        with deaf(site, many) as client:
+            await until(lambda: site.generate.under_way == 4)
+            await all_free(site)
+            said = await asyncio.to_thread(rest_of, client)
+        assert b"[DONE]" not in said
+        assert steps(site) < 4 * LENGTH

@@ -49,25 +49,22 @@ def test_counters_by_adapter_equal_the_completions_and_the_lines_name_it(tmp_pat
         assert f"{said}, 57 prompt tokens".replace(", ,", ",") in line, line
 
 
-def test_adapters_in_use_run_or_wait() -> None:
+async def test_adapters_in_use_run_or_wait() -> None:
     async def until_waiting(engine: Engine) -> None:
         while not engine.slots.waiting:
             await asyncio.sleep(0)
 
-    async def test() -> None:
-        async with engine_with("red", "blue") as engine:
-            metrics = Metrics("target", "toy", 5, {})
-            metrics.states.watch_engines({"target": engine})
-            assert list(samples(metrics, "tandem:adapter_requests_total")) == ["red", "blue"]
-            verifiers = [LocalVerifier(engine, Request(GREEDY, adapter="red")) for _ in range(engine.slots.count)]
-            for verifier in verifiers:
-                await verifier.open(PROMPT[:2])
-            late = asyncio.ensure_future(LocalVerifier(engine, Request(GREEDY, adapter="blue")).open(PROMPT[:2]))
-            await until_waiting(engine)
-            assert (engine.adapters.running, engine.adapters.waiting) == (["red"], ["blue"])
-            assert list(samples(metrics, "vllm:lora_requests_info")) == ["red"]
-            late.cancel()
-            await asyncio.gather(late, *(verifier.close() for verifier in verifiers), return_exceptions=True)
-            assert (engine.adapters.running, engine.adapters.waiting) == ([], [])
-
-    run(test())
+    async with engine_with("red", "blue") as engine:
+        metrics = Metrics("target", "toy", 5, {})
+        metrics.states.watch_engines({"target": engine})
+        assert list(samples(metrics, "tandem:adapter_requests_total")) == ["red", "blue"]
+        verifiers = [LocalVerifier(engine, Request(GREEDY, adapter="red")) for _ in range(engine.slots.count)]
+        for verifier in verifiers:
+            await verifier.open(PROMPT[:2])
+        late = asyncio.ensure_future(LocalVerifier(engine, Request(GREEDY, adapter="blue")).open(PROMPT[:2]))
+        await until_waiting(engine)
+        assert (engine.adapters.running, engine.adapters.waiting) == (["red"], ["blue"])
+        assert list(samples(metrics, "vllm:lora_requests_info")) == ["red"]
+        late.cancel()
+        await asyncio.gather(late, *(verifier.close() for verifier in verifiers), return_exceptions=True)
+        assert (engine.adapters.running, engine.adapters.waiting) == ([], [])

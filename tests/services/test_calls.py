@@ -23,7 +23,7 @@ from tandem.v1.target_verifier_pb2_grpc import (
     TargetVerifierStub,
     add_TargetVerifierServicer_to_server,
 )
-from tests.support import HANG, run, until
+from tests.support import HANG, until
 
 
 class Service(TargetVerifierServicer):
@@ -101,67 +101,56 @@ def close(session_id: str) -> pb.CloseSessionRequest:
         ("broken", "INTERNAL", "", "internal error: RuntimeError"),
     ],
 )
-def test_an_observer_is_told_the_status_and_its_reason_but_nothing_that_quotes_the_request(
+async def test_an_observer_is_told_the_status_and_its_reason_but_nothing_that_quotes_the_request(
     asked: str, code: str, reason: str, message: str
 ) -> None:
-    async def ask() -> Call:
-        told = Told()
-        async with serving(told) as stub:
-            with contextlib.suppress(grpc.RpcError):
-                await stub.CloseSession(close(asked))
-            await until(lambda: len(told.calls) == 1)
-        return told.calls[0]
-
-    call = run(ask())
+    told = Told()
+    async with serving(told) as stub:
+        with contextlib.suppress(grpc.RpcError):
+            await stub.CloseSession(close(asked))
+        await until(lambda: len(told.calls) == 1)
+    call = told.calls[0]
     assert (call.method, call.code, call.reason, call.message) == ("TargetVerifier/CloseSession", code, reason, message)
 
 
-def test_a_deadline_and_a_caller_that_leaves_are_told_apart() -> None:
-    async def ask() -> list[str]:
-        told = Told()
-        async with serving(told) as stub:
-            await stub.CloseSession(close("fine"))
-            with pytest.raises(grpc.RpcError):
-                await stub.CloseSession(close("slow"), timeout=1.0)
-            await until(lambda: len(told.calls) == 2)
-            received = len(told.sizes)
-            left = stub.CloseSession(close("slow"))
-            await until(lambda: len(told.sizes) > received)
-            left.cancel()
-            await until(lambda: len(told.calls) == 3)
-        return [call.code for call in told.calls]
-
-    assert run(ask()) == ["OK", "DEADLINE_EXCEEDED", "CANCELLED"]
+async def test_a_deadline_and_a_caller_that_leaves_are_told_apart() -> None:
+    told = Told()
+    async with serving(told) as stub:
+        await stub.CloseSession(close("fine"))
+        with pytest.raises(grpc.RpcError):
+            await stub.CloseSession(close("slow"), timeout=1.0)
+        await until(lambda: len(told.calls) == 2)
+        received = len(told.sizes)
+        left = stub.CloseSession(close("slow"))
+        await until(lambda: len(told.sizes) > received)
+        left.cancel()
+        await until(lambda: len(told.calls) == 3)
+    found = [call.code for call in told.calls]
+    assert found == ["OK", "DEADLINE_EXCEEDED", "CANCELLED"]
 
 
-def test_each_reply_of_a_stream_is_told_with_the_request_that_it_answers_and_every_byte_is_counted() -> None:
+async def test_each_reply_of_a_stream_is_told_with_the_request_that_it_answers_and_every_byte_is_counted() -> None:
     rounds = [pb.VerifyRequest(base_length=n) for n in (5, 500, 50_000)]
-
-    async def ask() -> Told:
-        told = Told()
-        async with serving(told) as stub:
-            replies = [reply async for reply in stub.VerifyStream(iter(rounds))]
-            assert len(replies) == 3
-            assert sum(size for way, size in told.sizes if way == "in") == sum(r.ByteSize() for r in rounds)
-            assert sum(size for way, size in told.sizes if way == "out") == sum(r.ByteSize() for r in replies)
-        return told
-
-    told = run(ask())
+    told = Told()
+    async with serving(told) as stub:
+        replies = [reply async for reply in stub.VerifyStream(iter(rounds))]
+        assert len(replies) == 3
+        assert sum(size for way, size in told.sizes if way == "in") == sum(r.ByteSize() for r in rounds)
+        assert sum(size for way, size in told.sizes if way == "out") == sum(r.ByteSize() for r in replies)
+    told = told
     assert told.pairs == [(5, 5), (500, 500), (50_000, 50_000)]
     assert [call.code for call in told.calls] == ["OK"]
 
 
-def test_an_observer_that_fails_harms_neither_the_call_nor_the_other_observers(
+async def test_an_observer_that_fails_harms_neither_the_call_nor_the_other_observers(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def ask() -> int:
-        told = Told()
-        async with serving(Harmful(), told) as stub:
-            assert (await stub.CloseSession(close("fine"))).closed
-            assert len([r async for r in stub.VerifyStream(iter([pb.VerifyRequest(base_length=1)]))]) == 1
-        return len(told.calls)
-
-    assert run(ask()) == 2
+    told = Told()
+    async with serving(Harmful(), told) as stub:
+        assert (await stub.CloseSession(close("fine"))).closed
+        assert len([r async for r in stub.VerifyStream(iter([pb.VerifyRequest(base_length=1)]))]) == 1
+    found = len(told.calls)
+    assert found == 2
     assert "an observer failed" in caplog.text
 
 

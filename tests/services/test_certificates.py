@@ -18,7 +18,7 @@ from tandem.services.security.config import Security
 from tandem.services.security.tls import TlsConfig
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.services.certificates import Authority
-from tests.support import raw_stub, run, target_site, toy
+from tests.support import raw_stub, target_site, toy
 
 NOBODY = x509.Name([])
 TEXT = "alice.example"
@@ -70,33 +70,26 @@ async def opened(address: str, mine: Credentials) -> str:
         return "OK"
 
 
-def test_every_name_of_every_kind_is_an_identity_of_its_own(tmp_path: Path) -> None:
+async def test_every_name_of_every_kind_is_an_identity_of_its_own(tmp_path: Path) -> None:
     """All of them open a session of one id; were two of them one, the second would resume the first's."""
     authority = Authority(tmp_path)
     callers = {name: authority.certify(str(i), *CALLERS[name]) for i, name in enumerate(CALLERS)}
-
-    async def test() -> list[str]:
-        security = Security(tls=authority.server(mutual=True))
-        async with target_site(toy(slots=len(callers)), security=security) as site:
-            assert site.verifier
-            for mine in callers.values():
-                assert await opened(site.address, mine) == "OK"
-            return [session.session_id.owner for session in site.verifier.sessions]
-
-    assert run(test()) == list(CALLERS)
+    security = Security(tls=authority.server(mutual=True))
+    async with target_site(toy(slots=len(callers)), security=security) as site:
+        assert site.verifier
+        for mine in callers.values():
+            assert await opened(site.address, mine) == "OK"
+        found = [session.session_id.owner for session in site.verifier.sessions]
+    assert found == list(CALLERS)
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_who_is_named_by_nothing_is_refused(case: str, tmp_path: Path) -> None:
+async def test_who_is_named_by_nothing_is_refused(case: str, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     mine = authority.certify("client", *REFUSED[case])
-
-    async def test() -> tuple[str, int]:
-        async with target_site(security=Security(tls=authority.server(mutual=True))) as site:
-            assert site.verifier
-            return await opened(site.address, mine), len(site.verifier.sessions)
-
-    said, sessions = run(test())
+    async with target_site(security=Security(tls=authority.server(mutual=True))) as site:
+        assert site.verifier
+        said, sessions = await opened(site.address, mine), len(site.verifier.sessions)
     assert said.startswith("UNAUTHENTICATED: the client's certificate has no usable name: ") and said.isprintable()
     assert sessions == 0
 

@@ -277,20 +277,17 @@ def test_a_port_without_a_library_is_refused_in_one_line(monkeypatch: pytest.Mon
         Observability(ObservabilityConfig("127.0.0.1", metrics_port=0), "target")
 
 
-def test_the_port_answers_503_until_the_model_is_loaded_and_the_metrics_from_then_on() -> None:
-    async def test() -> None:
-        seen = Observability(ObservabilityConfig("127.0.0.1", metrics_port=0), "target")
-        url = f"http://127.0.0.1:{seen.ready(Startup())['metrics_port']}"
+async def test_the_port_answers_503_until_the_model_is_loaded_and_the_metrics_from_then_on() -> None:
+    seen = Observability(ObservabilityConfig("127.0.0.1", metrics_port=0), "target")
+    url = f"http://127.0.0.1:{seen.ready(Startup())['metrics_port']}"
 
-        async def serving() -> None:
-            async with httpx2.AsyncClient(base_url=url, timeout=HANG) as http:
-                assert [(await http.get(path)).status_code for path in ("/metrics", "/other")] == [503, 404]
-                seen.loaded(ModelInfo("toy", "rev", "sha", 100, 512, 8, 4, "float32", "toy", "toy"))
-                assert 'model_name="toy"' in (await http.get("/metrics")).text
+    async def serving() -> None:
+        async with httpx2.AsyncClient(base_url=url, timeout=HANG) as http:
+            assert [(await http.get(path)).status_code for path in ("/metrics", "/other")] == [503, 404]
+            seen.loaded(ModelInfo("toy", "rev", "sha", 100, 512, 8, 4, "float32", "toy", "toy"))
+            assert 'model_name="toy"' in (await http.get("/metrics")).text
 
-        await seen.during(serving())
-
-    run(test())
+    await seen.during(serving())
 
 
 def _forbid(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:

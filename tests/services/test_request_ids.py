@@ -108,13 +108,10 @@ def test_an_error_says_the_id_and_so_does_its_log_line_but_not_what_was_asked(tm
     assert (line["status"], line["reason"], line["level"]) == ("NOT_FOUND", "SESSION_NOT_FOUND", "INFO")
 
 
-def test_an_id_that_cannot_be_sent_is_refused_before_anything_is() -> None:
-    async def ask() -> None:
-        async with GenerationClient.connect("127.0.0.1:1", TARGET) as client:
-            with pytest.raises(InvalidField, match="request_id: 'a b' is not 1 to 128 visible ASCII characters"):
-                await answer(lambda r: client.generate(r, request_id="a b"), ids(b"abc"))
-
-    run(ask())
+async def test_an_id_that_cannot_be_sent_is_refused_before_anything_is() -> None:
+    async with GenerationClient.connect("127.0.0.1:1", TARGET) as client:
+        with pytest.raises(InvalidField, match="request_id: 'a b' is not 1 to 128 visible ASCII characters"):
+            await answer(lambda r: client.generate(r, request_id="a b"), ids(b"abc"))
 
 
 @pytest.fixture

@@ -94,12 +94,10 @@ def test_a_file_that_is_no_list_of_tokens_is_refused_without_quoting_it(tmp_path
     assert ALICE not in str(refused.value)
 
 
-def test_only_who_shows_a_known_token_is_answered(accepted, tmp_path):
-    async def test():
-        async with target_site(security=Security(tokens=AcceptedTokens(accepted))) as site:
-            return [await asked(site, t and shown(tmp_path, t)) for t in (ALICE, NEW, None)]
-
-    assert run(test()) == [
+async def test_only_who_shows_a_known_token_is_answered(accepted, tmp_path):
+    async with target_site(security=Security(tokens=AcceptedTokens(accepted))) as site:
+        found = [await asked(site, t and shown(tmp_path, t)) for t in (ALICE, NEW, None)]
+    assert found == [
         WHAT_THE_TARGET_SAYS,
         "UNAUTHENTICATED: unknown token: it is wrong, or was revoked",
         "UNAUTHENTICATED: no token: this server requires one, as metadata `authorization: Bearer TOKEN`",
@@ -109,16 +107,14 @@ def test_only_who_shows_a_known_token_is_answered(accepted, tmp_path):
 @pytest.mark.parametrize(
     "headers", [[f"Basic {ALICE}"], [ALICE], ["Bearer"], ["bearer "], [f"Bearer {ALICE}", f"Bearer {BOB}"]]
 )
-def test_other_ways_to_authorize_and_two_tokens_at_once_are_none(accepted, headers):
-    async def test():
-        security = Security(tokens=AcceptedTokens(accepted))
-        async with target_site(security=security) as site, open_channel(site.address) as channel:
-            call = channel.unary_unary("/tandem.v1.TargetVerifier/GetModelInfo")
-            with pytest.raises(Exception) as refused:
-                await call(b"", metadata=tuple(("authorization", header) for header in headers))
-        return refused.value.code().name
-
-    assert run(test()) == "UNAUTHENTICATED"
+async def test_other_ways_to_authorize_and_two_tokens_at_once_are_none(accepted, headers):
+    security = Security(tokens=AcceptedTokens(accepted))
+    async with target_site(security=security) as site, open_channel(site.address) as channel:
+        call = channel.unary_unary("/tandem.v1.TargetVerifier/GetModelInfo")
+        with pytest.raises(Exception) as refused:
+            await call(b"", metadata=tuple(("authorization", header) for header in headers))
+    found = refused.value.code().name
+    assert found == "UNAUTHENTICATED"
 
 
 def test_tokens_are_added_and_withdrawn_without_a_restart(accepted, tmp_path, caplog):
@@ -147,38 +143,29 @@ def test_a_file_that_was_spoiled_changes_nothing_and_is_said_once(accepted, tmp_
     assert [tokens.identity(ALICE), tokens.identity(NEW)] == [None, "carol"]
 
 
-def test_a_caller_sends_the_token_that_its_file_has_now(accepted, tmp_path):
+async def test_a_caller_sends_the_token_that_its_file_has_now(accepted, tmp_path):
     mine = shown(tmp_path, NEW)
-
-    async def test():
-        security = Security(tokens=AcceptedTokens(accepted))
-        async with target_site(security=security) as site, site.client(mine) as client:
-            with pytest.raises(TandemError):
-                await client.model_info()
-            token_file(tmp_path / "token", f"{ALICE}\n")
-            return (await client.model_info()).vocab_size > 0
-
-    assert run(test())
+    security = Security(tokens=AcceptedTokens(accepted))
+    async with target_site(security=security) as site, site.client(mine) as client:
+        with pytest.raises(TandemError):
+            await client.model_info()
+        token_file(tmp_path / "token", f"{ALICE}\n")
+        found = (await client.model_info()).vocab_size > 0
+    assert found
 
 
-def test_a_token_may_come_from_the_environment(accepted, monkeypatch):
+async def test_a_token_may_come_from_the_environment(accepted, monkeypatch):
     monkeypatch.setenv("TANDEM_TEST_TOKEN", BOB)
-
-    async def test():
-        async with target_site(security=Security(tokens=AcceptedTokens(accepted))) as site:
-            return await asked(site, Credentials(token_env="TANDEM_TEST_TOKEN"))
-
-    assert run(test()) == WHAT_THE_TARGET_SAYS
+    async with target_site(security=Security(tokens=AcceptedTokens(accepted))) as site:
+        found = await asked(site, Credentials(token_env="TANDEM_TEST_TOKEN"))
+    assert found == WHAT_THE_TARGET_SAYS
 
 
-def test_a_worker_whose_own_token_is_withdrawn_does_not_blame_its_caller(accepted, tmp_path):
-    async def test():
-        security, mine = Security(tokens=AcceptedTokens(accepted)), shown(tmp_path, ALICE)
-        async with target_site(security=security) as target, worker_site(target.address, credentials=mine) as worker:
-            token_file(tmp_path / "accepted", f"bob {BOB}\n")
-            return await asked(worker, None)
-
-    said = run(test())
+async def test_a_worker_whose_own_token_is_withdrawn_does_not_blame_its_caller(accepted, tmp_path):
+    security, mine = Security(tokens=AcceptedTokens(accepted)), shown(tmp_path, ALICE)
+    async with target_site(security=security) as target, worker_site(target.address, credentials=mine) as worker:
+        token_file(tmp_path / "accepted", f"bob {BOB}\n")
+        said = await asked(worker, None)
     assert said.startswith("INTERNAL: another server refused this server's call: UNAUTHENTICATED")
 
 
