@@ -18,7 +18,7 @@ from tandem.engine.prefix_cache import PrefixCache
 from tandem.engine.slots import SlotPool
 from tandem.engine.structures import OUTCOMES, Structures
 from tandem.rpc.wire_sessions import drafted_in
-from tandem.runners.feature_rows import FeatureRow
+from tandem.runners.capabilities import FeatureRow
 from tandem.runners.protocol import FusedRow, PrefillRow, ProposeRow, VerifyRow
 from tandem.services.layers import Call
 from tandem.services.lifecycle import Lifecycle

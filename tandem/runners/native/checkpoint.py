@@ -12,7 +12,7 @@ from tandem.checkpoints.hub_files import weights_folder
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_unchanged, frequent_tokens, weights_revision
 from tandem.checkpoints.scaled_weights import check_dense
 from tandem.host.cores import default_threads
-from tandem.runners.making import SMALL, WHEN_LOADED
+from tandem.runners.loading import SMALL, WHEN_LOADED
 from tandem.runners.native import NativeUnavailable
 from tandem.runners.native.build import CannotBuild, library_path
 from tandem.runners.native.load import load_native

@@ -11,7 +11,7 @@ import numpy as np
 from tandem.checkpoints.family import FamilyConfig
 from tandem.checkpoints.family_weights import FamilyWeights, check_complete
 from tandem.checkpoints.numbers import Floats, Stored
-from tandem.runners.fits import check_fits
+from tandem.runners.families import check_fits
 from tandem.runners.native import LibraryMissing, NativeUnavailable
 from tandem.runners.native.build import CannotBuild, library_path
 from tandem.runners.native.certificate import certificate

@@ -14,7 +14,7 @@ from tandem.checkpoints.numbers import DTYPES as NAMES
 from tandem.checkpoints.numbers import Floats, Stored, of_floats
 from tandem.host.cores import default_threads
 from tandem.runners.eagle.remote import RemoteHead
-from tandem.runners.making import SMALL
+from tandem.runners.loading import SMALL
 from tandem.runners.native import NativeUnavailable
 from tandem.runners.native.build import CannotBuild, library_path
 from tandem.runners.native.features import NativeFeatures, features_of
