@@ -114,7 +114,8 @@ def backend_named(name: str) -> Backend:
     try:
         backend: Backend = importlib.import_module(MODULES[name]).BACKEND
     except ModuleNotFoundError as error:
-        missing = f"{name} is among the tests of a checkout" if error.name == "tests" else missing_package(error.name)
+        here = (error.name or "").partition(".")[0] == "tests"
+        missing = f"{name} is among the tests of a checkout" if here else missing_package(error.name)
         if missing is None:
             raise
         raise ValueError(f"backend: {missing}") from None

@@ -17,9 +17,9 @@ from tandem.runners.torch.graph_runner import GraphRunner
 from tandem.runners.torch.graphs import GraphRefused, TorchCompiler, buckets_for
 from tandem.runners.torch.model import to_host
 from tandem.runners.torch.platforms import CPU
-from tandem.speculation.acceptance import agree
 from tandem.speculation.draws import BadLogits, draw
 from tandem.speculation.processing import Processing
+from tandem.speculation.rules import agree
 from tandem.speculation.types import SamplingParams
 from tests.rows import fused_row, propose_row, verify_row
 from tests.runners.compiled import (
@@ -243,9 +243,7 @@ def test_graphs_whose_bits_differ_leave_one_bucket_or_are_said_to_differ(
     pair: Pair, exact: bool, batches: tuple[int, ...]
 ) -> None:
     sound = pair[0].model
-    alone = check_batch_invariance(
-        sound, LIMITS, (4,), (2,), graphs=True
-    ).bit_exact
+    alone = check_batch_invariance(sound, LIMITS, (4,), (2,), graphs=True).bit_exact
     shapes = check_batch_invariance(Faulty(sound), LIMITS, (4,), (1, 2), exact=exact, graphs=True)  # type: ignore[arg-type]
     assert shapes.batches == batches
     assert shapes.bit_exact is (exact and alone)
