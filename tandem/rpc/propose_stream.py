@@ -139,7 +139,7 @@ class FollowedStream(Duplex[pb.ProposeRequest, pb.ProposeResponse]):
         self.sent_length, self.trips = 0, RoundTrips()
         self._began = time.perf_counter()
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        super().__init__(client.name, client.propose(deadline), stats, client.seconds)
+        super().__init__(client.name, client.propose(deadline), stats, lambda: client.seconds)
         self.news.set()  # the first message
 
     @property

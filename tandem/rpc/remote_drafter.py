@@ -187,7 +187,7 @@ class AnsweredStream(Duplex[pb.ProposeRequest, pb.ProposeResponse]):
         self._request: pb.ProposeRequest | None = None
         self._answer: asyncio.Future[Draft] | None = None
         self._sent_length, self._sent_at = 0, 0.0
-        super().__init__(client.name, client.propose(deadline), stats, client.seconds)
+        super().__init__(client.name, client.propose(deadline), stats, lambda: client.seconds)
 
     def ask(self, tokens: Sequence[int], request: pb.ProposeRequest, convert: Convert) -> asyncio.Future[Draft]:
         """Sends the unsent part of `tokens` with `request`. The future raises TandemError."""

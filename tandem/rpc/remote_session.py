@@ -6,15 +6,13 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
-from functools import partial
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from tandem.rpc import calls, wire
 from tandem.rpc import wire_checks as check
 from tandem.rpc.endpoint_pool import CHECK_SECONDS
 from tandem.rpc.errors import BrokenContract, TandemError, contract
-from tandem.rpc.liveness import Waits, answered, watch
 from tandem.rpc.race import Race
 from tandem.rpc.request_context import outgoing
 from tandem.rpc.verifier_client import VerifierClient, VerifierEndpoint
@@ -32,6 +30,9 @@ from tandem.v1 import target_verifier_pb2 as pb
 
 log = logging.getLogger("tandem.verifier")
 
+PROMPT_TOKEN_SECONDS = 0.005  # added per prompt token to the time of opening a session
+_SHARE = 0.25  # of the time until the deadline, that one verifier may take if there is another
+
 
 class RemoteSession:
     """No call or retry outlasts the request's deadline. `inbox` receives features."""
@@ -43,7 +44,6 @@ class RemoteSession:
         self._adapter_revision = ""  # of the first verifier that opened the session: others must have the same
         self.endpoint = client.endpoint
         self.retry_budget = RetryBudget(client.persistence, request.deadline, admission=client.deadlines.admission)
-        self.waits = Waits(client.deadlines.silence, client.deadlines.stall, self.retry_budget)
         self._next = self.endpoint.address  # the address to try first at the next opening
         self._session_ids: dict[VerifierEndpoint, str] = {}  # of every endpoint where the session may be open
         self._prompt_length = 0
@@ -68,7 +68,7 @@ class RemoteSession:
             lambda endpoint: self._open_at(endpoint, prefix, race.in_progress),
             self._following,
             lambda endpoint, error: self._pause_after(endpoint, error, prefix),
-            lambda: self.waits.opening(len(prefix)),
+            lambda: self._before_another(len(prefix) * PROMPT_TOKEN_SECONDS),
         )
         self.endpoint, reply = await race.first()
         self.client.pool.answered(self.endpoint.address)
@@ -95,32 +95,26 @@ class RemoteSession:
         if others:
             slow = ", ".join(other.address for other in others)
             log.info("%s is slow to open a session: trying %s too", slow, endpoint.address)
-        is_only = self.client.is_only(endpoint)
-        await self.client.check(endpoint, self.retry_budget.limited(CHECK_SECONDS if is_only else self.waits.silence()))
-        request = self._opening(endpoint, prefix)
-        call = self._call(endpoint, "OpenSession", request, self.retry_budget.limited(self.client.deadlines.open))
-        reply, seconds = await self._watched(endpoint, call)
+        only = self.client.is_only(endpoint)
+        seconds = self.retry_budget.limited(CHECK_SECONDS) if only else self._before_another()
+        await self.client.check(endpoint, seconds)
+        request, sent = self._opening(endpoint, prefix), time.perf_counter()
+        seconds = self.retry_budget.limited(self.client.deadlines.open)
+        reply = await self._call(endpoint, "OpenSession", request, seconds)
+        took = time.perf_counter() - sent
         with contract(endpoint.name):
             check_opened(request, reply, self._bounded().most_drafts, self._inbox.spec if self._inbox else None)
         check_applied(endpoint.name, self.asked, reply)
-        self.opening_rtt = max(0.0, seconds - reply.queue_seconds - reply.prefill_seconds)
+        self.opening_rtt = max(0.0, took - reply.queue_seconds - reply.prefill_seconds)
         return reply
 
-    async def _watched(
-        self, endpoint: VerifierEndpoint, opening: Coroutine[Any, Any, pb.OpenSessionResponse]
-    ) -> tuple[pb.OpenSessionResponse, float]:
-        sent = time.perf_counter()
-        watching = self.watching(endpoint, "OpenSession", lambda: time.perf_counter() - sent, any_time=True)
-        reply = await (answered(opening, self.waits.silence() / 2, watching) if watching else opening)
-        return reply, time.perf_counter() - sent
+    def patience(self, endpoint: VerifierEndpoint) -> float:
+        """Returns the seconds that `endpoint` may take for a round; less if another verifier can take over."""
+        most = self.retry_budget.limited(self.client.deadlines.verify)
+        return most if self.client.is_only(endpoint) else min(most, self._before_another())
 
-    def watching(
-        self, endpoint: VerifierEndpoint, what: str, quiet: Callable[[], float], any_time: bool = False
-    ) -> Callable[[], Awaitable[TandemError]] | None:
-        """Returns a watcher that gives up a hung `endpoint`; None without another. `any_time`: a serving one never."""
-        if self.client.is_only(endpoint):
-            return None
-        return partial(watch, what, endpoint.health, quiet, self.waits.silence, None if any_time else self.waits.round)
+    def _before_another(self, more: float = 0.0) -> float:
+        return self.retry_budget.before_another(self.client.deadlines.stall + more, _SHARE)
 
     def _opening(self, endpoint: VerifierEndpoint, prefix: Sequence[int]) -> pb.OpenSessionRequest:
         request = opening_to_wire(self.asked, prefix, self._prompt_length, self._inbox, self.client.expected)

@@ -17,7 +17,6 @@ from tandem.rpc.endpoint_pool import CHECK_SECONDS, EndpointPool, disagreement, 
 from tandem.rpc.errors import TandemError, contract
 from tandem.rpc.first_contact import model_at, together
 from tandem.rpc.generation_client import GenerationClient
-from tandem.rpc.liveness import Health, check_health
 from tandem.speculation.retry import Persistence
 from tandem.speculation.types import ModelInfo
 from tandem.v1 import target_verifier_pb2 as pb
@@ -27,13 +26,12 @@ _RETIRED_SECONDS = 150.0  # for calls still running on a replaced channel; longe
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Seconds. `admission`: retries of a full server. `silence`, `stall`: before another verifier takes over."""
+    """Seconds. `admission`: retries of a full server. `stall`: before another verifier takes over."""
 
     open: float = 120.0
     verify: float = 30.0
     close: float = 2.0
     admission: float = 600.0
-    silence: float = 3.0
     stall: float = 4.0
 
 
@@ -64,9 +62,6 @@ class VerifierEndpoint:
             closing.cancel()
         await asyncio.gather(*self._retiring, return_exceptions=True)
         await self.channel.close()
-
-    async def health(self, seconds: float) -> Health:
-        return await check_health(self.channel, TARGET, seconds)
 
     async def info(self, seconds: float) -> ModelInfo:
         reply = await calls.unary(self.stub.GetModelInfo, pb.TargetVerifierGetModelInfoRequest(), timeout=seconds)

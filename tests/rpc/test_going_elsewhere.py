@@ -60,7 +60,7 @@ async def two(
         for server in servers:
             register = lambda to, server=server: add_TargetVerifierServicer_to_server(server, to)  # noqa: E731
             addresses.append(await stack.enter_async_context(listening(register)))
-        client = VerifierClient(",".join(addresses), "toy", Deadlines(silence=60.0, stall=60.0), Persistence(5.0))
+        client = VerifierClient(",".join(addresses), "toy", Deadlines(stall=60.0), Persistence(5.0))
         stack.push_async_callback(client.close)
         await client.model_info()
         client.pool.current = addresses[0]

@@ -18,7 +18,6 @@ from grpc._cython import cygrpc
 
 import tandem.clients.distributed
 from tandem.rpc.errors import TandemError
-from tandem.rpc.liveness import Health, watch
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
 from tandem.rpc.verify_stream import RoundStream
 from tandem.runners.toy import ToyConfig
@@ -294,22 +293,11 @@ def test_an_answer_that_comes_after_its_round_was_given_up_is_not_taken() -> Non
             write = AsyncMock()
             cancel = Mock(side_effect=ended.set)
 
-        async def silent(seconds: float) -> Health:
-            return Health.SILENT
-
-        endpoint = SimpleNamespace(
-            name="the target", stub=SimpleNamespace(VerifyStream=lambda metadata: Call()), health=silent
-        )
-        session: Any = SimpleNamespace(
-            metadata=(),
-            watching=lambda endpoint, what, quiet: partial(watch, what, silent, quiet, lambda: 0.002, lambda: 1.0),
-            client=SimpleNamespace(deadlines=Deadlines()),
-            endpoint=endpoint,
-            retry_budget=RetryBudget(Persistence()),
-        )
+        endpoint = SimpleNamespace(name="the target", stub=SimpleNamespace(VerifyStream=lambda metadata: Call()))
+        session: Any = SimpleNamespace(metadata=(), endpoint=endpoint, patience=lambda endpoint: 0.01)
         stats = SpeculationStats()
         stream = RoundStream(session, stats)
-        with pytest.raises(RoundsLost, match="no health check"):
+        with pytest.raises(RoundsLost, match="no answer came"):
             await stream.send(pb.VerifyRequest(base_length=3))
         late.set()
         await taken.wait()
@@ -327,7 +315,7 @@ def test_a_stream_to_a_peer_that_never_answers_can_be_closed() -> None:
         client = VerifierClient(f"127.0.0.1:{silent.getsockname()[1]}", "")
         session: Any = SimpleNamespace(
             metadata=(),
-            watching=Mock(return_value=None),
+            patience=lambda endpoint: HANG,
             client=client,
             endpoint=client.endpoint,
             retry_budget=RetryBudget(Persistence()),
@@ -354,11 +342,9 @@ def a_stream(replies: Callable[[], AsyncGenerator[pb.VerifyResponse, None]]) -> 
         cancel = Mock(side_effect=lambda: stream._reading.cancel())
 
     endpoint = SimpleNamespace(name="the target", stub=SimpleNamespace(VerifyStream=lambda metadata: Call()))
-    client = SimpleNamespace(deadlines=Deadlines(verify=HANG))
     session: Any = SimpleNamespace(
         metadata=(),
-        watching=Mock(return_value=None),
-        client=client,
+        patience=lambda endpoint: HANG,
         endpoint=endpoint,
         retry_budget=RetryBudget(Persistence()),
         bounds=None,
