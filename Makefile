@@ -44,8 +44,7 @@ help:
 	@echo 'make images      install the pip steps of each image of deploy/Dockerfile here (downloads some hundred MB), with'
 	@echo '                 stand-ins for the packages of AWS, and start every server command of every overlay in them'
 	@echo 'make reliability run fault schedules, kill -9, fuzzing and soak at full size, and print the totals'
-	@echo 'make soak        run 32 clients for an hour (SECONDS=3600) through kills, stopped processes and hung steps;'
-	@echo '                 plots memory to results/soak-memory.png'
+	@echo 'make soak        run 32 clients for an hour (SECONDS=3600) through kills, stopped processes and hung steps'
 	@echo 'make screenshot  make docs/report*.png from the newest report of make compare (needs chromium)'
 	@echo 'make wheels      build the packages for pip into dist/: the program, its native library, weights'
 	@echo 'make setup       create $(VENV) and install the pinned packages for development (about 2 GB; every target installs'
@@ -184,9 +183,9 @@ families: $(STAMP)
 images: $(STAMP)
 	@$(BIN)/python -m pytest -q -m images tests/deploy/test_images.py $(ARGS)
 
-# Also writes the measurements to results/reliability.json. For the soak of an hour: ARGS="-m marathon", or make soak.
+# Also writes the measurements to results/reliability.json.
 reliability: $(STAMP)
-	@$(BIN)/python -m pytest -q -m "campaign and not marathon" tests/reliability tests/conformance $(ARGS)
+	@$(BIN)/python -m pytest -q -m campaign tests/reliability tests/conformance $(ARGS)
 
 soak: $(STAMP)
 	@$(BIN)/python -m tests.reliability.soak --seconds $(SECONDS) $(ARGS)

@@ -13,7 +13,7 @@ import tandem
 from tandem.engine.generator import Generator
 from tandem.receipts.digests import SALT_BYTES, prefix_digests, prompt_digest
 from tandem.receipts.keys import Keys, open_keys
-from tandem.receipts.receipt import Asked, Model, Receipt, Served, VerifiedAt
+from tandem.receipts.receipt import Model, Receipt, Served, SignedRequest, VerifiedAt
 from tandem.runners.native.build import cpu_model
 from tandem.speculation.types import (
     Chunk,
@@ -85,7 +85,7 @@ class Receipts:
         return Receipt(
             model=Model.of(info),
             adapter=(request.adapter, elsewhere or revision) if request.adapter else None,
-            asked=Asked(
+            request=SignedRequest(
                 request.sampling,
                 request.max_new_tokens,
                 end_of_sequence_ids=() if request.ignore_end_of_sequence else info.end_of_sequence_ids,

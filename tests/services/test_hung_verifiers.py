@@ -1,6 +1,6 @@
 """Of two verifiers the first hangs: requests are opened, and go on, at the second, with the same tokens (G1, G12).
 
-How long that takes is measured by tests/reliability/hangs.py; here it only has to happen, and calls are counted.
+It only has to happen here, and calls are counted.
 """
 
 from __future__ import annotations
