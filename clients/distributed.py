@@ -14,7 +14,7 @@ from tandem.rpc.credentials import Credentials
 from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.run_stream import RunningVerifier
-from tandem.rpc.traced import traced, traced_run
+from tandem.rpc.tracing import traced
 from tandem.rpc.verifier_client import VerifierClient
 from tandem.rpc.verify_stream import RemoteVerifier
 from tandem.speculation.depth import Depth, Pipeline
@@ -81,7 +81,7 @@ def _rounds(
         if pipeline is Pipeline.ON:
             return pipelined
         lookahead = LookaheadPolicy(info.max_speculation_length, estimate, fixed_length(request, info))
-        stepping = traced_run(RunningVerifier(session, stats, stop_tokens(request, info)))
+        stepping = RunningVerifier(session, stats, stop_tokens(request, info))
         chunk = max(1, info.max_speculation_length)
         copies = request.drafts in (Drafts.AUTO, Drafts.LOOKUP) and drafting.choice.looks_up and not request.predicted
         running = NeverWaitingRounds(stepping, drafter, lookahead, stats, total, chunk, new, copies=copies)

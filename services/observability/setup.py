@@ -13,7 +13,7 @@ from tandem.engine.batcher import Batcher
 from tandem.engine.generator import Generator
 from tandem.engine.slots import SlotPool
 from tandem.installing import install_command
-from tandem.rpc.tracing import Tracing, open_tracing
+from tandem.rpc.tracing import Tracing, open_tracing, traced
 from tandem.runners.startup import Startup
 from tandem.services.generation import Watch
 from tandem.services.lifecycle import Lifecycle
@@ -87,8 +87,6 @@ class Observability:
     def traced(self, generator: Generator) -> Generator:
         if self._tracing is None:
             return generator
-        from tandem.rpc.traced import traced
-
         make = generator.make_rounds
         return replace(generator, make_rounds=lambda *asked: traced(make(*asked)))
 
