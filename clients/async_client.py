@@ -184,7 +184,7 @@ class AsyncClient:
             client = await self._client(address, seconds)
             info = expected if address in self._checked else await client.model_info(seconds, wait=False)
         except TandemError as error:
-            raise await explained(error, address, self._credentials, self._service or "") from None
+            raise explained(error, address, self._credentials, self._service or "") from None
         if (other := disagreement(expected, info)) is not None:
             raise TandemError("FAILED_PRECONDITION", f"the server at {address}: {other}", reason=_OTHER_MODEL)
         self._checked.add(address)

@@ -47,15 +47,19 @@ class ClientConfig:
 
 async def run_client(config: ClientConfig, service: str | None) -> int:
     """Runs --role client or fused_client; `service` None: detected."""
-    from tandem.rpc.first_contact import which_service
+    from tandem.rpc.first_contact import ANSWER_SECONDS, first_of, service_at
     from tandem.rpc.generation_client import GenerationClient
 
     if service not in (None, TARGET, FUSED, DRAFT):
         raise ValueError(f"service: {service!r} is not one of {TARGET}, {FUSED}, {DRAFT}")
     if len(parse_addresses(config.address)) > 1:
         raise ValueError("target_host: this role calls one server; several are for --role draft and draft_worker")
-    wait = config.connect_seconds
-    service = await which_service(config.address, config.credentials, wait_seconds=wait, service=service)
+
+    async def ask(seconds: float) -> str:
+        return await service_at(config.address, config.credentials, seconds, service)
+
+    about = config.credentials, ANSWER_SECONDS, config.connect_seconds, service or ""
+    service = (await first_of({config.address: ask}, *about))[1]
     async with GenerationClient.connect(config.address, service, config.credentials) as client:
 
         def generate(request: GenerationRequest) -> Events:
