@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from tandem.clients.arguments import check_connecting
 from tandem.clients.background_loop import closed_error
 from tandem.clients.completion import Completion, Events, Prompt, chunks_of, completion_of, request_of
-from tandem.clients.repetition import Repetition
 from tandem.clients.signatures import with_options
 from tandem.rpc.channel import check_process, forked
 from tandem.rpc.credentials import Credentials
@@ -216,3 +215,28 @@ def _repeatable(request: GenerationRequest, received: Repetition) -> bool:
     # Under rejection sampling depends on the drafts.
     greedy = request.sampling.greedy and "temperature" not in request.unset_sampling
     return request.rule is Rule.AGREEMENT or greedy or not received.tokens
+
+
+class Repetition:
+    def __init__(self) -> None:
+        self.tokens: list[int] = []  # yielded
+        self._text = ""
+        self._repeated_tokens = 0
+        self._repeated_text = ""
+
+    def restart(self) -> None:
+        self._repeated_tokens, self._repeated_text = 0, ""
+
+    def fresh(self, chunk: Chunk) -> Chunk | None:
+        """Returns `chunk` without yielded tokens, if any are left. Raises TandemError if they differ."""
+        start, end = self._repeated_tokens, self._repeated_tokens + len(chunk.token_ids)
+        known = self.tokens[start:end]
+        if list(chunk.token_ids[: len(known)]) != known:
+            raise TandemError("DATA_LOSS", "the repeated request produced other tokens: the servers run other models")
+        self._repeated_tokens, self._repeated_text = end, self._repeated_text + chunk.text
+        tokens = chunk.token_ids[len(known) :]
+        text = self._repeated_text[len(self._text) :]
+        self.tokens += tokens
+        self._text += text
+        new = len(known)
+        return Chunk(tokens, text, chunk.margins[new:], chunk.logprobs[new:]) if tokens or text else None

@@ -15,7 +15,7 @@ from tandem.clients.profile import Profile
 from tandem.rpc.channel import DRAFT, FUSED, TARGET
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import parse_addresses
-from tandem.rpc.printable import printable
+from tandem.rpc.logs import printable
 from tandem.rpc.request_context import Request, begin, current, new_id
 from tandem.rpc.tracing import Tracing, open_tracing
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, TokenLogprobs

@@ -11,9 +11,17 @@ from pathlib import Path
 
 import tandem
 from tandem.engine.generator import Generator
-from tandem.receipts.digests import SALT_BYTES, prefix_digests, prompt_digest
 from tandem.receipts.keys import Keys, open_keys
-from tandem.receipts.receipt import Model, Receipt, Served, SignedRequest, VerifiedAt
+from tandem.receipts.receipt import (
+    SALT_BYTES,
+    Model,
+    Receipt,
+    Served,
+    SignedRequest,
+    VerifiedAt,
+    prefix_digests,
+    prompt_digest,
+)
 from tandem.runners.native.build import cpu_model
 from tandem.speculation.types import (
     Chunk,

@@ -13,8 +13,7 @@ from tandem.cli.role_names import SERVE
 from tandem.cli.roles import COMMANDS, COMPARE, COMPLETION, ROLES
 from tandem.hints import hinted
 from tandem.installing import install_command, missing_package
-from tandem.rpc.logs import set_up
-from tandem.rpc.printable import printable
+from tandem.rpc.logs import printable, set_up
 
 EXTRAS = {
     "serve": ("gguf", "huggingface_hub", "safetensors", "tokenizers"),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 
 from tandem.checkpoints.json_files import parsed
 from tandem.receipts.canonical import canonical
-from tandem.receipts.digests import prefix_digests, prompt_digest
 from tandem.receipts.schema import Json, check_document
 from tandem.speculation.errors import InvalidField
 from tandem.speculation.types import (
@@ -84,7 +85,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The signed part. `adapter`: name and revision. `digests`: see digests.py."""
+    """The signed part. `adapter`: name and revision. `digests`: see `prefix_digests`."""
 
     model: Model
     adapter: tuple[str, str] | None
@@ -211,3 +212,23 @@ def _request(data: Json) -> SignedRequest:
 
 def _pairs(values: Sequence[Sequence[float]]) -> tuple[tuple[int, float], ...]:
     return tuple((int(token), float(number)) for token, number in values)
+
+
+EVERY = 64  # output tokens between digests
+SALT_BYTES = 32
+_PROMPT = b"tandem-receipt-prompt-v1\0"
+
+
+def prompt_digest(salt: bytes, prompt: Sequence[int]) -> bytes:
+    """Returns SHA-256 of label, salt and ids (little-endian uint32); without the salt nobody can guess prompts."""
+    return hashlib.sha256(_PROMPT + salt + struct.pack(f"<{len(prompt)}I", *prompt)).digest()
+
+
+def prefix_digests(prompt: bytes, tokens: Sequence[int]) -> tuple[bytes, ...]:
+    """Chains SHA-256(digest, token as 4 bytes) from the prompt's; returns every EVERYth and the last."""
+    found, digest = [], prompt
+    for count, token in enumerate(tokens, 1):
+        digest = hashlib.sha256(digest + struct.pack("<I", token)).digest()
+        if count % EVERY == 0 or count == len(tokens):
+            found.append(digest)
+    return tuple(found)

@@ -6,10 +6,11 @@ import ipaddress
 import logging
 import os
 import ssl
+import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.rpc.secret_files import check_readable, lines_of, signature, warn_if_others_read
 from tandem.speculation.errors import InvalidField, WrongType
 
 log = logging.getLogger("tandem.security")
@@ -143,3 +144,35 @@ def on_this_machine(host: str) -> bool:
 
 def pem_of(file: str | None) -> bytes | None:
     return None if file is None else Path(file).read_bytes()
+
+
+Signature = tuple[tuple[int, int, int], ...]
+
+
+def check_readable(flag: str, file: str) -> None:
+    try:
+        with Path(file).open("rb"):
+            pass
+    except OSError as error:
+        raise InvalidField(flag, f"{file}: {error.strerror}") from None
+
+
+def warn_if_others_read(flag: str, file: str) -> None:
+    mode = stat.S_IMODE(os.stat(file).st_mode)
+    if mode & (stat.S_IRGRP | stat.S_IROTH):
+        log.warning("%s: %s can be read by others (mode %o); chmod 600 is enough", flag, file, mode)
+
+
+def signature(*files: str) -> Signature:
+    """Returns inode, size and modification time per file. Raises OSError."""
+    found = [os.stat(file) for file in files]
+    return tuple((status.st_ino, status.st_size, status.st_mtime_ns) for status in found)
+
+
+def lines_of(flag: str, file: str) -> Sequence[tuple[int, str]]:
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidField(flag, f"{file}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
+    numbered = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))
+    return [(number, line) for number, line in numbered if line and not line.startswith("#")]

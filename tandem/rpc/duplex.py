@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 import grpc
 
 from tandem.rpc import calls
 from tandem.rpc.errors import BrokenContract, TandemError, from_rpc
-from tandem.rpc.stream_status import ENDED_MEANWHILE, StreamStatus
 from tandem.speculation.types import InvalidField
 
 Request = TypeVar("Request")
@@ -137,3 +136,36 @@ class RoundTrips:
         for one in [one for one in self._sent_at if one < number or (one == number and not again)]:
             del self._sent_at[one]
         return None if sent is None else max(0.0, time.perf_counter() - sent - server_seconds)
+
+
+ENDED_MEANWHILE = ("INTERNAL", "Internal error from Core")  # grpc.aio's replacement
+
+Value = TypeVar("Value")
+
+
+class StreamStatus:
+    """Keeps a stream's status: grpc.aio (1.71 to 1.85) makes it INTERNAL if a message is written after the end."""
+
+    def __init__(self, call: Any) -> None:
+        self._kept: grpc.aio.AioRpcError | None = None
+        call.add_done_callback(self._keep)
+
+    def error(self, raised: grpc.RpcError) -> grpc.RpcError:
+        return self._kept or raised
+
+    def _keep(self, call: Any) -> None:
+        code, message = _result(call.code()), _result(call.details())
+        if code not in (None, grpc.StatusCode.OK) and (code.name, message) != ENDED_MEANWHILE:
+            initial, trailing = _result(call.initial_metadata()), _result(call.trailing_metadata())
+            self._kept = grpc.aio.AioRpcError(code, initial, trailing, message)
+
+
+def _result(coroutine: Coroutine[Any, Any, Value]) -> Value | None:
+    # A finished call's coroutine returns without waiting.
+    try:
+        coroutine.send(None)
+    except StopIteration as returned:
+        value: Value = returned.value
+        return value
+    coroutine.close()
+    return None

@@ -6,14 +6,13 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from typing import Any, Generic, TypeVar
 
 from tandem.rpc import calls, wire
 from tandem.rpc import wire_checks as check
 from tandem.rpc.endpoint_pool import CHECK_SECONDS
 from tandem.rpc.errors import BrokenContract, TandemError, contract
-from tandem.rpc.race import Race
 from tandem.rpc.request_context import outgoing
 from tandem.rpc.verifier_client import VerifierClient, VerifierEndpoint
 from tandem.rpc.wire_sessions import (
@@ -221,3 +220,71 @@ class RemoteSession:
     async def _call(self, endpoint: VerifierEndpoint, method: str, request: Any, timeout: float) -> Any:
         call = getattr(endpoint.stub, method)
         return await calls.unary(call, request, self._stats, timeout=timeout, metadata=outgoing())
+
+
+Server = TypeVar("Server")
+Reply = TypeVar("Reply")
+
+
+class Race(Generic[Server, Reply]):
+    """`following` returns the next server, given those being called, or None. `slow`: seconds before another is tried.
+
+    `failed` returns the seconds until the next attempt, or raises; while other calls are pending, only an error of the
+    request itself ends the race.
+    """
+
+    def __init__(
+        self,
+        attempt: Callable[[Server], Coroutine[Any, Any, Reply]],
+        following: Callable[[Collection[Server]], Server | None],
+        failed: Callable[[Server, TandemError], float],
+        slow: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._attempt, self._following, self._failed, self._slow = attempt, following, failed, slow
+        self._clock = clock
+        self._asked: dict[asyncio.Task[Reply], Server] = {}
+
+    @property
+    def in_progress(self) -> list[Server]:
+        return list(self._asked.values())
+
+    async def first(self) -> tuple[Server, Reply]:
+        """Returns the first server to answer and its reply. Raises TandemError."""
+        ask_at = self._clock()
+        try:
+            while True:
+                server = self._following(self._asked.values())
+                left = ask_at - self._clock()
+                if server is not None and left <= 0:
+                    self._asked[asyncio.create_task(self._attempt(server), name="open")] = server
+                    ask_at = self._clock() + self._slow()
+                elif self._asked:
+                    timeout = None if server is None or left == float("inf") else left
+                    await asyncio.wait(self._asked, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                    failed = [task for task in self._asked if task.done() and task.exception()]
+                    for task in self._asked:
+                        if task.done() and task not in failed:
+                            return self._asked.pop(task), task.result()
+                    for task in failed:
+                        ask_at = self._clock() + self._pause(self._asked.pop(task), task.exception())
+                else:
+                    await asyncio.sleep(left)
+        finally:
+            await self._leave()
+
+    def _pause(self, server: Server, error: BaseException | None) -> float:
+        if not isinstance(error, TandemError):
+            assert error is not None
+            raise error
+        try:
+            return self._failed(server, error)
+        except TandemError as final:
+            if self._asked and final.outcome in LOST | {Outcome.FULL}:
+                return float("inf")
+            raise
+
+    async def _leave(self) -> None:
+        for task in self._asked:
+            task.cancel()
+        await asyncio.gather(*self._asked, return_exceptions=True)

@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from tandem.rpc import wire_checks as check
-from tandem.rpc.printable import printable
+from tandem.rpc.logs import printable
 from tandem.rpc.wire_chat import chat_from_wire, chat_to_wire
 from tandem.rpc.wire_sampling import logprobs_from_wire, logprobs_to_wire
 from tandem.rpc.wire_sampling import sampling_from_wire as sampling_from_wire

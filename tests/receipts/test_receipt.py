@@ -12,8 +12,19 @@ import jsonschema
 import pytest
 
 from tandem.receipts.canonical import canonical
-from tandem.receipts.digests import EVERY, prefix_digests, prompt_digest
-from tandem.receipts.receipt import MOST_VALUES, Model, Receipt, Served, Signed, SignedRequest, VerifiedAt, read_signed
+from tandem.receipts.receipt import (
+    EVERY,
+    MOST_VALUES,
+    Model,
+    Receipt,
+    Served,
+    Signed,
+    SignedRequest,
+    VerifiedAt,
+    prefix_digests,
+    prompt_digest,
+    read_signed,
+)
 from tandem.speculation.errors import InvalidField
 from tandem.speculation.types import FinishReason, SamplingParams, Structure, StructureKind, TokenLogprobs
 from tests.support import REPOSITORY

@@ -20,7 +20,7 @@ from tandem.engine import loading
 from tandem.engine.batcher import Batcher
 from tandem.rpc import wire
 from tandem.rpc.channel import MESSAGES
-from tandem.rpc.closing import SessionCloses
+from tandem.rpc.verifier_client import SessionCloses
 from tandem.runners.torch.tensor_parallel import Leader
 from tandem.speculation.cleanup import finish
 from tandem.speculation.depth import Pipeline

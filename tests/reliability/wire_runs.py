@@ -11,8 +11,8 @@ from typing import Any
 import grpc
 
 from tandem.rpc import wire
+from tandem.rpc.duplex import ENDED_MEANWHILE
 from tandem.rpc.errors import from_rpc
-from tandem.rpc.stream_status import ENDED_MEANWHILE
 from tandem.runners.toy import END
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.reliability.traffic import PATIENCE, Ask, Ended, after

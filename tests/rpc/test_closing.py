@@ -14,9 +14,8 @@ import grpc
 import pytest
 
 from tandem.rpc import wire
-from tandem.rpc.closing import SessionCloses
 from tandem.rpc.errors import TandemError
-from tandem.rpc.verifier_client import Deadlines, VerifierClient
+from tandem.rpc.verifier_client import Deadlines, SessionCloses, VerifierClient
 from tandem.runners.toy import ToyConfig
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import Request

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tandem.rpc.errors import TandemError
-from tandem.rpc.race import Race
+from tandem.rpc.remote_session import Race
 from tests.support import run, until
 
 GONE = TandemError("UNAVAILABLE", "gone")

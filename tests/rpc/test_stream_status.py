@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tandem.rpc.stream_status import ENDED_MEANWHILE, StreamStatus
+from tandem.rpc.duplex import ENDED_MEANWHILE, StreamStatus
 
 METHOD = "/test/Stream"
 

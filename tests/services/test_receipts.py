@@ -20,9 +20,8 @@ from tandem.cli.main import main
 from tandem.engine.batcher import Batcher
 from tandem.engine.loading import Loaded
 from tandem.receipts.checking import Finding, Outcome, overall
-from tandem.receipts.digests import prefix_digests, prompt_digest
 from tandem.receipts.keys import Keys, open_keys, signature_right
-from tandem.receipts.receipt import Receipt, Signed, read_signed
+from tandem.receipts.receipt import Receipt, Signed, prefix_digests, prompt_digest, read_signed
 from tandem.receipts.redraw import shortfall
 from tandem.receipts.run import CheckConfig, PromptFile, check, checked_by
 from tandem.rpc.errors import TandemError
