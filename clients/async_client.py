@@ -57,13 +57,13 @@ class AsyncClient:
     ) -> None:
         given = check_connecting(endpoints, service, credentials, retry_seconds, wait_seconds)
         self._pool = EndpointPool(parse_addresses(given, "endpoints"))
-        self._service, self._credentials = service, credentials or Credentials()
+        self._service, self._credentials = service or "", credentials or Credentials()
         self._credentials.check(given)
         self._persistence, self._wait_seconds = Persistence(retry_seconds), wait_seconds
         self._clients: dict[str, GenerationClient] = {}
         self._checked: set[str] = set()  # addresses whose model is known to be the expected one
         self._expected: ModelInfo | None = None
-        self._closed = False
+        self._closed, self.service = False, self._service  # the service that answered
         self.last_statistics: SpeculationStats | None = None  # of the latest completed request
 
     async def __aenter__(self) -> AsyncClient:
@@ -91,7 +91,7 @@ class AsyncClient:
             return ask
 
         asks = {address: asking(address) for address in self._pool.turns(self._pool.current)}
-        return await first_of(asks, self._credentials, timeout, wait_seconds, self._service or "")
+        return await first_of(asks, self._credentials, timeout, wait_seconds, self._service)
 
     @with_options
     async def generate(
@@ -183,7 +183,7 @@ class AsyncClient:
             client = await self._client(address, seconds)
             info = expected if address in self._checked else await client.model_info(seconds, wait=False)
         except TandemError as error:
-            raise explained(error, address, self._credentials, self._service or "") from None
+            raise explained(error, address, self._credentials, self._service) from None
         if (other := disagreement(expected, info)) is not None:
             raise TandemError("FAILED_PRECONDITION", f"the server at {address}: {other}", reason=_OTHER_MODEL)
         self._checked.add(address)
@@ -194,11 +194,11 @@ class AsyncClient:
             raise closed_error()
         check_process()
         if address not in self._clients:
-            service = self._service or await service_at(address, self._credentials, seconds)
+            self.service = self._service or await service_at(address, self._credentials, seconds)
             if self._closed:
                 raise closed_error()
             if address not in self._clients:  # another request may have connected meanwhile
-                self._clients[address] = GenerationClient.connect(address, service, self._credentials)
+                self._clients[address] = GenerationClient.connect(address, self.service, self._credentials)
         return self._clients[address]
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from tandem.clients.completion import Events
 from tandem.clients.profile import Profile
-from tandem.rpc.channel import DRAFT, FUSED, TARGET
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import parse_addresses
 from tandem.rpc.logs import printable
@@ -47,25 +46,14 @@ class ClientConfig:
 
 async def run_client(config: ClientConfig, service: str | None) -> int:
     """Runs --role client or fused_client; `service` None: detected."""
-    from tandem.rpc.first_contact import ANSWER_SECONDS, first_of, service_at
-    from tandem.rpc.generation_client import GenerationClient
+    from tandem.clients.async_client import AsyncClient
 
-    if service not in (None, TARGET, FUSED, DRAFT):
-        raise ValueError(f"service: {service!r} is not one of {TARGET}, {FUSED}, {DRAFT}")
     if len(parse_addresses(config.address)) > 1:
         raise ValueError("target_host: this role calls one server; several are for --role draft and draft_worker")
-
-    async def ask(seconds: float) -> str:
-        return await service_at(config.address, config.credentials, seconds, service)
-
-    about = config.credentials, ANSWER_SECONDS, config.connect_seconds, service or ""
-    service = (await first_of({config.address: ask}, *about))[1]
-    async with GenerationClient.connect(config.address, service, config.credentials) as client:
-
-        def generate(request: GenerationRequest) -> Events:
-            return client.generate(request, config.timeout, config.reconnect_seconds)
-
-        return await run_prompts(config, generate, service)
+    waits = {"retry_seconds": config.reconnect_seconds, "wait_seconds": config.connect_seconds}
+    async with AsyncClient(config.address, service=service, credentials=config.credentials, **waits) as client:
+        await client.model_info()
+        return await run_prompts(config, lambda request: client.events(request, config.timeout), client.service)
 
 
 def write_receipt(folder: Path, number: int, receipt: str) -> Path:
