@@ -43,7 +43,7 @@ help:
 	@echo '                 the notebook of examples/ (needs npm for the program that draws diagrams)'
 	@echo 'make images      install the pip steps of each image of deploy/Dockerfile here (downloads some hundred MB), with'
 	@echo '                 stand-ins for the packages of AWS, and start every server command of every overlay in them'
-	@echo 'make reliability run fault schedules, kill -9, fuzzing and soak at full size, and print the totals'
+	@echo 'make reliability run fault schedules, kill -9, fuzzing and soak at full size'
 	@echo 'make soak        run 32 clients for an hour (SECONDS=3600) through kills, stopped processes and hung steps'
 	@echo 'make screenshot  make docs/report*.png from the newest report of make compare (needs chromium)'
 	@echo 'make wheels      build the packages for pip into dist/: the program, its native library, weights'
@@ -183,7 +183,6 @@ families: $(STAMP)
 images: $(STAMP)
 	@$(BIN)/python -m pytest -q -m images tests/deploy/test_images.py $(ARGS)
 
-# Also writes the measurements to results/reliability.json.
 reliability: $(STAMP)
 	@$(BIN)/python -m pytest -q -m campaign tests/reliability tests/conformance $(ARGS)
 

@@ -90,15 +90,3 @@ def test_a_write_to_a_stream_that_has_ended_does_not_hide_why(address: str) -> N
             assert ("reason", "expired") in tuple(found.trailing_metadata())
 
     asyncio.run(test())
-
-
-def test_a_status_that_never_arrives_leaves_the_error_that_was_raised() -> None:
-    async def test() -> None:
-        async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
-            status = StreamStatus(channel.stream_stream(METHOD)())
-            raised = grpc.aio.AioRpcError(
-                grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), ENDED_MEANWHILE[1]
-            )
-            assert status.error(raised) is raised
-
-    asyncio.run(test())

@@ -240,18 +240,6 @@ def test_without_the_library_asking_by_flag_is_refused_and_by_variable_said_once
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_a_process_that_cannot_trace_says_so_in_one_line(tmp_path: Path) -> None:
-    """A folder in front of the path hides the library from the process."""
-    hidden = tmp_path / "hidden" / "opentelemetry"
-    hidden.mkdir(parents=True)
-    (hidden / "__init__.py").write_text("raise ImportError('hidden')\n")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(hidden.parent))
-        asked = launch(tmp_path, "--role", "target", "--backend", "toy", "--port", "0", "--otlp_endpoint", "http://x:1")
-    assert asked.returncode == 2
-    assert asked.stderr == ("main.py: otlp_endpoint: opentelemetry is not installed; make setup\n")
-
-
 class _Collector:
     """An OTLP/gRPC collector that keeps the names of what it is sent."""
 

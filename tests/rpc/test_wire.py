@@ -204,26 +204,11 @@ def test_what_drafts_crosses_the_wire_and_auto_is_left_out(drafts: Drafts) -> No
     assert wire.proposing_from_wire(through_bytes(first)).drafts is drafts
 
 
-def test_zero_is_not_absent() -> None:
-    assert wire.generation_from_wire(pb.Generation(text="x", speculation_length=0)).speculation_length == 0
-    for field in ("max_new_tokens", "max_total_tokens"):
-        with pytest.raises(InvalidField) as caught:
-            wire.generation_from_wire(pb.Generation(text="x", **{field: 0}))
-        assert caught.value.field == field
-    with pytest.raises(InvalidField, match="top_p"):
-        wire.sampling_from_wire(pb.Sampling(top_p=0))
-
-
 def test_an_empty_list_of_ids_is_a_prompt_and_no_prompt_is_none() -> None:
     request = GenerationRequest(token_ids=())
     assert wire.generation_from_wire(through_bytes(wire.generation_to_wire(request))) == request
     with pytest.raises(InvalidField, match="missing"):
         wire.generation_from_wire(pb.Generation())
-
-
-def test_every_finish_reason_has_its_name_on_the_wire() -> None:
-    for reason in FinishReason:
-        assert pb.FinishReason.Name(reason.value) == f"FINISH_REASON_{reason.name}"
 
 
 def test_every_field_of_the_messages_is_filled() -> None:
@@ -262,12 +247,6 @@ def test_every_rule_has_its_name_on_the_wire_and_unspecified_is_agreement() -> N
         assert wire.rule_name(wire.rule_to_wire(rule)) == rule.value
     assert wire.rule_from_wire(pb.VERIFICATION_RULE_UNSPECIFIED) is Rule.AGREEMENT
     assert (wire.rule_name(0), wire.rule_name(9)) == ("nothing", "9")
-
-
-def test_unknown_rules_are_refused() -> None:
-    with pytest.raises(InvalidField) as caught:
-        wire.rule_from_wire(9)
-    assert caught.value.field == "rule"
 
 
 ABOVE = wire.MAX_SUPPORT + 1
