@@ -8,10 +8,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from tandem.clients.arguments import check_connecting
+from tandem.clients.arguments import check_connecting, explained
 from tandem.clients.background_loop import BackgroundLoop
 from tandem.clients.completion import Completion, Events, Prompt, chunks_of, completion_of, request_of
-from tandem.clients.signatures import explained
 from tandem.engine.generator import Generator
 from tandem.rpc.channel import TARGET
 from tandem.rpc.credentials import Credentials

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, Generic, TypeVar
 
-from tandem.rpc import calls, wire
+from tandem.rpc import calls
 from tandem.rpc import wire_checks as check
 from tandem.rpc.endpoint_pool import CHECK_SECONDS
 from tandem.rpc.errors import BrokenContract, TandemError, contract
@@ -19,6 +19,7 @@ from tandem.rpc.wire_sessions import (
     VerdictBounds,
     check_applied,
     check_opened,
+    distributions_to_wire,
     opening_to_wire,
 )
 from tandem.speculation.features import FeatureInbox
@@ -184,7 +185,7 @@ class RemoteSession:
             base_length=base_length,
             last_token=last_token,
             draft_tokens=draft,
-            distributions=wire.distributions_to_wire(distributions) if distributions else (),
+            distributions=distributions_to_wire(distributions) if distributions else (),
         )
 
     async def resume(self, tokens: Sequence[int], cause: Exception | None = None) -> None:
