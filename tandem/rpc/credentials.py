@@ -7,7 +7,7 @@ import logging
 import os
 import ssl
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,11 +65,12 @@ class Credentials:
             warn_if_others_read("tls_client_key", self.key)
         self.token()
 
-    def token(self) -> Token | None:
+    def token(self) -> Callable[[], str] | None:
         if self.token_file is not None:
             return TokenFile(self.token_file)
         if self.token_env is not None:
-            return Token(_checked("token_env", self.token_env, os.environ.get(self.token_env, "").strip()))
+            token = _checked("token_env", self.token_env, os.environ.get(self.token_env, "").strip())
+            return lambda: token
         return None
 
     def flags(self) -> list[str]:
@@ -93,23 +94,14 @@ class Credentials:
             raise InvalidField(flag, clear)
 
 
-class Token:
-    def __init__(self, token: str) -> None:
-        self._token = token
-
-    def current(self) -> str:
-        return self._token
-
-
-class TokenFile(Token):
+class TokenFile:
     """A token file, reread on change; a failed reread keeps the token."""
 
     def __init__(self, file: str) -> None:
-        super().__init__(_read(file))
-        self._file, self._signature = file, signature(file)
+        self._token, self._file, self._signature = _read(file), file, signature(file)
         warn_if_others_read("token_file", file)
 
-    def current(self) -> str:
+    def __call__(self) -> str:
         try:
             now = signature(self._file)
             if now != self._signature:

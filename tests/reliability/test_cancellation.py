@@ -95,12 +95,6 @@ async def autoregressive() -> AsyncIterator[Way]:
 
 
 @contextlib.asynccontextmanager
-async def over_the_wire() -> AsyncIterator[Way]:
-    async with target_site(toy(slots=1), FOR_EVER) as site, site.client() as client:
-        yield Way(generated(client.generate), [site])
-
-
-@contextlib.asynccontextmanager
 async def fused() -> AsyncIterator[Way]:
     async with fused_site(toy(slots=1), toy(slots=1), 2) as site:
         yield Way(served(site), [site])
@@ -220,7 +214,6 @@ async def _ignored(work: Coroutine[Any, Any, Any]) -> None:
 
 WAYS = (
     autoregressive,
-    over_the_wire,
     fused,
     unary,
     pipelined,

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -28,7 +26,6 @@ from tests.support import (
     GREEDY,
     HANG,
     SAMPLED,
-    ServerProcess,
     Site,
     answer,
     ids,
@@ -209,65 +206,6 @@ def test_a_worker_that_hangs_costs_a_share_of_a_requests_deadline(seconds: float
             assert client.health.up is not blamed
 
     run(test())
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("pipeline", [Pipeline.OFF, Pipeline.NEVER_WAITING])
-def test_a_worker_killed_in_the_middle_of_a_request_and_started_again(
-    pipeline: Pipeline, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Same tokens, no error; the same request speculates again, and so do later ones."""
-    for module in ("tandem.engine.batcher", "tandem.speculation.loop"):
-        monkeypatch.setattr(f"{module}.TOGETHER", -1.0)  # an event for each round
-    role = ("--role", "draft_worker", "--propose_only", "--backend", "toy", "--sequence_length", "600")
-    role = (*role, "--draft", "model", "--draft_model", "miss=0.3")
-
-    async def test(first: ServerProcess) -> None:
-        target = toy(ToyConfig(step_seconds=0.006), max_length=600)
-        async with remote_draft(first.wait_ready(), target, pipeline=pipeline) as (generator, client):
-            drafted: list[bool] = []
-            killed = 0  # after so many events: on a busy machine the first drafts come late
-            stream = generator.generate(long(560, SAMPLED))
-            tokens: list[int] = []
-            async with contextlib.aclosing(stream) as events:
-                async for event in events:
-                    if hasattr(event, "token_ids"):
-                        tokens += event.token_ids
-                        drafted.append(len(event.token_ids) > 1)
-                    if not killed and len(drafted) >= 10 and any(drafted):
-                        killed = len(drafted)
-                        assert client.health.up
-                        os.kill(first.process.pid, signal.SIGKILL)
-                        await asyncio.to_thread(first.process.wait)
-                        second = await asyncio.to_thread(
-                            ServerProcess, tmp_path, *role, "--port", str(first.port), ready_file="second.json"
-                        )
-                        processes.append(second.process)
-                    if killed and len(drafted) == killed + 50:
-                        await asyncio.to_thread(second.wait_ready)  # the request goes on once it is there
-            assert tuple(tokens) == truth(560, SAMPLED)
-            left = 30 if pipeline is Pipeline.NEVER_WAITING else 2  # events that drafts made before may still end
-            assert not any(drafted[killed + left : killed + 50])
-            assert sum(drafted[killed + 50 :]) > 2  # it speculates again
-            again = await answer(generator.generate, long(60))
-            assert (
-                again.token_ids == truth(60) and again.completion.stats.accepted > 5
-            )  # on a busy machine many come late
-            assert client.health.up
-
-    processes: list[Any] = []
-    with caplog.at_level(logging.INFO, "tandem.drafter"):
-        first = ServerProcess(tmp_path, *role, "--port", "0")
-        processes.append(first.process)
-        try:
-            first.wait_ready()
-            run(test(first))
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-    down, up = [r.getMessage() for r in caplog.records if r.name == "tandem.drafter"]
-    assert "failed (UNAVAILABLE" in down and "is back after" in up
 
 
 def test_a_target_starts_without_its_worker_and_finds_it_later(caplog: pytest.LogCaptureFixture) -> None:
