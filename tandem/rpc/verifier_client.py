@@ -18,7 +18,7 @@ from tandem.rpc.endpoint_pool import CHECK_SECONDS, EndpointPool, disagreement, 
 from tandem.rpc.errors import TandemError, contract
 from tandem.rpc.first_contact import model_at, together
 from tandem.rpc.generation_client import GenerationClient
-from tandem.speculation.outcomes import WORTH_REPEATING
+from tandem.speculation.errors import WORTH_REPEATING
 from tandem.speculation.retry import Persistence, doubled
 from tandem.speculation.types import ModelInfo
 from tandem.v1 import target_verifier_pb2 as pb

@@ -9,7 +9,6 @@ from typing import Any
 from tandem.rpc import wire_checks as check
 from tandem.rpc.logs import printable
 from tandem.speculation.chat import MAX_MESSAGES, ChatMessage, ToolCall, check_call_counts
-from tandem.speculation.model_info import Rehearsal
 from tandem.speculation.request import Drafts
 from tandem.speculation.sampling import MAX_BIASES
 from tandem.speculation.types import (
@@ -22,6 +21,7 @@ from tandem.speculation.types import (
     GenerationRequest,
     InvalidField,
     ModelInfo,
+    Rehearsal,
     Rule,
     SamplingParams,
     SpeculationStats,

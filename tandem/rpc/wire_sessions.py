@@ -18,10 +18,10 @@ from tandem.rpc.wire import (
     sampling_from_wire,
     sampling_to_wire,
 )
-from tandem.speculation.acceptance import known_prefix
 from tandem.speculation.features import FeatureFormat, FeatureInbox, FeatureSpec
 from tandem.speculation.never_waiting import RunStep
 from tandem.speculation.rounds import Answer
+from tandem.speculation.rules import known_prefix
 from tandem.speculation.run_on import RunMessage
 from tandem.speculation.types import (
     MAX_DRAFTED,

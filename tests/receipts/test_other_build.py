@@ -18,7 +18,7 @@ from tandem.receipts.checking import Outcome
 from tandem.receipts.keys import Keys, open_keys
 from tandem.receipts.receipt import prefix_digests, read_signed
 from tandem.runners.native import build
-from tandem.runners.native.prebuilt import LEVELS, PACKAGE, file_name
+from tandem.runners.native.build import LEVELS, PACKAGE, file_name
 from tests.support import MAIN, REPOSITORY, ServerProcess
 
 PROMPT = "The rivers of Europe"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import Chunk
+from tandem.speculation.verification_mode import Pipeline
 from tests.reliability.processes import Killable
 from tests.support import distributed, ids, oracle
 

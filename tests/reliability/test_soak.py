@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.speculation.depth import Pipeline
+from tandem.speculation.verification_mode import Pipeline
 from tests.reliability.soak import MAX_MORE, Memory, Soaked, soak
 from tests.reliability.soak_storm import AFTERWARDS, Storm, allowed_ends
 

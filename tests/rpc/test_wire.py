@@ -22,7 +22,6 @@ from tandem.rpc.wire_sessions import (
     proposing_to_wire,
 )
 from tandem.speculation.chat import ChatMessage, ToolCall
-from tandem.speculation.model_info import Rehearsal
 from tandem.speculation.request import Drafts
 from tandem.speculation.types import (
     MAX_DRAFTED,
@@ -33,6 +32,7 @@ from tandem.speculation.types import (
     GenerationRequest,
     InvalidField,
     ModelInfo,
+    Rehearsal,
     Request,
     Rule,
     SamplingParams,
