@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
-from tandem.engine.page_copies import PageLayout, PageRun
+from tandem.engine.prefill import PageLayout, PageRun
 from tandem.rpc.printable import printable
 from tandem.v1 import prefill_worker_pb2 as pb
 

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from tandem.engine.adapter_registry import Adapters
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
-from tandem.engine.page_copies import PageRow
+from tandem.engine.prefill import PageRow
 from tandem.engine.prefix_cache import PrefixCache
 from tandem.engine.slots import SlotPool
 from tandem.engine.structures import OUTCOMES, Structures

@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tandem.engine.prefill_pages import PrefillPages
-from tandem.engine.remote_prefill import REASONS, RemotePrefill
+from tandem.engine.prefill import REASONS, PrefillPages, RemotePrefill
 
 if TYPE_CHECKING:
     from tandem.services.observability.scraped_metrics import ScrapedMetrics

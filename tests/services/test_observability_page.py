@@ -10,10 +10,8 @@ from tandem.engine.adapter_registry import Adapters
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.kv_memory import KVMemory
-from tandem.engine.page_copies import PageCopies
-from tandem.engine.prefill_pages import PrefillPages
+from tandem.engine.prefill import PageCopies, PrefillPages, RemotePrefill
 from tandem.engine.prefix_cache import PrefixCache
-from tandem.engine.remote_prefill import RemotePrefill
 from tandem.engine.slots import SlotPool
 from tandem.engine.structures import Structures
 from tandem.services.lifecycle import Lifecycle
