@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from tandem.engine.drafting import Drafting
+from tandem.engine.generators import Drafting
 from tandem.runners.capabilities import FeaturesIn
 from tandem.speculation.features import FeatureSpec
 from tandem.speculation.types import ModelInfo

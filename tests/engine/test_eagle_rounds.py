@@ -11,7 +11,7 @@ import pytest
 from tandem.checkpoints.adapter_files import AdapterChoice
 from tandem.engine.batcher import Batcher
 from tandem.engine.compatibility import able
-from tandem.engine.drafting import load_drafting
+from tandem.engine.generators import load_drafting
 from tandem.engine.kv_memory import limit_kv_memory
 from tandem.engine.loading import load_pair
 from tandem.engine.model_config import DraftChoice, ModelConfig
