@@ -18,12 +18,7 @@ from tandem.speculation.types import SamplingParams
 from tandem.speculation.verification_mode import Pipeline
 from tests.architectures import PLACES, serving
 from tests.runners.tiny import model_folder
-from tests.support import (
-    answer,
-    ids,
-    oracle,
-    run,
-)
+from tests.support import answer, ids, oracle, run
 
 GREEDY = SamplingParams()
 SHORT, LONG = 60, 160
