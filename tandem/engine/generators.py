@@ -83,7 +83,6 @@ def default_length(default_k: int | None, most: int) -> int:
 
 
 def plain_generator(loaded: Loaded) -> Generator:
-    """Builds a generator without drafts."""
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
         if request.predicted:
@@ -163,13 +162,11 @@ def fixed_length(request: GenerationRequest, info: ModelInfo) -> int | None:
 
 
 def stop_tokens(request: GenerationRequest, info: ModelInfo) -> set[int]:
-    """Returns the tokens that end the text."""
     ends = () if request.ignore_end_of_sequence else info.end_of_sequence_ids
     return {*ends, *request.stop_token_ids}
 
 
 def draft_name(draft: Loaded | None, choice: DraftChoice) -> str:
-    """Returns the drafter's name in reports."""
     if draft is None:
         return "ngram"
     name = draft.runner.identity.model_name
@@ -190,7 +187,6 @@ def drafts_for(request: Request, draft: Loaded | None) -> Loaded | None:
 
 
 def is_head(draft: Loaded) -> bool:
-    """Whether the draft is an EAGLE head."""
     return Trait.HEAD in draft.engine.can.traits
 
 
@@ -260,7 +256,6 @@ def fused_generator(
 
 
 def drafter_health(draft: Loaded | None) -> DrafterHealth:
-    """Returns the health of this process's draft model."""
     return DrafterHealth(f"model {draft.runner.identity.model_name} of this process" if draft else "of this process")
 
 
@@ -281,18 +276,11 @@ def make_drafter(
     check_drafts(request, drafts_of(draft, choice))
     if draft is None or not request.models_draft:
         return NgramDrafter()
-    model = model_drafter(draft, request, target_vocab_size, slot_seconds, inbox)
+    begin = partial(HeadSequence, inbox) if inbox else DraftSequence
+    model: Drafter = ModelDrafter(draft.engine, request, target_vocab_size, slot_seconds, begin)
     model = tolerate_failures(model) if tolerate_failures else model
     lookup = choice.lookup(draft.estimate) if request.drafts is Drafts.AUTO else None
     return model if lookup is None else HybridDrafter(lookup, model)
-
-
-def model_drafter(
-    draft: Loaded, request: Request, vocab_size: int, slot_seconds: float | None, inbox: FeatureInbox | None
-) -> Drafter:
-    """Returns one request's model drafter."""
-    begin = partial(HeadSequence, inbox) if inbox else DraftSequence
-    return ModelDrafter(draft.engine, request, vocab_size, slot_seconds, begin)
 
 
 def tolerance(health: DrafterHealth, stats: SpeculationStats) -> Callable[[Drafter], Drafter]:

@@ -79,17 +79,3 @@ def test_a_short_draft_that_pads_otherwise_loads_beside_a_longer_target(tmp_path
         await batcher.close()
 
     run(test())
-
-
-def test_a_row_beyond_the_draft_leaves_others_their_drafts() -> None:
-    async def test() -> None:
-        async with serving("fused", k=5, draft_length=SHORT) as served:
-            far = ids(bytes(range(65, 135)), 80, ignore_end_of_sequence=True)
-            near = [ids(bytes(range(70 + i, 80 + i)), 40, ignore_end_of_sequence=True) for i in range(3)]
-            alone = [await answer(served.generate, each) for each in near]
-            _, *beside = await asyncio.gather(*(answer(served.generate, each) for each in (far, *near)))
-            for one, other in zip(alone, beside, strict=True):
-                assert other.token_ids == one.token_ids
-                assert other.completion.stats.accepted == one.completion.stats.accepted > 20
-
-    run(test())
