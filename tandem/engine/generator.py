@@ -194,16 +194,13 @@ def check_tokens(field: str, tokens: list[int] | tuple[int, ...], vocab_size: in
             raise InvalidField(field, f"token id {token} is outside the vocabulary of {vocab_size}")
 
 
-TEMPLATE = {"add_generation_prompt": True, "continue_final_message": False}  # unless a request sets them
-
-
 def chat_tokens(tokenizer: Tokenizer, messages: Sequence[ChatMessage]) -> list[int]:
     """Token ids of a chat, up to the assistant's next turn. Raises InvalidField."""
     if not isinstance(tokenizer, ChatTokenizer):
         raise InvalidField("messages", "this server's tokenizer renders no chats")
     shown = [each.for_template for each in messages]
     try:
-        text = tokenizer.render(shown, **TEMPLATE, tools=None, documents=None)
+        text = tokenizer.render(shown, add_generation_prompt=True, tools=None)
     except ValueError as error:
         raise InvalidField("messages", str(error)) from None
     return tokenizer.tokens(text, special=False)

@@ -65,13 +65,17 @@ class SlotPool:
         return len(self._free)
 
     @property
+    def used(self) -> int:
+        return self.count - len(self._free)
+
+    @property
     def waiting(self) -> int:
         return sum(place.turn is not None for place in self.queue)
 
     @property
     def usage(self) -> float:
         """The share of memory reserved, or of slots taken."""
-        return self.memory.reserved / self.memory.limit if self.memory else (self.count - self.free) / self.count
+        return self.memory.reserved / self.memory.limit if self.memory else self.used / self.count
 
     def take(self, tokens: int | None = None) -> int:
         """A free slot for at most `tokens` (None: as many as fit). Raises NoFreeSlot."""

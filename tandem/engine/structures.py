@@ -53,7 +53,7 @@ class Structures:
         self._starting: asyncio.Task[StructureProcess] | None = None
         self.turns = FairTurns("their structure to be compiled", COMPILING, WAITING)
         self._threads = ThreadPoolExecutor(COMPILING + FOLLOWING, "structures")
-        self.outcomes: Counter[str] = Counter()
+        self.outcomes = Counter[str](dict.fromkeys(OUTCOMES, 0))
 
     async def check(self, structure: Structure) -> None:
         """Compiles and keeps a structure. Raises InvalidField if it cannot be enforced, and TooManyWaiting."""
