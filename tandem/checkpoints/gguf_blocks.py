@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tandem.checkpoints.family_configs import table
 from tandem.checkpoints.gguf_header import Header, MalformedHeader, TensorEntry
 from tandem.checkpoints.gguf_repack import REPACKED, repacked
 from tandem.checkpoints.locate import CheckpointError, split_files
@@ -34,7 +35,6 @@ FORMATS = {
     "q6_k": BlockFormat(14, 256, 210),
 }  # that native steps read (runners/native/blocks.h)
 DENSE_TYPES = {0: "F32", 1: "F16", 30: "BF16"}  # GGML's dense types by safetensors' names
-_TURNED = ("llama", "granite", "smollm3")  # architectures whose q and k rows are in interleaved rotary order
 _OTHERS = {7: "Q5_1", 10: "Q2_K", 13: "Q5_K", 23: "IQ4_XS", 39: "MXFP4"}
 _NAMES = {**{form.kind: name for name, form in FORMATS.items()}, **{kind: form.name for kind, form in REPACKED.items()}}
 """Formats that native steps run, stored or repacked, by number."""
@@ -192,7 +192,8 @@ class StoredWeights:
         # transformers has all first members of rotary pairs, then all second ones.
         architecture = self._header.values.get("general.architecture")
         kind = tensor.name.split(".")[-2]
-        if architecture not in _TURNED or kind not in ("attn_q", "attn_k"):
+        turned = any(each.turned and each.gguf == architecture for each in table()["native"].values())
+        if not turned or kind not in ("attn_q", "attn_k"):
             return rows
         try:
             heads = self._header.whole(f"{architecture}.attention.head_count")
