@@ -15,19 +15,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tandem.checkpoints.eagle_heads import (
-    EMBEDDING,
-    FC,
-    INPUT_NORM,
-    MAP,
-    MAPS,
-    OUTPUT,
-    check_head,
-    check_taken,
-    plain,
-    widened,
-)
-from tandem.checkpoints.head_config import HeadConfig, head_fields, is_head
+from tandem.checkpoints.eagle_heads import INPUT_NORM, check_head, check_taken, plain, widened
+from tandem.checkpoints.head_config import EMBEDDING, FC, MAPS, OUTPUT, HeadConfig, head_fields, is_head
 from tandem.checkpoints.json_files import read_object
 from tandem.checkpoints.locate import CheckpointError
 from tandem.checkpoints.tensors import WEIGHT_FILES, Tensors, shards_of, write_tensors
@@ -157,7 +146,7 @@ def _eagle(config: ConvertConfig, tensors: Tensors) -> None:
         if name in grafted:
             return target[grafted[name]].to(fc.dtype)
         tensor = tensors[names[name]]
-        return widened(config.source, tensor, tensors[MAP], head.vocab_size) if widens and name == OUTPUT else tensor
+        return widened(config.source, tensor, tensors["d2t"], head.vocab_size) if widens and name == OUTPUT else tensor
 
     sizes = {name: tensors.bytes(own) for name, own in names.items()}
     sizes |= {name: math.prod(target.shape(source)) * fc.element_size() for name, source in grafted.items()}

@@ -136,8 +136,6 @@ def test_what_does_not_fit_is_refused_by_name(
         train(replace(training(target, data, tmp_path), target=None), quiet)
     with pytest.raises(ValueError, match=r"layers: \[1, 2, 9\] are not three of the target's 3"):
         train(training(target, data, tmp_path, layers=(1, 2, 9)), quiet)
-    with pytest.raises(ValueError, match="layout: 'zip' is not one of specforge, speculators"):
-        training(target, data, tmp_path, layout="zip")
     assert train_main(["--data", str(tmp_path / "none"), "--output", str(tmp_path / "x"), "--steps", "0"]) == 2
     assert capsys.readouterr().err == "train: steps: 0 is below 1\n"
 
@@ -197,7 +195,7 @@ def test_the_same_commands_make_a_head_for_a_qwen(tmp_path: Path, config: Any, m
     shards.claim({"target": weights_revision(find(str(folder)))})
     shards.write(0, join(continuations(module, np.random.default_rng(1))))
     arguments = ["--data", str(data), "--output", str(head), "--target_model", str(folder), "--epochs", "0.3"]
-    assert train_main([*arguments, "--layout", "speculators", "--dtype", "float16"]) == 0
+    assert train_main([*arguments, "--dtype", "float16"]) == 0
     assert read_head_config(head).layers == (2, 3, 3)
     models = ModelConfig(
         Execution("cpu", "float32", compile="native"),

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tandem.checkpoints.adapter_config import read_config
-from tandem.checkpoints.adapter_files import Adapter, AdapterChoice, read_adapter
+from tandem.checkpoints.adapter_files import Adapter, AdapterChoice, read_adapter, read_config
 
 _OURS = (
     *("batch_size", "dynamic_multi_lora", "enable_base_model_only", "lora_ckpt_json", "lora_ckpt_paths"),

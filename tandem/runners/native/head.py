@@ -6,8 +6,8 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from tandem.checkpoints.head_config import HeadConfig
-from tandem.checkpoints.head_weights import LINEARS, NORMS, HeadWeights
+from tandem.checkpoints.head_config import LINEARS, NORMS, HeadConfig
+from tandem.checkpoints.head_weights import HeadWeights
 from tandem.checkpoints.numbers import Stored, of_floats
 from tandem.runners.capabilities import UNABLE, Capabilities, No, Trait
 from tandem.runners.eagle.remote import RemoteHead

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.checkpoints.head_weights import LINEARS, NORMS, HeadWeights
+from tandem.checkpoints.head_config import LINEARS, NORMS
+from tandem.checkpoints.head_weights import HeadWeights
 from tandem.checkpoints.numbers import DTYPES as NAMES
 from tandem.checkpoints.numbers import Floats, Stored, of_floats
 from tandem.host.cores import default_threads

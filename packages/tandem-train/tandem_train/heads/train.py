@@ -94,7 +94,7 @@ def train(config: HeadTrainConfig, show: Callable[[str], None]) -> dict[str, Any
         "seconds": round(seconds, 1),
         "held_out_acceptance": acceptance(head, embedding, data.held_out, taps, config.steps, config.batch),
     }
-    write_head(config.output, head.to("cpu", getattr(torch, config.dtype)), config.layout, verifier=checkpoint.name)
+    write_head(config.output, head.to("cpu", getattr(torch, config.dtype)))
     (config.output / "training.json").write_text(json.dumps(report, indent=2) + "\n")
     config.state.unlink(missing_ok=True)
     return report
