@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.checkpoints.gguf_header import Header
-from tandem.checkpoints.tokenizer_parts import TokenizerParts, assembled, ends_with
+from tandem.checkpoints.tokenizer_files import TokenizerParts, assembled, ends_with
 
 _KEY = "tokenizer.ggml."
 _ARRAYS = tuple(f"{_KEY}{name}" for name in ("tokens", "merges", "scores", "token_type"))

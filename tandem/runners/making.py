@@ -12,8 +12,7 @@ from tandem.checkpoints.generation_config import all_end_ids
 from tandem.checkpoints.gguf_blocks import StoredWeights
 from tandem.checkpoints.hub_files import configuration_folder, read_configuration, weights_folder
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, first_line, frequent_tokens, weights_revision
-from tandem.checkpoints.quantisation import INT8, quantisation_of
-from tandem.checkpoints.scaled_weights import ScaledWeights, check_dense
+from tandem.checkpoints.scaled_weights import INT8, ScaledWeights, check_dense, quantisation_of
 from tandem.host.memory import given_on_demand
 from tandem.runners.fits import UnsupportedModel
 from tandem.runners.native import NativeUnavailable

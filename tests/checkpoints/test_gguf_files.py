@@ -14,8 +14,7 @@ import pytest
 from tandem.checkpoints.family import UnsupportedFamily
 from tandem.checkpoints.family_weights import GgufWeights, check_complete
 from tandem.checkpoints.generation_config import all_end_ids
-from tandem.checkpoints.gguf_blocks import StoredWeights
-from tandem.checkpoints.gguf_repack import REPACKED, repacked
+from tandem.checkpoints.gguf_blocks import REPACKED, StoredWeights, repacked
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_sizes, find, weights_revision
 
 HIDDEN, LAYERS = 32, 2
