@@ -55,7 +55,7 @@ def test_fp8_weights_fit_neurons_range_and_stay_the_same_times_their_scale(
     source = folder(tmp_path / "ocp", before, quantization_config={"quant_method": "fbgemm_fp8"})
     assert convert("--convert", "fp8", "--model", str(source), "--output", str(tmp_path / "neuron")) == 0
     said = capsys.readouterr().out
-    assert "1 FP8 weights: largest 448 before, 240 after; a weight times its scale moved by at most" in said
+    assert "1 FP8 weights rescaled" in said
     after = load_file(tmp_path / "neuron" / "model.safetensors")
     name = "model.layers.1.mlp.up_proj.weight"
     assert after[name].dtype == torch.float8_e4m3fn and after[name].float().abs().max() == 240

@@ -37,7 +37,7 @@ from tandem_train.heads.loop import HeadTraining
 from tandem_train.heads.loss import head_states, make_head_batch, step_losses
 from tandem_train.heads.train import main as train_main
 from tandem_train.heads.train import train
-from tandem_train.shards import ShardFolder, join, split
+from tandem_train.shards import ShardFolder
 from tandem_train.train import read_data
 from tests.rows import propose_row
 from tests.runners.tiny import byte_tokenizer
@@ -69,7 +69,7 @@ def features_of(target: Path) -> FeatureTarget:
 def test_features_are_the_hidden_states_that_transformers_reports(target: Path, data: Path) -> None:
     taps, module = features_of(target), AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     assert taps.layers == (2, 1, 3)
-    sequences = list(split(ShardFolder(data).read(1)))[:9]
+    sequences = ShardFolder(data).read(1)[:9]
     for one, features in zip(sequences, taps.features(sequences), strict=True):
         own = torch.from_numpy(np.concatenate((one.prompt, one.answer)).astype(np.int64))[None]
         last: list[torch.Tensor] = []
@@ -193,7 +193,7 @@ def test_the_same_commands_make_a_head_for_a_qwen(tmp_path: Path, config: Any, m
     module.save_pretrained(folder)
     shards = ShardFolder(data)
     shards.claim({"target": weights_revision(find(str(folder)))})
-    shards.write(0, join(continuations(module, np.random.default_rng(1))))
+    shards.write(0, continuations(module, np.random.default_rng(1)))
     arguments = ["--data", str(data), "--output", str(head), "--target_model", str(folder), "--epochs", "0.3"]
     assert train_main([*arguments, "--dtype", "float16"]) == 0
     assert read_head_config(head).layers == (2, 3, 3)
