@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -14,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tandem.checkpoints.json_files import read_object
+from tandem.checkpoints.json_files import an_object, data_of, read_object
 from tandem.checkpoints.locate import CheckpointError, first_line
 from tandem.checkpoints.numbers import STORAGE, Floats, Stored
 
@@ -86,22 +84,15 @@ def read_config(folder: Path) -> AdapterConfig:
             fields.get("r", 8),
             fields.get("lora_alpha", 8),
             _flag(fields, "use_rslora"),
-            _patterns(fields, "rank_pattern"),
-            _patterns(fields, "alpha_pattern"),
+            an_object("rank_pattern", fields.get("rank_pattern") or {}),
+            an_object("alpha_pattern", fields.get("alpha_pattern") or {}),
         )
     except ValueError as error:
         raise CheckpointError(f"{file}: {error}") from None
 
 
-@functools.cache
-def _known() -> Mapping[str, Any]:
-    """Fields that are read; of its making; refused, with the reason. starts: of training, that are served."""
-    known: dict[str, Any] = json.loads(Path(__file__).with_name("adapter_fields.json").read_text(encoding="utf-8"))
-    return known
-
-
 def _check_served(fields: Mapping[str, Any]) -> None:
-    known = _known()
+    known = data_of("adapter_fields")  # read; harmless: of its making; refused, with the reason; starts: of training
     if fields.get("peft_type") != "LORA":
         raise ValueError(f"peft_type: {fields.get('peft_type')!r:.60} is not served, only LORA")
     for name, what in known["refused"].items():
@@ -123,13 +114,6 @@ def _flag(fields: Mapping[str, Any], name: str) -> bool:
     value = fields.get(name) or False
     if type(value) is not bool:
         raise ValueError(f"{name}: {value!r:.60} is neither true nor false")
-    return value
-
-
-def _patterns(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = fields.get(name) or {}
-    if not isinstance(value, dict):
-        raise ValueError(f"{name}: {str(value)[:60]!r} is not an object")
     return value
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tandem.checkpoints.family import NO_ROPE, ROPE, FamilyConfig, Norms, UnsupportedFamily
-from tandem.checkpoints.json_files import read_object
+from tandem.checkpoints.json_files import an_object, count, data_of, number, read_object
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -45,7 +44,7 @@ def table() -> Mapping[str, Any]:
     configuration; elsewhere: of training, generation, classes, tokens, files; neutral: values without effect of fields
     that transformers ignores. gguf: keys by config.json's words, keys without effect, texts of tokens that end.
     """
-    read: dict[str, Any] = json.loads(Path(__file__).with_name("families.json").read_text(encoding="utf-8"))
+    read = data_of("families")
     kinds = {name: Kind(**{**row, "norms": Norms(**row.get("norms", {}))}) for name, row in read["native"].items()}
     return {**read, "native": kinds}
 
@@ -68,7 +67,7 @@ def family_of(config: Mapping[str, Any]) -> FamilyConfig:
     kind: Kind = kinds[name]
     _check_used(name, config, {*fields["sizes"], *fields["common"], *kind.defaults})
     said = {**kind.defaults, **config}
-    sizes = {each: _count(each, said.get(each)) for each in fields["sizes"]}
+    sizes = {each: count(each, said.get(each)) for each in fields["sizes"]}
     heads = sizes["num_attention_heads"]
     keys = said.get("num_key_value_heads")
     head_dim = said.get("head_dim")
@@ -82,9 +81,9 @@ def family_of(config: Mapping[str, Any]) -> FamilyConfig:
     epsilon = "layer_norm_eps" if kind.norms.kind == "layer" else "rms_norm_eps"
     windows = _windows(kind, said, sizes["num_hidden_layers"])
     scalar = said.get("query_pre_attn_scalar")
-    by_scalar = None if scalar is None else _number("query_pre_attn_scalar", scalar) ** -0.5
+    by_scalar = None if scalar is None else number("query_pre_attn_scalar", scalar) ** -0.5
     multiplier = said.get("attention_multiplier")
-    embedding_scale = _number("embedding_multiplier", said.get("embedding_multiplier", 1.0))
+    embedding_scale = number("embedding_multiplier", said.get("embedding_multiplier", 1.0))
     made = FamilyConfig(
         model_type=name,
         vocab_size=sizes["vocab_size"],
@@ -92,10 +91,10 @@ def family_of(config: Mapping[str, Any]) -> FamilyConfig:
         intermediate_size=sizes["intermediate_size"],
         num_hidden_layers=sizes["num_hidden_layers"],
         num_attention_heads=heads,
-        num_key_value_heads=heads if keys is None else _count("num_key_value_heads", keys),
-        head_dim=_count("head_dim", head_dim),
-        max_position_embeddings=_count("max_position_embeddings", said["max_position_embeddings"]),
-        rms_norm_eps=_number(epsilon, said.get(epsilon, 1e-6)),
+        num_key_value_heads=heads if keys is None else count("num_key_value_heads", keys),
+        head_dim=count("head_dim", head_dim),
+        max_position_embeddings=count("max_position_embeddings", said["max_position_embeddings"]),
+        rms_norm_eps=number(epsilon, said.get(epsilon, 1e-6)),
         hidden_act=activation,
         tie_word_embeddings=bool(said.get("tie_word_embeddings", False)),
         biases=_biases(kind, said),
@@ -103,12 +102,12 @@ def family_of(config: Mapping[str, Any]) -> FamilyConfig:
         ropes=_ropes(kind, said),
         rope_of_layer=_rope_of_layer(kind, said, windows, sizes["num_hidden_layers"]),
         windows=windows if any(windows) else (),
-        attention_scale=by_scalar if multiplier is None else _number("attention_multiplier", multiplier),
-        attention_cap=_number("attn_logit_softcapping", said.get("attn_logit_softcapping") or 0.0),
-        logit_cap=_number("final_logit_softcapping", said.get("final_logit_softcapping") or 0.0),
+        attention_scale=by_scalar if multiplier is None else number("attention_multiplier", multiplier),
+        attention_cap=number("attn_logit_softcapping", said.get("attn_logit_softcapping") or 0.0),
+        logit_cap=number("final_logit_softcapping", said.get("final_logit_softcapping") or 0.0),
         embedding_scale=float(sizes["hidden_size"]) ** 0.5 if kind.scaled else embedding_scale,
-        residual_scale=_number("residual_multiplier", said.get("residual_multiplier", 1.0)),
-        logit_scale=1 / _number("logits_scaling", said.get("logits_scaling", 1.0)),
+        residual_scale=number("residual_multiplier", said.get("residual_multiplier", 1.0)),
+        logit_scale=1 / number("logits_scaling", said.get("logits_scaling", 1.0)),
         parallel=bool(said.get("use_parallel_residual")),
         wide_rope=kind.wide_rope,
         eos=end_ids(said.get("eos_token_id")),
@@ -154,10 +153,10 @@ def _windows(kind: Kind, said: Mapping[str, Any], layers: int) -> tuple[int, ...
     window = said.get("sliding_window") if said.get("use_sliding_window", True) else None
     types = said.get("layer_types")
     if types is None:
-        return (0,) * layers if window is None else _by_default(kind, said, _count("sliding_window", window), layers)
+        return (0,) * layers if window is None else _by_default(kind, said, count("sliding_window", window), layers)
     if not isinstance(types, list) or len(types) != layers or not set(types) <= {FULL, SLIDING}:
         raise ValueError(f"layer_types: {types!r:.60} is not a list of names of {layers} layers' attention")
-    return tuple(_count("sliding_window", window) if window and each == SLIDING else 0 for each in types)
+    return tuple(count("sliding_window", window) if window and each == SLIDING else 0 for each in types)
 
 
 def _by_default(kind: Kind, said: Mapping[str, Any], window: int, layers: int) -> tuple[int, ...]:
@@ -189,10 +188,7 @@ def _rope_of_layer(kind: Kind, said: Mapping[str, Any], windows: Sequence[int], 
 
 
 def _ropes(kind: Kind, said: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    scaling, given = (said.get(name) or {} for name in ("rope_scaling", "rope_parameters"))
-    for name, value in (("rope_scaling", scaling), ("rope_parameters", given)):
-        if not isinstance(value, Mapping):
-            raise ValueError(f"{name}: {value!r:.60} is not an object")
+    scaling, given = (an_object(name, said.get(name) or {}) for name in ("rope_scaling", "rope_parameters"))
     if not kind.rope_by_type:
         return (_rope(said, scaling or given, said.get("rope_theta")),)
     if unknown := sorted(given.keys() - {FULL, SLIDING}):
@@ -223,15 +219,3 @@ def _rope(said: Mapping[str, Any], given: Mapping[str, Any], theta: Any) -> dict
         rope.setdefault("original_max_position_embeddings", said["max_position_embeddings"])
         rope.setdefault("max_position_embeddings", said["max_position_embeddings"])  # what yarn without a factor reads
     return rope
-
-
-def _count(name: str, value: Any) -> int:
-    if type(value) is not int or not 0 < value < 2**31:
-        raise ValueError(f"{name}: {value!r:.60} is not a whole number above 0")
-    return value
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{name}: {value!r:.60} is not a number")
-    return float(value)

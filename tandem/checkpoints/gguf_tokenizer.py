@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import mmap
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.checkpoints.gguf_header import Header
+from tandem.checkpoints.json_files import data_of
 from tandem.checkpoints.tokenizer_files import TokenizerParts, assembled, ends_with
 
 _KEY = "tokenizer.ggml."
@@ -53,7 +53,7 @@ def rules() -> dict[str, Any]:
     splits: expressions, each splitting the pieces before it; matches and gaps are pieces. whole: a piece that is a
     token is not merged. begun: texts begin with a token by default. found: tokens found in text whatever their kind.
     """
-    read = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+    read = data_of("gguf_tokenizer")
     splits = {pre: row["expressions"] for row in read["splits"] for pre in row["pre"]}
     return {**read, "splits": splits, "found": frozenset(read["found"])}
 

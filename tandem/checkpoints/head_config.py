@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tandem.checkpoints.json_files import read_object
+from tandem.checkpoints.json_files import count, read_object
 from tandem.checkpoints.locate import CheckpointError
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
@@ -53,8 +53,7 @@ class HeadConfig:
             *("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size"),
             *("vocab_size", "draft_vocab_size", "target_hidden_size"),
         ):
-            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)!r:.60} is not a number above 0")
+            count(name, getattr(self, name))
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_key_value_heads: {self.num_key_value_heads} do not divide {self.num_attention_heads}"

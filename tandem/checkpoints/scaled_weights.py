@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tandem.checkpoints.gguf_blocks import FORMATS, Blocks
-from tandem.checkpoints.json_files import read_object
+from tandem.checkpoints.json_files import an_object, count, read_object
 from tandem.checkpoints.locate import CheckpointError, first_line
 from tandem.checkpoints.numbers import Floats, Stored, of_floats
 from tandem.checkpoints.tensors import Tensors, dtypes
@@ -35,10 +35,6 @@ class Scheme:
     tile: Tile
 
 
-class _Unsupported(ValueError):
-    """A field has a value that is not supported; the message names both."""
-
-
 def quantisation_of(folder: Path) -> tuple[Scheme, ...] | None:
     """Returns the possible schemes, chosen by a matrix's scale shape; None if dense. Raises CheckpointError."""
     file = folder / "config.json"
@@ -53,7 +49,7 @@ def quantisation_of(folder: Path) -> tuple[Scheme, ...] | None:
 
 
 def _schemes(name: str, config: Any) -> Iterator[Scheme]:
-    config = _object(name, config)
+    config = an_object(name, config)
     method = _one_of(f"{name}.quant_method", config.get("quant_method"), METHODS)
     if method == "fbgemm_fp8":
         yield Scheme(FP8, (1, None))
@@ -67,20 +63,20 @@ def _schemes(name: str, config: Any) -> Iterator[Scheme]:
 
 def _compressed(name: str, config: Mapping[str, Any]) -> Iterator[Scheme]:
     _one_of(f"{name}.quantization_status", config.get("quantization_status", "compressed"), ("compressed",))
-    sparsity = _object(f"{name}.sparsity_config", config.get("sparsity_config") or {})
+    sparsity = an_object(f"{name}.sparsity_config", config.get("sparsity_config") or {})
     _one_of(f"{name}.sparsity_config.format", sparsity.get("format", "dense"), ("dense",))
     if config.get("transform_config"):
-        raise _Unsupported(f"{name}.transform_config: transforms of activations are not supported")
-    groups = _object(f"{name}.config_groups", config.get("config_groups"))
+        raise ValueError(f"{name}.transform_config: transforms of activations are not supported")
+    groups = an_object(f"{name}.config_groups", config.get("config_groups"))
     if not groups:
-        raise _Unsupported(f"{name}.config_groups: names no group")
+        raise ValueError(f"{name}.config_groups: names no group")
     for group in groups:
         place = f"{name}.config_groups.{group}"
-        settings = _object(place, groups[group])
+        settings = an_object(place, groups[group])
         own = settings.get("format")
         _one_of(f"{place if own else name}.format", own or config.get("format"), _PLAIN)
         if weights := settings.get("weights"):
-            yield _weights(f"{place}.weights", _object(f"{place}.weights", weights))
+            yield _weights(f"{place}.weights", an_object(f"{place}.weights", weights))
 
 
 def _weights(place: str, weights: Mapping[str, Any]) -> Scheme:
@@ -92,32 +88,20 @@ def _weights(place: str, weights: Mapping[str, Any]) -> Scheme:
     if strategy == "block":
         return Scheme(numbers, _tile(f"{place}.block_structure", weights.get("block_structure")))
     if strategy == "group":
-        return Scheme(numbers, (1, _count(f"{place}.group_size", weights.get("group_size"))))
+        return Scheme(numbers, (1, count(f"{place}.group_size", weights.get("group_size"))))
     return Scheme(numbers, (None if strategy == "tensor" else 1, None))
 
 
 def _one_of(place: str, value: Any, known: tuple[Any, ...]) -> Any:
     if value not in known or isinstance(value, bool) != isinstance(known[0], bool):
-        raise _Unsupported(f"{place}: {value!r:.60} is not {' or '.join(map(str, known))}")
-    return value
-
-
-def _object(place: str, value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise _Unsupported(f"{place}: {value!r:.60} is not an object")
+        raise ValueError(f"{place}: {value!r:.60} is not {' or '.join(map(str, known))}")
     return value
 
 
 def _tile(place: str, value: Any) -> Tile:
     if not isinstance(value, list | tuple) or len(value) != 2:
-        raise _Unsupported(f"{place}: {value!r:.60} is not two sizes")
-    return _count(place, value[0]), _count(place, value[1])
-
-
-def _count(place: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise _Unsupported(f"{place}: {value!r:.60} is not a positive whole number")
-    return value
+        raise ValueError(f"{place}: {value!r:.60} is not two sizes")
+    return count(place, value[0]), count(place, value[1])
 
 
 Shape = tuple[int, ...]

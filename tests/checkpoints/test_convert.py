@@ -141,7 +141,7 @@ OTHER = {
         "the head lacks layers.0.self_attn.k_proj.weight",
     ),
     "EAGLE-3": (WHOLE | {"d2t": torch.ones(4)}, {}, "the head has d2t, which EAGLE-1 heads do not have"),
-    "no sizes": (WHOLE, {"intermediate_size": None}, "intermediate_size: None is not a number above 0"),
+    "no sizes": (WHOLE, {"intermediate_size": None}, "intermediate_size: None is not a whole number above 0"),
 }
 
 

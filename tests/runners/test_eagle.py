@@ -380,7 +380,7 @@ def test_layers_are_counted_as_vllm_and_as_sglang_count_them(tmp_path: Path) -> 
         ({"hidden_size": "64"}, "unsupported operand|hidden_size"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 2]}, r"\[1, 2\] are not 3 layers"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "EAGLE-1 head, which is not supported"),
-        ({"intermediate_size": None}, "intermediate_size: None is not a number above 0"),
+        ({"intermediate_size": None}, "intermediate_size: None is not a whole number above 0"),
         ({"architectures": ["LlamaForCausalLM"]}, "not the configuration of an EAGLE-3 head"),
     ],
 )
