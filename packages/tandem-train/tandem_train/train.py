@@ -85,7 +85,7 @@ def train(config: TrainConfig, show: Callable[[str], None]) -> dict[str, Any]:
         "train_sequences": len(data.train),
         "steps": steps,
         "seconds": round(seconds, 1),
-        "held_out_agreement": {k: round(h / n, 4) for k, (h, n) in agreement(student, data.held_out).items()},
+        "held_out_agreement": round(agreement(student, data.held_out), 4),
     }
     save_whole(config.output, student.half().save_pretrained)
     (config.output / FREQUENT_TOKENS).write_text(json.dumps(seen.tolist()) + "\n")
