@@ -91,8 +91,7 @@ def _renewed_context(config: TlsConfig) -> ssl.SSLContext:
     certificates = reread(config, _context)
 
     def refresh(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-        certificates.changed()
-        connection.context = certificates.value
+        connection.context = certificates.current()
 
     first = certificates.value
     first.sni_callback = refresh

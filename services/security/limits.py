@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
-from tandem.rpc.wire_chat import texts_of
+from tandem.rpc.wire import texts_of
 from tandem.speculation.types import InvalidField, TooLong
 
 BYTES_PER_TOKEN = 64  # of a prompt, per token of the sequence length, checked before tokenization

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import grpc
 
-from tandem.rpc.secret_files import Reread, check_readable, warn_if_others_read
+from tandem.rpc.credentials import Reread, check_readable, warn_if_others_read
 
 Form = TypeVar("Form")
 

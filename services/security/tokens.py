@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import re
 
-from tandem.rpc.secret_files import Reread, lines_of, warn_if_others_read
+from tandem.rpc.credentials import Reread, lines_of, warn_if_others_read
 
 FLAG = "accept_tokens"
 MIN_CHARACTERS = 16
@@ -27,9 +27,8 @@ class AcceptedTokens:
 
     def identity(self, token: str) -> str | None:
         """Returns the token's identity or None, in constant time."""
-        self._entries.changed()
         presented, found = hashlib.sha256(token.encode()).digest(), None
-        for accepted, identity in self._entries.value:
+        for accepted, identity in self._entries.current():
             if hmac.compare_digest(presented, accepted):
                 found = identity
         return found

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 import ssl
+import stat
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
-from tandem.rpc.secret_files import Reread, check_readable, lines_of, warn_if_others_read
 from tandem.speculation.errors import InvalidField, WrongType
+
+log = logging.getLogger("tandem.security")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +67,12 @@ class Credentials:
             warn_if_others_read("tls_client_key", self.key)
         self.token()
 
-    def token(self) -> Token | None:
+    def token(self) -> Callable[[], str] | None:
         if self.token_file is not None:
-            return TokenFile(self.token_file)
+            return _rereading(self.token_file)
         if self.token_env is not None:
-            return Token(_checked("token_env", self.token_env, os.environ.get(self.token_env, "").strip()))
+            token = _checked("token_env", self.token_env, os.environ.get(self.token_env, "").strip())
+            return lambda: token
         return None
 
     def flags(self) -> list[str]:
@@ -89,24 +96,10 @@ class Credentials:
             raise InvalidField(flag, clear)
 
 
-class Token:
-    def __init__(self, token: str) -> None:
-        self._token = token
-
-    def current(self) -> str:
-        return self._token
-
-
-class TokenFile(Token):
-    """A token file, reread on change; a failed reread keeps the token."""
-
-    def __init__(self, file: str) -> None:
-        self._tokens = Reread(lambda: _read(file), file)
-        warn_if_others_read("token_file", file)
-
-    def current(self) -> str:
-        self._tokens.changed()
-        return self._tokens.value
+def _rereading(file: str) -> Callable[[], str]:
+    tokens = Reread(lambda: _read(file), file)
+    warn_if_others_read("token_file", file)
+    return tokens.current
 
 
 def _read(file: str) -> str:
@@ -134,3 +127,60 @@ def on_this_machine(host: str) -> bool:
 
 def pem_of(file: str | None) -> bytes | None:
     return None if file is None else Path(file).read_bytes()
+
+
+def check_readable(flag: str, file: str) -> None:
+    try:
+        with Path(file).open("rb"):
+            pass
+    except OSError as error:
+        raise InvalidField(flag, f"{file}: {error.strerror}") from None
+
+
+def warn_if_others_read(flag: str, file: str) -> None:
+    mode = stat.S_IMODE(os.stat(file).st_mode)
+    if mode & (stat.S_IRGRP | stat.S_IROTH):
+        log.warning("%s: %s can be read by others (mode %o); chmod 600 is enough", flag, file, mode)
+
+
+class Reread(Generic[Value]):
+    """A value read from files, and again when they change; unusable files keep the value and are logged once."""
+
+    def __init__(self, read: Callable[[], Value], *files: str) -> None:
+        self._read, self._files = read, files
+        self._signature = self._now()
+        self.value = read()
+
+    def _now(self) -> tuple[tuple[int, int, int], ...]:
+        try:
+            found = [os.stat(file) for file in self._files]
+        except OSError:
+            return ()
+        return tuple((status.st_ino, status.st_size, status.st_mtime_ns) for status in found)
+
+    def current(self) -> Value:
+        self.changed()
+        return self.value
+
+    def changed(self) -> bool:
+        """Whether the value is a new one."""
+        now = self._now()
+        if now == self._signature:
+            return False
+        self._signature = now
+        try:
+            self.value = self._read()
+        except (OSError, ValueError) as error:
+            log.error("cannot use the new %s, keeping the old one: %s", self._files[0], error)
+            return False
+        log.info("reloaded: %s", self._files[0])
+        return True
+
+
+def lines_of(flag: str, file: str) -> Sequence[tuple[int, str]]:
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidField(flag, f"{file}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
+    numbered = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))
+    return [(number, line) for number, line in numbered if line and not line.startswith("#")]
