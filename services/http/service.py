@@ -25,8 +25,7 @@ from tandem.services.security.call_limits import MessageTimeout, within
 from tandem.services.security.identity import caller
 
 LARGE_BODY = 32 * 1024  # bytes; larger bodies are parsed in a thread
-Metrics = Callable[[str], Awaitable[tuple[bytes, str]]]
-"""Returns the metrics and their content type for an Accept header."""
+Metrics = Callable[[str], Awaitable[tuple[bytes, str]]]  # page and content type for an Accept header
 
 
 class HttpService:

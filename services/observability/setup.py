@@ -14,11 +14,11 @@ import tandem
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.generator import Generator
+from tandem.installing import check_installed
 from tandem.rpc.tracing import Tracing, open_tracing, traced
 from tandem.runners.startup import Startup
 from tandem.services.calls import CallObserver
 from tandem.services.generation import Watch
-from tandem.services.http.address import check_installed
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.request_log import RequestLog
 from tandem.services.observability.spans import CallSpans
@@ -28,8 +28,8 @@ from tandem.speculation.fallible import DrafterHealth
 from tandem.speculation.types import ModelInfo
 
 if TYPE_CHECKING:
+    from tandem.services.http.listener import MetricsPort
     from tandem.services.observability.metrics import Metrics
-    from tandem.services.observability.metrics_port import MetricsPort
 
 log = logging.getLogger("tandem.server")
 
@@ -139,7 +139,7 @@ def _metrics_port(config: ObservabilityConfig) -> MetricsPort | None:
     if config.metrics_port is None:
         return None
     check_installed("metrics_port", "metrics", "prometheus_client", "uvicorn", "h11")
-    from tandem.services.observability.metrics_port import MetricsPort
+    from tandem.services.http.listener import MetricsPort
 
     return MetricsPort(config.metrics_host, config.metrics_port)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import grpc
 
-from tandem.installing import install_command
+from tandem.installing import check_installed
 from tandem.rpc.addresses import bare_host
 from tandem.rpc.credentials import on_this_machine
 from tandem.services.calls import CallObserver, CallPolicy
@@ -39,7 +38,7 @@ class Security:
         if self.max_message_bytes < MIN_MESSAGE_BYTES:
             raise ValueError(f"max_message_bytes: {self.max_message_bytes} is below {MIN_MESSAGE_BYTES}")
         if self.tls is not None and self.tls.client_ca is not None and self.tokens is None:
-            _check_names_can_be_read()
+            check_installed("tls_client_ca", "mtls", "cryptography")  # which reads the names in certificates
 
     def check_host(self, host: str, flag: str = "host") -> None:
         """Raises ValueError naming `flag` if `host` is invalid or not allowed."""
@@ -85,12 +84,4 @@ class Security:
         bare = self.tls is None and not on_this_machine(host)
         log.log(
             logging.WARNING if bare or self.log_prompts else logging.INFO, "access on %s: %s", host, ", ".join(what)
-        )
-
-
-def _check_names_can_be_read() -> None:
-    if importlib.util.find_spec("cryptography") is None:
-        raise ValueError(
-            "tls_client_ca: cryptography, which reads the names in certificates, is not installed; "
-            f"{install_command('mtls')}, or identify callers by --accept_tokens"
         )

@@ -15,12 +15,12 @@ import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tandem import installing
 from tandem.engine.batcher import Batcher
 from tandem.rpc.channel import FUSED, TARGET
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
 from tandem.runners.startup import Startup
-from tandem.services.http import address
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.setup import Observability, ObservabilityConfig
 from tandem.speculation.types import GenerationEnd, GenerationRequest, ModelInfo
@@ -263,7 +263,7 @@ def test_without_a_port_nothing_of_prometheus_is_loaded_or_called(monkeypatch: p
         monkeypatch,
         "prometheus_client",
         "tandem.services.observability.metrics",
-        "tandem.services.observability.metrics_port",
+        "tandem.services.http.listener",
     )
     seen, batcher = Observability(ObservabilityConfig("127.0.0.1"), "target"), Batcher("test")
     seen.watch_parts(Lifecycle(), batcher, {})
@@ -272,7 +272,7 @@ def test_without_a_port_nothing_of_prometheus_is_loaded_or_called(monkeypatch: p
 
 
 def test_a_port_without_a_library_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(address, "find_spec", {"prometheus_client": True}.get)
+    monkeypatch.setattr(installing, "find_spec", {"prometheus_client": True}.get)
     with pytest.raises(ValueError, match=r"metrics_port: uvicorn is not installed; make setup"):
         Observability(ObservabilityConfig("127.0.0.1", metrics_port=0), "target")
 
