@@ -81,8 +81,8 @@ class Options:
     )
     adapters: ADAPTERS | None = option(
         "LoRA adapters of the target, in PEFT's folders, which requests choose by name",
-        ADAPTED,
-        OURS,
+        (*ADAPTED, "compile"),
+        only={"torch": ADAPTED, "toy": ADAPTED},
     )
     draft_adapters: ADAPTERS | None = option(
         "LoRA adapters of the draft model, for requests with the target's of that name",

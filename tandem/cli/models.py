@@ -70,6 +70,7 @@ def nxdi_settings(args: Options) -> BackendSettings:
         args,
         neuron_config=read_neuron_config(args.neuron_config),
         draft_neuron_config=read_neuron_config(args.draft_neuron_config, "draft_neuron_config"),
+        adapters=adapter_choices(args.adapters),
     )
 
 
