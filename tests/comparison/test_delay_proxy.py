@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.comparison.links.delay_wire import Wire
+from tandem.comparison.links.delay_proxy import Wire
 from tandem.comparison.links.settings import STEADY, Impairments, LinkSettings, wire_bits
 from tests.support import HANG
 from tests.timing import promptly, timed

@@ -11,9 +11,16 @@ import pytest
 
 from tandem.cli.compare import build_config
 from tandem.cli.compare_flags import build_parser
-from tandem.comparison.links.delay_wire import Wire
-from tandem.comparison.links.settings import SEGMENT_BYTES, Impairments, LinkSettings, traces_named
-from tandem.comparison.links.trace import TracedLink, described, read_trace
+from tandem.comparison.links.delay_proxy import Wire
+from tandem.comparison.links.settings import (
+    SEGMENT_BYTES,
+    Impairments,
+    LinkSettings,
+    TracedLink,
+    described,
+    read_trace,
+    traces_named,
+)
 from tests.comparison.reference_queue import departures, generated
 from tests.comparison.test_delay_proxy import Proxy, listener, proxy, received, send_in_chunks
 

@@ -146,7 +146,7 @@ def test_rehearsed_steps_are_named_first_and_are_not_step_times_of_this_machine(
     made = replace(plain, endpoints=ends, config=replace(plain.config, rehearse="trn2-llama-8b"))
     found, count = analyse(made), len(ends)
     first = f"not this machine's; {3 * count} of {100 * count} steps were late, by 2.0 ms on average"
-    assert first in found.caveats[0] and page_of(found).title.endswith("(rehearsed)")
+    assert first in found.caveats[0] and page_of(found)["title"].endswith("(rehearsed)")
     assert step_times(made) is None and analyse(plain).caveats == ()
     times = step_times(plain)
     assert times and times.target and times.draft
@@ -171,7 +171,7 @@ def test_a_server_that_ran_already_is_asked(tmp_path: Path, without_plots: None)
     tpots = {"autoregressive": 0.02, "fused": 0.01}
     records = [record(name, str(i), tpot_s=tpot_s) for name, tpot_s in tpots.items() for i in range(60)]
     found = analyse(run_of(records, {"autoregressive": "10.0.0.1:5", "fused": "10.0.0.1:7"}))
-    (command,) = page_of(found).commands
+    (command,) = page_of(found)["commands"]
     assert command.lines == ("tandem client --target_host 10.0.0.1 --port 7 --prompt 'Why is the sky blue?'",)
 
 

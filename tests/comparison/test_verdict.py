@@ -12,13 +12,12 @@ import pytest
 from rich.console import Console
 
 from tandem.comparison.analysis.comparison import Comparison, analyse, comparison_as_text
-from tandem.comparison.analysis.doubt import RULES, Evidence, Sureness, doubt
-from tandem.comparison.analysis.intervals import paired_interval
+from tandem.comparison.analysis.summary import paired_interval
+from tandem.comparison.analysis.verdict import RULES, Evidence, Sureness, doubt
 from tandem.comparison.measuring.machine_load import MachineLoad
 from tandem.comparison.measuring.records import Measurement, Record, Seconds
-from tandem.comparison.report.advice import run_advice
 from tandem.comparison.report.page import html
-from tandem.comparison.report.terminal import print_comparison
+from tandem.comparison.report.terminal import print_comparison, run_advice
 from tests.comparison.fakes import MEASUREMENT, run_of
 
 IDLE = MachineLoad(load_average=0.8, waiting=0, others=0.01, steal=0.0)

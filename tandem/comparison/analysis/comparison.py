@@ -14,7 +14,7 @@ from tandem.comparison.analysis.summary import Summary, completed, summarize
 from tandem.comparison.analysis.theory import Theory, theory_of
 from tandem.comparison.analysis.verdict import Verdict, host_of, measured_verdict
 from tandem.comparison.analysis.words import joined, name_in_sentence, plural
-from tandem.comparison.links.overhead import LinkOverhead
+from tandem.comparison.links.link import LinkOverhead
 from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE
 from tandem.comparison.measuring.attempt import tried

@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tandem.comparison.analysis.doubt import Evidence, busy
 from tandem.comparison.analysis.summary import Summary
-from tandem.comparison.analysis.verdict import Verdict, loaded_verdict
+from tandem.comparison.analysis.verdict import Evidence, Verdict, busy, loaded_verdict
 from tandem.comparison.measuring.architectures import COMPARED, DISTRIBUTED, FUSED
 from tandem.comparison.measuring.conditions import Condition, Load
 from tandem.comparison.measuring.distributions import ratio

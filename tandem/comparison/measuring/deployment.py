@@ -19,7 +19,7 @@ from tandem.comparison.measuring.commands import (
 )
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.servers import Fleet
-from tandem.comparison.measuring.vllm_counters import version_at
+from tandem.comparison.measuring.vllm import version_at
 from tandem.speculation.types import ModelInfo
 
 T = TypeVar("T")

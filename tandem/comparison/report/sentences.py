@@ -8,9 +8,7 @@ from datetime import datetime, timezone
 
 from tandem.comparison.analysis import words
 from tandem.comparison.analysis.comparison import Comparison
-from tandem.comparison.analysis.doubt import Doubt
-from tandem.comparison.analysis.theory import missed
-from tandem.comparison.analysis.verdict import Verdict
+from tandem.comparison.analysis.verdict import Doubt, Verdict
 from tandem.comparison.analysis.words import milliseconds, name, name_in_sentence
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, PLAIN
 
@@ -65,7 +63,7 @@ def theory(found: Comparison) -> Iterator[str]:
     of = found.theory
     if of is None:
         return
-    if off := sorted({name(prediction.architecture) for prediction in missed(of)}):
+    if off := list(map(name, of.missed)):
         yield f"Do not rely on what follows: predictions missed {words.joined(off)}."
     errors = [abs(p.error) for p in of.predictions if p.error is not None]
     if errors:
