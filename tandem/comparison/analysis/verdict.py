@@ -12,7 +12,6 @@ from enum import Enum
 
 from tandem.comparison.analysis.summary import Interval, Summary, completed, speedup
 from tandem.comparison.analysis.words import joined, name_in_sentence
-from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring import architectures as arch
 from tandem.comparison.measuring.conditions import BASE, LINK, Condition
 from tandem.comparison.measuring.deployment import Endpoint
@@ -26,6 +25,7 @@ LEAST_PROMPTS, SURE_ANSWERS = 3, 8
 LEAST_TOKENS, SURE_TOKENS = 30, 100
 LEAST_STEPS = 4  # requests whose step times can be compared
 IDLE, MORE_RUNS, MORE_PROMPTS = "on an idle machine", "with --num-runs 5", "with more prompts"
+ALIKE_SERVERS = "in a comparison under that condition, with servers started alike"
 CLOSE = 1.03  # without an interval, figures within this factor are equal
 ACTIONS = {
     arch.LOOKUP.name: "use lookup, copies from the text without a draft model",
@@ -87,35 +87,25 @@ def _amount(of: Evidence) -> Found:
 def _chance(of: Evidence) -> Found:
     if of.answers is not None and of.interval is None:
         return Sureness.NOISE, "there is no interval", MORE_PROMPTS
-    if of.interval is not None and includes_1(of.interval) and not alike(of.interval):
+    if of.interval is not None and of.interval[0] <= 1 <= of.interval[1] and not alike(of.interval):
         low, high = of.interval
         return Sureness.NOISE, f"the 95 % interval ({low:.2f} to {high:.2f}) leaves open which is faster", MORE_RUNS
     return (Sureness.WEAK, "the best are too close to call", MORE_RUNS) if of.tie else None
 
 
-def _busy(of: Evidence) -> Found:
-    if of.busy is None or of.busy <= 0.1:
+def _over(value: float | None, weak: float, noise: float, why: str, how: str) -> Found:
+    if value is None or value <= weak:
         return None
-    sureness = Sureness.NOISE if of.busy > 0.3 else Sureness.WEAK
-    return sureness, f"other programs wanted {100 * of.busy:.0f} % of this machine", IDLE
+    return Sureness.NOISE if value > noise else Sureness.WEAK, why.format(value), how
 
 
-def _steps(of: Evidence) -> Found:
-    if of.steps_vary is None or of.steps_vary <= 1.5:
-        return None
-    sureness = Sureness.NOISE if of.steps_vary > 3 else Sureness.WEAK
-    return sureness, f"the slowest steps took {of.steps_vary:.1f} times as long as the fastest", IDLE
-
-
-def _apart(of: Evidence) -> Found:
-    return (
-        (Sureness.WEAK, of.apart, "in a comparison under that condition, with servers started alike")
-        if of.apart
-        else None
-    )
-
-
-RULES: tuple[Callable[[Evidence], Found], ...] = (_amount, _chance, _busy, _steps, _apart)
+RULES: tuple[Callable[[Evidence], Found], ...] = (
+    _amount,
+    _chance,
+    lambda of: _over(of.busy and 100 * of.busy, 10, 30, "other programs wanted {:.0f} % of this machine", IDLE),
+    lambda of: _over(of.steps_vary, 1.5, 3, "the slowest steps took {:.1f} times as long as the fastest", IDLE),
+    lambda of: (Sureness.WEAK, of.apart, ALIKE_SERVERS) if of.apart else None,
+)
 
 
 def doubt(evidence: Evidence) -> Doubt:
@@ -135,10 +125,6 @@ def _grounds(of: Evidence) -> Iterable[str]:
         yield "this machine had little else to do"
     if of.steps_vary is not None:
         yield "steps took even times"
-
-
-def includes_1(interval: Interval) -> bool:
-    return interval[0] <= 1 <= interval[1]
 
 
 def alike(interval: Interval) -> bool:
@@ -327,13 +313,9 @@ def tpots_of(summaries: Sequence[Summary]) -> dict[str, float]:
 def where(on: Condition) -> str:
     if on.varies not in (BASE, LINK):
         return f"At {on.name}" if on.request.sampling.temperature else f"Under {on.name}"
-    return on_link(on.link)
-
-
-def on_link(link: LinkSettings) -> str:
-    if link.rtt_ms is None:
+    if on.link.rtt_ms is None:
         return "Here"
-    return f"On {link.but.recorded}" if link.but.recorded else f"At {link.rtt_ms:g} ms"
+    return f"On {on.link.but.recorded}" if on.link.but.recorded else f"At {on.link.rtt_ms:g} ms"
 
 
 def host_of(endpoint: Endpoint) -> str:
