@@ -40,7 +40,6 @@ from tandem.rpc.verifier_client import Deadlines, VerifierClient
 from tandem.rpc.verify_stream import RemoteVerifier
 from tandem.runners.loading import Shape
 from tandem.runners.protocol import Limits, Runner
-from tandem.runners.toy import END, VOCAB_SIZE, ToyConfig, ToyRunner, ToyTokenizer, adapted, toy_logits
 from tandem.services.draft_worker import DraftWorkerService
 from tandem.services.fused_server import FusedSpeculativeServerService
 from tandem.services.generation import GenerateMethod
@@ -49,7 +48,6 @@ from tandem.services.security.config import Security
 from tandem.services.sessions.proposals import Proposals
 from tandem.services.sessions.table import SessionKey
 from tandem.services.target_verifier import OPENING_SECONDS, TargetVerifierService
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.draws import draw
 from tandem.speculation.retry import Persistence
 from tandem.speculation.rounds import DraftedRounds
@@ -64,10 +62,12 @@ from tandem.speculation.types import (
     TokenLogprobs,
     Verdict,
 )
+from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import draft_worker_pb2, fused_speculative_server_pb2, target_verifier_pb2
 from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
 from tandem.v1.fused_speculative_server_pb2_grpc import add_FusedSpeculativeServerServicer_to_server
 from tandem.v1.target_verifier_pb2_grpc import add_TargetVerifierServicer_to_server
+from tests.toy import END, VOCAB_SIZE, ToyConfig, ToyRunner, ToyTokenizer, adapted, toy_logits
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MAIN = str(REPOSITORY / "main.py")

@@ -11,18 +11,17 @@ import pytest
 
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
-from tandem.engine.fused_rounds import FusedPair, FusedRounds
-from tandem.engine.fused_stepper import FusedStepper
+from tandem.engine.fused_rounds import FusedPair, FusedRounds, FusedStepper
 from tandem.engine.generators import fused_generator
 from tandem.engine.loading import Loaded
 from tandem.engine.model_config import DraftChoice
 from tandem.runners.protocol import FusedRow
-from tandem.runners.toy import ToyConfig, ToyRunner, ToyTokenizer
 from tandem.speculation.estimate import Estimate
 from tandem.speculation.length import LengthPlan
 from tandem.speculation.lookup_policy import PolicedLookup
 from tandem.speculation.types import Chunk, Draft, GenerationEnd, GenerationRequest, Request, SpeculationStats
 from tests.support import GREEDY, SAMPLED, oracle, run, toy
+from tests.toy import ToyConfig, ToyRunner, ToyTokenizer
 
 PROMPT = list(b"a prompt")
 MISS = ToyConfig(miss=0.4)

@@ -19,11 +19,11 @@ from jsonschema.validators import validator_for
 
 from tandem.engine.structure_schemas import moved, without_looking
 from tandem.engine.structures import Structures
-from tandem.runners.toy import END, VOCAB_SIZE, ToyTokenizer
 from tandem.speculation.draws import StructureFailed
 from tandem.speculation.processing import Matcher
 from tandem.speculation.types import InvalidField, Structure, StructureKind
 from tests.support import run
+from tests.toy import END, VOCAB_SIZE, ToyTokenizer
 
 pytest.importorskip("llguidance")
 
@@ -120,7 +120,7 @@ PASSWORD = r"^(?=.*[A-Z])(?=.*\d)[A-Za-z\d]{3,5}$"
             ["[2,1]"],
             ["[1,2,1]", "[1,1]"],
         ),
-        ({"type": "integer", "multipleOf": 5}, ["123451234512345", "-5"], ["1" * 16 + "5", "4"]),
+        ({"type": "integer", "multipleOf": 5}, ["123451234512345", "-5"], ["4"]),
         ({"type": "integer", "maximum": 2**64 - 1, "minimum": 0}, ["18446744073709551615"], ["-1"]),
         ({"type": "integer", "not": {"const": 5}}, ["55", "6"], ["5"]),
         ({"oneOf": [STRING, {**STRING, "maxLength": 1}]}, ['"ab"'], ['"a"']),

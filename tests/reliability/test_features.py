@@ -15,16 +15,16 @@ import pytest
 
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.runners.loading import Shape
-from tandem.runners.toy import ToyConfig
 from tandem.services.target_verifier import TargetVerifierService
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.features import FeatureFormat
 from tandem.speculation.types import Rule
+from tandem.speculation.verification_mode import Pipeline
 from tests.daily import daily
 from tests.reliability.campaign import DEADLINES, _expire
 from tests.reliability.faults import FaultInterceptor, Schedule
 from tests.reliability.history import History, count_faults
 from tests.support import GREEDY, SAMPLED, answer, distributed, ids, oracle, run, target_site, toy
+from tests.toy import ToyConfig
 
 PROMPT = b"A prompt that is longer than one step of a prefill takes"
 WAYS = (Pipeline.OFF, Pipeline.ON, Pipeline.NEVER_WAITING)

@@ -18,9 +18,8 @@ from tandem.rpc.channel import TARGET
 from tandem.rpc.errors import TandemError
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
 from tandem.runners.protocol import RowFailed
-from tandem.runners.toy import ToyConfig, ToyRunner
 from tandem.services.errors import _TABLE, DOMAIN, to_status
-from tandem.speculation.outcomes import Outcome, outcome_of
+from tandem.speculation.errors import Outcome, outcome_of
 from tandem.speculation.types import Request
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.support import (
@@ -39,6 +38,7 @@ from tests.support import (
     until,
     worker_site,
 )
+from tests.toy import ToyConfig, ToyRunner
 
 LENGTH = 160
 

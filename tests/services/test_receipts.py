@@ -26,9 +26,7 @@ from tandem.receipts.receipt import Receipt, Signed, read_signed
 from tandem.receipts.redraw import shortfall
 from tandem.receipts.run import CheckConfig, PromptFile, check, checked_by
 from tandem.rpc.errors import TandemError
-from tandem.runners.toy import BACKEND, ToyConfig, ToyTokenizer, toy_logits
 from tandem.services.receipts import Receipts, generated
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.draws import draw
 from tandem.speculation.types import (
     FinishReason,
@@ -40,6 +38,7 @@ from tandem.speculation.types import (
     Structure,
     StructureKind,
 )
+from tandem.speculation.verification_mode import Pipeline
 from tests.daily import daily
 from tests.http.site import door
 from tests.support import (
@@ -62,6 +61,7 @@ from tests.support import (
     toy,
     worker_site,
 )
+from tests.toy import BACKEND, ToyConfig, ToyTokenizer, toy_logits
 
 PROMPT, COUNT = b"again and again and again and ", 100
 LOOKUP_FIRST = draft_config(None, 4, 160, kind="hybrid", model="miss=0.3")

@@ -168,10 +168,14 @@ class Theory:
             return self.plain_tpot_s
         of, rounds = self.costs[name], rounds or self.rounds[name]
         seconds = sum(self.round_s(name, rounds)) + of.overhead_s
-        if arch.COMPARED[name].split:  # a target with a remote draft asks for nothing in a round without a draft
-            asking = rounds.drafting if name == arch.REMOTE_DRAFT.name else 1.0
-            seconds += asking * (link.round_trip(of.message_bytes) + of.rpc_s)
+        if arch.COMPARED[name].split:
+            seconds += asking(name, rounds) * (link.round_trip(of.message_bytes) + of.rpc_s)
         return seconds / rounds.committed * rounds.as_defined
+
+
+def asking(name: str, rounds: Rounds) -> float:
+    """Returns round trips per round; a target with a remote draft makes none in a round without a draft."""
+    return rounds.drafting if name == arch.REMOTE_DRAFT.name else 1.0
 
 
 def theory_of(

@@ -1,16 +1,15 @@
-"""Decides which architecture to use, alone and under loads, and rates how sure that is by `RULES`.
-
-Noise if any rule says so, else weak if any does, else sure.
-"""
+"""Decides which architecture to use: measured alone, under a load, or predicted; rates how sure that is by `RULES`."""
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from tandem.comparison.analysis.summary import Interval, Summary, completed, speedup
+from tandem.comparison.analysis.theory import asking, rounds_of
 from tandem.comparison.analysis.words import joined, name_in_sentence
 from tandem.comparison.measuring import architectures as arch
 from tandem.comparison.measuring.conditions import BASE, LINK, Condition
@@ -57,7 +56,7 @@ class Evidence:
     interval: Interval | None = None  # 95 %, of the stated ratio
     busy: float | None = None  # share of this machine that other programs took or waited for
     steps_vary: float | None = None  # slowest tenth of a target's steps over the fastest
-    apart: str | None = None  # how servers differ, or that it is measured in one pass
+    apart: str | None = None  # how servers differ, or that it is predicted or measured in one pass
     tie: bool = False  # the ratio to another good choice may be 1
 
 
@@ -189,7 +188,7 @@ class Rival:
 class Situation:
     """The link and the load of a decision."""
 
-    condition: str
+    condition: str  # "" if predicted
     where: str
     rtt_ms: float
     clients: int = 1  # 0: an open loop
@@ -249,15 +248,16 @@ def _decided(
 def _sentence(
     at: Situation, chosen: str, ties: Sequence[str], alike: bool, over: str, times: float | None, found: Doubt
 ) -> str:
+    marked = "" if at.condition else " (predicted)"
     if found.sureness is Sureness.NOISE:
-        return f"{at.where}, nothing can be decided: {found.reasons[0]}."
+        return f"{at.where}, nothing can be decided: {found.reasons[0]}{marked}."
     if chosen in arch.PLAIN:
-        return f"{at.where}, {LITTLE if alike else PLAINLY}."
+        return f"{at.where}, {LITTLE if alike else PLAINLY}{marked}."
     figure = "" if times is None else f": {times:.2f} {at.unit} {name_in_sentence(over)}"
     if ties:
         names = [name_in_sentence(name) for name in (chosen, *ties)]
-        return f"{at.where}, {joined(names, 'or')}, too close to call{figure}."
-    return f"{at.where}, {ACTIONS[chosen]}{figure}."
+        return f"{at.where}, {joined(names, 'or')}, too close to call{figure}{marked}."
+    return f"{at.where}, {ACTIONS[chosen]}{figure}{marked}."
 
 
 def measured_verdict(
@@ -299,6 +299,58 @@ def loaded_verdict(
     at = Situation(on.name, f"With {on.load}", 1000 * on.link.seconds, clients or 0, RATE)
     once = replace(evidence, apart="it was measured in one pass, so there is no interval")
     return _decided(at, sorted(rates, key=rank), compare, lambda best, other: once)
+
+
+def predicted_verdict(
+    links: Sequence[tuple[float, Sequence[Summary]]], known: Sequence[Verdict], rtt_ms: float, clients: int
+) -> Verdict | None:
+    """Decides for an unmeasured round trip or number of clients. `links`: (RTT in ms, summaries).
+
+    The target is modelled as a queue with one server; shared steps do better with many clients.
+    """
+    names = dict.fromkeys(name for _, summaries in links for name in tpots_of(summaries))
+    times = {name: time for name in names if (time := estimate(links, name, rtt_ms, clients))}
+    nearest = min((v for v in known if v.at.clients == 1), key=lambda v: abs(v.at.rtt_ms - rtt_ms), default=None)
+    measured = ", ".join(f"{rtt:g}" for rtt, _ in links)
+    evidence = Evidence(apart=f"it is predicted from one client at round trips of {measured} ms")
+
+    def compare(best: str, other: str) -> Rival:
+        return Rival(other, ratio(times[other], times[best]))
+
+    at = f"At {rtt_ms:g} ms with {clients} clients" if clients > 1 else f"At {rtt_ms:g} ms"
+    order = sorted(times, key=times.__getitem__)
+    found = _decided(Situation("", at, rtt_ms, clients), order, compare, lambda best, other: evidence)
+    if found is None or nearest is None or nearest.decided:
+        return found
+    return replace(found, sentence=f"{at}, nothing can be predicted: {nearest.doubt.reasons[0]}.", doubt=nearest.doubt)
+
+
+def estimate(links: Sequence[tuple[float, Sequence[Summary]]], name: str, rtt_ms: float, clients: int) -> float | None:
+    """Predicts seconds per token, None if impossible: interpolates RTTs; beyond, a draft apart pays once a round."""
+    found = [(rtt, s) for rtt, of in links for s in of if s.architecture == name and s.tpot_s]
+    points = sorted(found, key=lambda point: point[0])
+    if not points:
+        return None
+    at, nearest = min(points, key=lambda point: abs(point[0] - rtt_ms))
+    alone, split = nearest.tpot_s or 0.0, name in arch.COMPARED and arch.COMPARED[name].split
+    if split and at != rtt_ms:
+        around = [pair for pair in itertools.pairwise(points) if pair[0][0] <= rtt_ms <= pair[1][0]]
+        rounds = rounds_of(nearest)
+        if around:
+            (left, first), (right, second) = around[0]
+            share = (rtt_ms - left) / (right - left)
+            alone = (1 - share) * (first.tpot_s or 0.0) + share * (second.tpot_s or 0.0)
+        elif rounds is None or name in (arch.NEVER_WAITING.name, arch.PIPELINED.name):
+            return None
+        else:
+            each = asking(name, rounds) / rounds.committed * rounds.as_defined
+            least = alone - (nearest.milliseconds_per_token["network"] or 0.0) / 1000
+            alone = max(alone + each * (rtt_ms - at) / 1000, least, 0.0)
+    if clients == 1:
+        return alone
+    causes = ("verify",) if split or name not in arch.COMPARED else ("verify", "draft")  # on the target's device
+    busy_s = sum(nearest.milliseconds_per_token[cause] or 0.0 for cause in causes) / 1000
+    return max(alone, clients * (nearest.tpot_s or 0.0 if name == arch.NEVER_WAITING.name else busy_s))
 
 
 def tpots_of(summaries: Sequence[Summary]) -> dict[str, float]:

@@ -22,7 +22,7 @@ from tandem.comparison.measuring.architectures import (
 from tandem.comparison.measuring.conditions import Condition, Load, plan
 from tandem.comparison.measuring.json_form import HIDDEN
 from tandem.comparison.measuring.workloads import Prompt
-from tandem.host.published_times import times_named
+from tandem.host.device_times import times_named
 from tandem.rpc.credentials import Credentials
 from tandem.speculation.types import GenerationRequest, Rule, SamplingParams
 from tandem.workshops.planning.host_placement import BACKENDS, CoreGroup, HostPlacement, one_length

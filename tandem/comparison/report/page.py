@@ -82,7 +82,6 @@ def _sections(found: Comparison, remarks: list[str]) -> list[Section]:
         each = (tried(remarks, f"{make.__name__}", partial(make, found), None) for make in makes)
         return tuple(one for one in each if one is not None)
 
-    theory = tuple(sentences.theory(found)) if found.theory else (sentences.why_no_theory(found),)
     failed = [f"{words.plural(len(found.failed), 'request')} failed."] if found.failed else []
     wrong = [sentences.identity(found), *failed, *(f"Remark: {remark}" for remark in found.remarks)]
     return [
@@ -97,7 +96,12 @@ def _sections(found: Comparison, remarks: list[str]) -> list[Section]:
         Section("What they answered", prompts=tuple(answers.answers(found)), folded=True),
         Section("Causes and workloads", tables=made(tables.cause_table, tables.workload_table), folded=True),
         Section("Drafts", tuple(map(words.capitalised, sentences.drafts(found))), folded=True),
-        Section("Theory beside measurement", theory, made(tables.prediction_table, tables.cost_table), folded=True),
+        Section(
+            "Theory beside measurement",
+            tuple(sentences.theory(found)),
+            made(tables.prediction_table, tables.cost_table),
+            folded=True,
+        ),
         Section("Other links", tables=(*_others(found), *made(tables.emulation_table)), folded=True),
         Section("Sampling", tables=made(tables.sampling_table), folded=True),
         Section("How it was run", tables=made(_settings, _versions, _servers, _prompts), folded=True),
