@@ -125,10 +125,6 @@ def matches(schema: object, text: str) -> bool:
     return bool(matcher.try_consume_tokens(list(text.encode())) == len(text.encode()) and matcher.is_accepting())
 
 
-def test_a_schema_may_ask_for_whitespace_itself() -> None:
-    assert matches(ONE | {"x-guidance": {"whitespace_flexible": True}}, '{ "a":\n1 }')
-
-
 @pytest.mark.parametrize(
     ("schema", "allowed", "refused"),
     [
