@@ -69,7 +69,6 @@ JSON = Structure(StructureKind.JSON_SCHEMA, json.dumps(SCHEMA))
 REGEX = Structure(StructureKind.REGEX, r"([a-f]+[0-9]{2,3} ?){3,9}")
 CHOICE = Structure(StructureKind.CHOICE, '["yes", "no", "\\"per\\nhaps\\"", "yesterday"]')
 GRAMMAR = Structure(StructureKind.GRAMMAR, 'start: item+ "."\nitem: "<" /[a-z]+/ ">"')
-KNOWN = Structure(StructureKind.TOKENS, json.dumps([*b"not what it would say", END, 7]))
 BIAS = (*((token, 3.5) for token in range(97, 110)), (END, -100.0))
 FEATURES = {
     "bias": SamplingParams(logit_bias=BIAS),
@@ -79,7 +78,6 @@ FEATURES = {
     "regex": SamplingParams(structure=REGEX),
     "choice": SamplingParams(structure=CHOICE),
     "grammar": SamplingParams(structure=GRAMMAR),
-    "known": SamplingParams(structure=KNOWN),
     "all": SamplingParams(
         structure=REGEX, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.5, logit_bias=BIAS
     ),
@@ -96,9 +94,6 @@ def allowed(structure: Structure, output: Sequence[int]) -> set[int]:
         choices = [choice.encode() for choice in json.loads(structure.text)]
         rest = [choice[len(output) :] for choice in choices if choice[: len(output)] == bytes(output)]
         return {part[0] if part else END for part in rest}
-    if structure.kind is StructureKind.TOKENS:
-        known = json.loads(structure.text)
-        return {known[len(output)]} if len(output) < len(known) else set(range(VOCAB_SIZE))
     matcher = llguidance.LLMatcher(vocabulary(), grammar(structure.kind.value, structure.text), log_level=0)
     assert matcher.consume_tokens(list(output)) or not output
     bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
