@@ -13,9 +13,9 @@ from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verifier_client import VerifierClient
 from tandem.rpc.verify_stream import RemoteVerifier
-from tandem.runners.toy import VOCAB_SIZE
 from tandem.speculation.types import Draft, ModelInfo, Request, SpeculationStats
 from tandem.v1 import target_verifier_pb2 as pb
+from tests.toy import VOCAB_SIZE
 
 PROMPT_TOKENS = 64
 SESSION_ROUNDS = 50  # keeps contexts short

@@ -6,8 +6,6 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from tandem.runners.toy import ToyRunner, toy_config
-from tandem.runners.toy_head import ToyHead
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import ModelInfo
 from tests.support import (
@@ -22,6 +20,8 @@ from tests.support import (
     toy,
     worker_site,
 )
+from tests.toy import ToyRunner, toy_config
+from tests.toy_head import ToyHead
 
 WAITING = ("autoregressive", "fused", "draft_worker", "draft_role", "pipelined", "remote_draft")
 NEVER_WAITING = ("never_waiting", "remote_run", "chosen")

@@ -40,7 +40,6 @@ from tandem.rpc.verifier_client import Deadlines, VerifierClient
 from tandem.rpc.verify_stream import RemoteVerifier
 from tandem.runners.loading import Shape
 from tandem.runners.protocol import Limits, Runner
-from tandem.runners.toy import END, VOCAB_SIZE, ToyConfig, ToyRunner, ToyTokenizer, adapted, toy_logits
 from tandem.services.draft_worker import DraftWorkerService
 from tandem.services.fused_server import FusedSpeculativeServerService
 from tandem.services.generation import GenerateMethod
@@ -68,6 +67,7 @@ from tandem.v1 import draft_worker_pb2, fused_speculative_server_pb2, target_ver
 from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
 from tandem.v1.fused_speculative_server_pb2_grpc import add_FusedSpeculativeServerServicer_to_server
 from tandem.v1.target_verifier_pb2_grpc import add_TargetVerifierServicer_to_server
+from tests.toy import END, VOCAB_SIZE, ToyConfig, ToyRunner, ToyTokenizer, adapted, toy_logits
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MAIN = str(REPOSITORY / "main.py")

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from tandem.checkpoints.tokenizers import Tokenizer
     from tandem.runners.loading import Execution, Shape
 
-# Each module has a `BACKEND`. tandem_nxdi is a distribution of its own: packages/tandem-nxdi.
+# Each module has a `BACKEND`. tandem_nxdi is packages/tandem-nxdi; the toy backend is there in a checkout alone.
 MODULES: Mapping[str, str] = MappingProxyType(
     {
         "torch": "tandem.runners.torch.backend",
         "nxdi": "tandem_nxdi.backend",
-        "toy": "tandem.runners.toy",
+        "toy": "tests.toy",
     }
 )
 BACKENDS = tuple(MODULES)
@@ -114,7 +114,9 @@ def backend_named(name: str) -> Backend:
     try:
         backend: Backend = importlib.import_module(MODULES[name]).BACKEND
     except ModuleNotFoundError as error:
-        if (missing := missing_package(error.name)) is None:
+        here = (error.name or "").partition(".")[0] == "tests"
+        missing = f"{name} is among the tests of a checkout" if here else missing_package(error.name)
+        if missing is None:
             raise
         raise ValueError(f"backend: {missing}") from None
     return backend

@@ -16,12 +16,12 @@ import pytest
 import tandem
 from tandem.ports import free_port
 from tandem.rpc.channel import DRAFT
-from tandem.runners.toy import ToyConfig
 from tandem.services.security.config import Security
 from tandem.services.security.tokens import AcceptedTokens
 from tandem.speculation.depth import Pipeline
 from tests.services.certificates import Authority, token_file
 from tests.support import GREEDY, HANG, SAMPLED, fused_site, oracle, run, target_site, toy, worker_site
+from tests.toy import ToyConfig
 
 T = TypeVar("T")
 PROMPT = b"the public interface"

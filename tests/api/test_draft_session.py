@@ -10,8 +10,8 @@ from typing import TypeVar
 import pytest
 
 import tandem
-from tandem.runners.toy import ToyConfig, toy_logits
 from tests.support import GREEDY, oracle, run, target_site, toy
+from tests.toy import ToyConfig, toy_logits
 
 T = TypeVar("T")
 PROMPT = b"drafts of my own"

@@ -13,13 +13,13 @@ import pytest
 import tandem
 from tandem.clients.messages import read_chat
 from tandem.clients.terminal import ClientConfig, run_client
-from tandem.runners.toy import ToyTokenizer
 from tandem.services.fused_server import FusedSpeculativeServerService
 from tandem.speculation.chat import ChatMessage, ToolCall
 from tandem.speculation.types import GenerationRequest
 from tandem.v1.fused_speculative_server_pb2_grpc import add_FusedSpeculativeServerServicer_to_server
 from tests.http.site import door
 from tests.support import listening, run, target_site
+from tests.toy import ToyTokenizer
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo", "days": 2}'}}
 CHATS: dict[str, list[dict[str, Any]]] = {

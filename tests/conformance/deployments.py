@@ -16,7 +16,6 @@ from tandem.engine.model_config import ModelConfig
 from tandem.receipts.keys import open_keys
 from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, TARGET
 from tandem.runners.loading import Execution
-from tandem.runners.toy import BACKEND, ToyConfig
 from tandem.services.receipts import Receipts
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.run_on import MAX_UNREAD
@@ -37,6 +36,7 @@ from tests.support import (
     toy,
     worker_site,
 )
+from tests.toy import BACKEND, ToyConfig
 
 TOY_DRAFT = "salt=0,miss=0.3"
 LONGEST = 2 * MAX_UNREAD + 16

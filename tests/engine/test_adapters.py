@@ -18,10 +18,10 @@ from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.model_drafter import ModelDrafter
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.engine.sequences import LocalVerifier
-from tandem.runners.toy import BACKEND, VOCAB_SIZE, ToyConfig
-from tandem.runners.toy_head import ToyHead
 from tandem.speculation.types import InvalidField, Request, SamplingParams, SpeculationStats
 from tests.support import GREEDY, SAMPLED, oracle, run, toy
+from tests.toy import BACKEND, VOCAB_SIZE, ToyConfig
+from tests.toy_head import ToyHead
 
 PROMPT = tuple(b"a prompt that is longer than two pages of tokens, by some")
 NAMES = ("", "red", "blue")

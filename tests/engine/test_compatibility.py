@@ -8,8 +8,8 @@ import pytest
 
 from tandem.engine.compatibility import ASKED, EXCLUDED, able, excluded
 from tandem.runners.capabilities import Capabilities, No, Trait
-from tandem.runners.toy import ToyRunner
 from tests.support import toy
+from tests.toy import ToyRunner
 
 
 class Such(ToyRunner):

@@ -21,12 +21,12 @@ from tandem.runners.capabilities import No, Pages
 from tandem.runners.loading import Shape
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import RowFailed, VerifyRow
-from tandem.runners.toy import BACKEND, ToyConfig, ToyRunner
-from tandem.runners.toy_head import ToyHead
 from tandem.speculation.request import Drafts
 from tandem.speculation.types import Verdict
 from tests.engine.test_adapters import truth
 from tests.support import GREEDY, SAMPLED, answer, fused_site, ids, oracle, run, toy
+from tests.toy import BACKEND, ToyConfig, ToyRunner
+from tests.toy_head import ToyHead
 
 PROMPT = b"a prompt of more tokens than a prefill step takes"
 

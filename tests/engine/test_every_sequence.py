@@ -23,11 +23,11 @@ from tandem.engine.sequences import LocalVerifier
 from tandem.engine.step_watch import StepBound, StepWatch
 from tandem.rpc import wire
 from tandem.runners.pages import PAGE
-from tandem.runners.toy import BACKEND, VOCAB_SIZE
 from tandem.speculation.types import Request
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.engine.test_step_watch import BOUND, Gated
 from tests.support import GREEDY, SAMPLED, oracle, raw_stub, run, target_site, toy, until
+from tests.toy import BACKEND, VOCAB_SIZE
 
 PROMPT = list(b"a prompt that is longer than two pages of tokens, by some")
 COUNT = 40

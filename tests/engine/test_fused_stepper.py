@@ -17,12 +17,12 @@ from tandem.engine.generators import fused_generator
 from tandem.engine.loading import Loaded
 from tandem.engine.model_config import DraftChoice
 from tandem.runners.protocol import FusedRow
-from tandem.runners.toy import ToyConfig, ToyRunner, ToyTokenizer
 from tandem.speculation.estimate import Estimate
 from tandem.speculation.length import LengthPlan
 from tandem.speculation.lookup_policy import PolicedLookup
 from tandem.speculation.types import Chunk, Draft, GenerationEnd, GenerationRequest, Request, SpeculationStats
 from tests.support import GREEDY, SAMPLED, oracle, run, toy
+from tests.toy import ToyConfig, ToyRunner, ToyTokenizer
 
 PROMPT = list(b"a prompt")
 MISS = ToyConfig(miss=0.4)

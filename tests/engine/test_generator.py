@@ -16,9 +16,9 @@ from tandem.engine.generators import fused_generator, plain_generator
 from tandem.engine.loading import Loaded
 from tandem.engine.model_config import DraftChoice
 from tandem.runners.protocol import Limits
-from tandem.runners.toy import END, ToyConfig, ToyTokenizer, toy_logits
 from tandem.speculation.types import FinishReason, GenerationRequest, InvalidField, TooLong
 from tests.support import GREEDY, SAMPLED, answer, fused_site, ids, oracle, run, target_site, toy, until, worker_site
+from tests.toy import END, ToyConfig, ToyTokenizer, toy_logits
 
 PROMPT = b"abc"
 TRUTH = oracle(PROMPT, GREEDY, 40)

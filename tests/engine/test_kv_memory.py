@@ -22,11 +22,11 @@ from tandem.engine.sequences import LocalVerifier
 from tandem.engine.slots import NoFreeSlot, SlotPool
 from tandem.runners.capabilities import Capabilities, Trait
 from tandem.runners.protocol import PrefillRow, RowFailed, VerifyRow
-from tandem.runners.toy import ToyConfig, ToyRunner
 from tandem.speculation.types import Request
 from tests.daily import daily
 from tests.speculation.virtual_time import in_virtual_time
 from tests.support import GREEDY, oracle, run, toy
+from tests.toy import ToyConfig, ToyRunner
 
 SLOTS, LENGTH = 8, 160
 WHOLE = 1408

@@ -12,7 +12,7 @@ import pytest
 
 from tandem.engine.structure_schemas import EXPONENT_DIGITS, MOST_DIGITS, JsonText, digit_tokens, digits_needed
 from tandem.engine.structure_worker import Follower, grammar, vocabulary_of
-from tandem.runners.toy import END, VOCAB_SIZE, ToyTokenizer
+from tests.toy import END, VOCAB_SIZE, ToyTokenizer
 
 VOCABULARY = vocabulary_of(ToyTokenizer().spelling(), VOCAB_SIZE, END)
 NUMBER = {"type": "number"}

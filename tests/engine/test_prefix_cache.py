@@ -19,9 +19,9 @@ from tandem.engine.sequences import LocalVerifier
 from tandem.runners.capabilities import Capabilities
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import PrefillRow, RowFailed
-from tandem.runners.toy import ToyConfig, ToyRunner
 from tandem.speculation.types import Request, SamplingParams, SpeculationStats
 from tests.support import GREEDY, SAMPLED, oracle, run, toy
+from tests.toy import ToyConfig, ToyRunner
 
 PROMPT = list(b"these are four pages of a prompt that many callers begin with ..and its end")
 OTHER = PROMPT[: 3 * PAGE] + list(b"and then it goes on in another way")

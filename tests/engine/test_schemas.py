@@ -19,11 +19,11 @@ from jsonschema.validators import validator_for
 
 from tandem.engine.structure_schemas import moved, without_looking
 from tandem.engine.structures import Structures
-from tandem.runners.toy import END, VOCAB_SIZE, ToyTokenizer
 from tandem.speculation.draws import StructureFailed
 from tandem.speculation.processing import Matcher
 from tandem.speculation.types import InvalidField, Structure, StructureKind
 from tests.support import run
+from tests.toy import END, VOCAB_SIZE, ToyTokenizer
 
 pytest.importorskip("llguidance")
 

@@ -16,10 +16,10 @@ from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.model_drafter import DraftSequence, ModelDrafter
 from tandem.engine.sequences import KVSequence
 from tandem.runners.protocol import PrefillRow
-from tandem.runners.toy import ToyConfig, ToyRunner
 from tandem.speculation.fallible import Backoff, DrafterHealth
 from tandem.speculation.types import Request
 from tests.support import GREEDY, SAMPLED, oracle, run, toy
+from tests.toy import ToyConfig, ToyRunner
 
 PROMPT = list(b"a prompt that is longer than one chunk")
 

@@ -26,10 +26,10 @@ from tandem.engine.step_watch import (
     parse_step_seconds,
 )
 from tandem.runners.protocol import PrefillRow, VerifyRow
-from tandem.runners.toy import ToyRunner
 from tandem.speculation.types import Request
 from tests.rows import fused_row, propose_row, verify_row
 from tests.support import GREEDY, run, toy, until
+from tests.toy import ToyRunner
 
 PROMPT = list(b"a prompt of more than one chunk, though not by much")
 BOUND = 8.0

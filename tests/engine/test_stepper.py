@@ -17,13 +17,13 @@ from tandem.engine.loading import Loaded
 from tandem.engine.local_run import LocalRunVerifier
 from tandem.engine.sequences import LocalVerifier, RunStepper
 from tandem.engine.stepper import MOST_AHEAD
-from tandem.runners.toy import ToyRunner, ToyTokenizer
 from tandem.speculation.estimate import Estimate
 from tandem.speculation.loop import TOGETHER
 from tandem.speculation.never_waiting import RunStep
 from tandem.speculation.run_on import DRAFTING, RunMessage, SelfPacedRun
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, Request, Verdict
 from tests.support import GREEDY, HANG, SAMPLED, oracle, run, toy
+from tests.toy import ToyRunner, ToyTokenizer
 
 PROMPT = list(b"a prompt")
 

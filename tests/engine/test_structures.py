@@ -16,13 +16,13 @@ import pytest
 from tandem.engine import structure_process as limits
 from tandem.engine.structure_worker import Follower, grammar, vocabulary_of
 from tandem.engine.structures import Structures
-from tandem.runners.toy import END, VOCAB_SIZE, ToyTokenizer
 from tandem.speculation.draws import StructureFailed
 from tandem.speculation.processing import Matcher
 from tandem.speculation.types import InvalidField, Structure, StructureKind
 from tests.hostile_grammars import GRAMMAR, HOSTILE, LATE, PATTERNS, REGEX, SLOW, choice, late
 from tests.structure_workers import alive, reaped, workers
 from tests.support import run, until
+from tests.toy import END, VOCAB_SIZE, ToyTokenizer
 
 llguidance = pytest.importorskip("llguidance")
 

@@ -13,12 +13,12 @@ from tandem.engine.engine import Engine
 from tandem.engine.generators import fused_generator
 from tandem.engine.loading import Loaded
 from tandem.engine.model_config import DraftChoice
-from tandem.runners.toy import ToyTokenizer
 from tandem.speculation.loop import TOGETHER
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, Rule, SpeculationStats
 from tests.daily import daily
 from tests.engine.test_stepper import Slow
 from tests.support import GREEDY, HANG, SAMPLED, ForgetfulRunner, oracle, run, toy
+from tests.toy import ToyTokenizer
 
 PROMPT = list(b"abcabcabc")
 COUNT = 120

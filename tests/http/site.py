@@ -18,7 +18,6 @@ from tandem.engine.generators import fused_generator
 from tandem.engine.loading import Loaded
 from tandem.engine.model_config import DraftChoice
 from tandem.engine.structures import Structures
-from tandem.runners.toy import VOCAB_SIZE, ToyConfig, ToyRunner, ToyTokenizer
 from tandem.services.generation import GenerateMethod
 from tandem.services.health import SERVING, HealthService
 from tandem.services.http.address import HttpAddress
@@ -31,6 +30,7 @@ from tandem.services.security.config import Security
 from tandem.services.security.limits import ServerLimits
 from tandem.v1.fused_speculative_server_pb2 import FusedSpeculativeServerGenerateResponse
 from tests.support import HANG, toy
+from tests.toy import VOCAB_SIZE, ToyConfig, ToyRunner, ToyTokenizer
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]

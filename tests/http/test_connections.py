@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from tandem.runners.toy import ToyConfig
 from tandem.services.http import exchange
 from tandem.services.http.address import HttpAddress
 from tests.http.site import COMPLETIONS, KEY, Site, door
 from tests.support import HANG, run
+from tests.toy import ToyConfig
 
 LONG: dict[str, Any] = {"prompt": "hello", "max_tokens": 400, "ignore_eos": True, "stream": True, "temperature": 0}
 SHORT = {**LONG, "max_tokens": 12, "stream_options": {"include_usage": True}}

@@ -15,7 +15,6 @@ from typing import Any
 import httpx2
 import pytest
 
-from tandem.runners.toy import ToyConfig
 from tandem.services.http import listener, protocol
 from tandem.services.security.config import Security
 from tandem.services.security.limits import ServerLimits
@@ -23,6 +22,7 @@ from tandem.services.security.tokens import AcceptedTokens
 from tests.http.site import CHAT, COMPLETIONS, HELLO, KEY, Site, door
 from tests.services.certificates import Authority, token_file
 from tests.support import run
+from tests.toy import ToyConfig
 
 SLOW = ToyConfig(step_seconds=0.02)
 LONG: dict[str, Any] = {"prompt": "hello", "max_tokens": 400, "ignore_eos": True, "stream": True, "temperature": 0}

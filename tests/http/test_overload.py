@@ -15,7 +15,6 @@ import openai
 import pytest
 
 from tandem.engine.step_watch import StepBound, StepWatch
-from tandem.runners.toy import ToyConfig, ToyRunner
 from tandem.services.http import protocol
 from tandem.services.http.exchange import Exchange
 from tandem.services.security.call_limits import fairness_key
@@ -27,6 +26,7 @@ from tests.http.overload import CROWD, DRAIN, FULL, HUNG, LIMIT, LOST, Row
 from tests.http.site import COMPLETIONS, KEY, LENGTH, Site, door, limited
 from tests.services.certificates import token_file
 from tests.support import HANG, ids, oracle, run, until
+from tests.toy import ToyConfig, ToyRunner
 
 SLOW = ToyConfig(step_seconds=0.02)
 PROMPT: dict[str, Any] = {"model": "toy", "prompt": "hello", "temperature": 0}

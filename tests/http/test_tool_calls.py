@@ -12,13 +12,13 @@ from tandem.checkpoints.chat_templates import render
 from tandem.checkpoints.token_text import ByteText
 from tandem.checkpoints.tool_prompts import INTRODUCTION, Shown, shown_by, with_tools
 from tandem.engine.structures import Structures
-from tandem.runners.toy import VOCAB_SIZE, ToyTokenizer
 from tandem.services.http.tool_calls import FORMATS, MarkedCalls, MarkedText, folded
 from tandem.services.http.tools import ToolChoice, ToolUse
 from tandem.speculation.draws import StructureFailed
 from tandem.speculation.stopping import Stopping, StopRules
 from tandem.speculation.types import InvalidField, Structure, StructureKind
 from tests.support import run
+from tests.toy import VOCAB_SIZE, ToyTokenizer
 
 TOOL = {
     "type": "function",

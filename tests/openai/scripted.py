@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-import tandem.runners.toy
+import tests.toy
 from tandem.checkpoints.locate import Checkpoint
 from tandem.checkpoints.tokenizers import HuggingFaceTokenizer
 from tandem.cli import main
 from tandem.runners.protocol import Limits
-from tandem.runners.toy import END, VOCAB_SIZE, ToyConfig, ToyRunner, ToyTokenizer
+from tests.toy import END, VOCAB_SIZE, ToyConfig, ToyRunner, ToyTokenizer
 
 TURN = "<|im_start|>assistant\n"
 CALLS = {
@@ -94,8 +94,8 @@ def install(template: str) -> None:
     def scripted(limits: Limits, config: ToyConfig) -> ToyRunner:
         return Scripted(limits, config)
 
-    tandem.runners.toy.toy_runner = scripted
-    tandem.runners.toy.ToyBackend.tokenizer = lambda *_: tokenizer  # type: ignore[method-assign,assignment]
+    tests.toy.toy_runner = scripted
+    tests.toy.ToyBackend.tokenizer = lambda *_: tokenizer  # type: ignore[method-assign,assignment]
 
 
 if __name__ == "__main__":

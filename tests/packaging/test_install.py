@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shutil
 import subprocess
 import zipfile
 from collections.abc import Sequence
@@ -57,7 +58,9 @@ def light(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def user(tmp_path: Path) -> Path:
-    """A folder with the user's own packages `models` and `services`."""
+    """A folder with the user's own packages `models` and `services`, and the toy backend."""
+    (tmp_path / "tests").mkdir()
+    shutil.copy(REPOSITORY / "tests" / "toy.py", tmp_path / "tests")
     for package in ("models", "services"):
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").write_text(MINE)
@@ -104,7 +107,7 @@ def test_the_light_install_adds_one_importable_name(light: Path, user: Path) -> 
 
 def test_the_light_install_runs_the_toy_roles_and_names_the_extra_that_others_need(light: Path, user: Path) -> None:
     alone = ("verify_target", "--backend", "toy", "--prompt", "hi", "--max_new_tokens", "4")
-    assert "token" in output(light, user, "tandem", *alone)
+    assert "token" in output(light, user, "tandem", *alone, PYTHONPATH=str(user))
     shown = output(light, user, "tandem", "--help")
     assert "fused_target" in shown and "compare" in shown and "main.py" not in shown
     without = output(light, user, "-c", "from tandem.checkpoints.locate import embedded_draft as e; print(e())")
@@ -149,7 +152,7 @@ def test_an_installed_tandem_serves_openai_clients_with_one_command(wheel: Path,
     said = output(python, user, "-c", "import tandem; print('tandem', tandem.__version__)")
     assert output(python, user, "tandem", "--version") == said == f"tandem {wheel.name.split('-')[1]}"
     command = [python.parent / "tandem", "serve", "salt=0", "--backend", "toy"]
-    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    clean = os.environ | {"PYTHONPATH": str(user)}
     with (user / LOG).open("w") as log:
         more = ("--http_port", "0", "--ready_file", str(user / READY))
         process = subprocess.Popen([*command, *more], cwd=user, env=clean, stdout=log, stderr=log, text=True)

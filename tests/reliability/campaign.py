@@ -20,7 +20,6 @@ from tandem.checkpoints.adapter_files import AdapterChoice
 from tandem.engine.prefix_cache import PrefixCache
 from tandem.rpc.channel import DRAFT
 from tandem.rpc.verifier_client import Deadlines
-from tandem.runners.toy import BACKEND, ToyRunner
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import Rule
@@ -41,6 +40,7 @@ from tests.support import (
     until,
     worker_site,
 )
+from tests.toy import BACKEND, ToyRunner
 
 DEADLINES = Deadlines(open=2.0, verify=0.4, close=0.4, admission=20.0)
 SECONDS = 90.0

@@ -18,7 +18,6 @@ import grpc
 from tandem.checkpoints.adapter_files import AdapterChoice
 from tandem.rpc import wire
 from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, TARGET, stub
-from tandem.runners.toy import BACKEND
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.reliability.messages import ADAPTER, LONGEST
 from tests.support import (
@@ -35,6 +34,7 @@ from tests.support import (
     until,
     worker_site,
 )
+from tests.toy import BACKEND
 
 PROMPT = b"canary"
 COUNT = 12

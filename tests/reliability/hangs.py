@@ -30,10 +30,10 @@ from typing import Any
 from tandem.cli import main as launcher
 from tandem.engine.generator import Generator
 from tandem.rpc.verifier_client import VerifierClient
-from tandem.runners.toy import ToyRunner
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import Chunk, SamplingParams
 from tests.support import REPOSITORY, distributed, ids, oracle, until
+from tests.toy import ToyRunner
 
 PROMPT = list(b"a verifier that hangs")
 TOKENS, BEFORE = 60, 20

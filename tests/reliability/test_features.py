@@ -15,7 +15,6 @@ import pytest
 
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.runners.loading import Shape
-from tandem.runners.toy import ToyConfig
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.features import FeatureFormat
@@ -25,6 +24,7 @@ from tests.reliability.campaign import DEADLINES, _expire
 from tests.reliability.faults import FaultInterceptor, Schedule
 from tests.reliability.history import History, count_faults
 from tests.support import GREEDY, SAMPLED, answer, distributed, ids, oracle, run, target_site, toy
+from tests.toy import ToyConfig
 
 PROMPT = b"A prompt that is longer than one step of a prefill takes"
 WAYS = (Pipeline.OFF, Pipeline.ON, Pipeline.NEVER_WAITING)

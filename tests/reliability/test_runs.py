@@ -15,7 +15,6 @@ import pytest
 
 from tandem.engine.stepper import MOST_AHEAD
 from tandem.rpc.errors import TandemError
-from tandem.runners.toy import ToyConfig
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.run_on import MAX_UNREAD
 from tandem.speculation.types import Chunk
@@ -26,6 +25,7 @@ from tests.reliability.faults import Fault, FaultInterceptor, Schedule
 from tests.reliability.history import History
 from tests.services.test_runs import PROMPT, SLOW, opening, read, running, said, status, truth
 from tests.support import SAMPLED, Site, distributed, ids, oracle, raw_stub, run, target_site, toy, until
+from tests.toy import ToyConfig
 
 LONG = 1900
 

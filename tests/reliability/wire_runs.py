@@ -13,9 +13,9 @@ import grpc
 from tandem.rpc import wire
 from tandem.rpc.errors import from_rpc
 from tandem.rpc.stream_status import ENDED_MEANWHILE
-from tandem.runners.toy import END
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.reliability.traffic import PATIENCE, Ask, Ended, after
+from tests.toy import END
 
 PASSING = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "NOT_FOUND", "RESOURCE_EXHAUSTED")
 MOST_DRAFTS = 5

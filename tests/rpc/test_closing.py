@@ -17,7 +17,6 @@ from tandem.rpc import wire
 from tandem.rpc.closing import SessionCloses
 from tandem.rpc.errors import TandemError
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
-from tandem.runners.toy import ToyConfig
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import Request
 from tandem.v1 import target_verifier_pb2 as pb
@@ -39,6 +38,7 @@ from tests.support import (
     toy,
     until,
 )
+from tests.toy import ToyConfig
 
 FOR_EVER = 1e6
 PROMPT = list(b"the prompt")

@@ -17,7 +17,6 @@ import pytest
 from tandem.rpc import wire
 from tandem.rpc.channel import DRAFT
 from tandem.rpc.propose_stream import StreamedDrafts
-from tandem.runners.toy import ToyConfig
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.fallible import DrafterHealth
 from tandem.speculation.retry import Backoff
@@ -40,6 +39,7 @@ from tests.support import (
     until,
     worker_site,
 )
+from tests.toy import ToyConfig
 
 PROMPT = list(b"the prompt")
 SLOW = ToyConfig(step_seconds=0.003)

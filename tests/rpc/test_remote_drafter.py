@@ -19,7 +19,6 @@ import pytest
 
 from tandem.rpc.errors import BrokenContract, TandemError
 from tandem.rpc.remote_drafter import DraftClient, RemoteDrafter
-from tandem.runners.toy import ToyConfig
 from tandem.services.duplex import StreamIdle
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.fallible import DrafterRefused
@@ -43,6 +42,7 @@ from tests.support import (
     until,
     worker_site,
 )
+from tests.toy import ToyConfig
 
 PROMPT = list(b"the prompt")
 Fault = Callable[[Any, Any, Any], Any]
@@ -360,7 +360,7 @@ def test_a_target_starts_without_its_worker_and_finds_it_later(caplog: pytest.Lo
 def test_a_worker_of_another_tokenizer_is_refused_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         async with worker_site(None) as site:
-            monkeypatch.setattr("tandem.runners.toy.ToyTokenizer.sha256", "another")
+            monkeypatch.setattr("tests.toy.ToyTokenizer.sha256", "another")
             with pytest.raises(ValueError, match="must share a vocabulary"):
                 async with remote_draft(site.address):
                     pass

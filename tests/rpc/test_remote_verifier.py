@@ -18,7 +18,6 @@ from tandem.rpc.errors import TandemError, from_rpc
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
-from tandem.runners.toy import ToyConfig
 from tandem.speculation.retry import Persistence
 from tandem.speculation.rounds import OutOfStep
 from tandem.speculation.types import Request, SpeculationStats
@@ -41,6 +40,7 @@ from tests.support import (
     toy,
     until,
 )
+from tests.toy import ToyConfig
 
 PROMPT = list(b"the prompt")
 PLAIN = Request(GREEDY)
@@ -208,7 +208,7 @@ def test_a_close_that_fails_after_its_request_was_cancelled_is_nobodys_exception
 def test_a_draft_of_another_tokenizer_is_refused_before_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         async with target_site() as site:
-            monkeypatch.setattr("tandem.runners.toy.ToyTokenizer.sha256", "another")
+            monkeypatch.setattr("tests.toy.ToyTokenizer.sha256", "another")
             with pytest.raises(ValueError, match="must share a vocabulary"):
                 async with distributed(site.address):
                     pass

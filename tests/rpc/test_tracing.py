@@ -19,7 +19,6 @@ from tandem.rpc.errors import TandemError
 from tandem.rpc.request_context import Request, begin, outgoing
 from tandem.rpc.traced import traced as with_spans
 from tandem.rpc.tracing import Tracing, open_tracing
-from tandem.runners.toy import ToyConfig
 from tandem.services.observability.calls import CallLayer
 from tandem.services.observability.spans import CallSpans
 from tandem.speculation.depth import Pipeline
@@ -27,6 +26,7 @@ from tandem.v1 import target_verifier_pb2 as pb
 from tests import support
 from tests.support import Answer, answer, distributed, forget, ids, launch, raw_stub, run, server_process, target_site
 from tests.support import worker_site as worker
+from tests.toy import ToyConfig
 
 
 class Traced:

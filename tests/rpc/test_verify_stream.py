@@ -21,7 +21,6 @@ from tandem.rpc.errors import TandemError
 from tandem.rpc.liveness import Health, watch
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
 from tandem.rpc.verify_stream import RoundStream
-from tandem.runners.toy import ToyConfig
 from tandem.speculation.depth import Depth, Pipeline
 from tandem.speculation.retry import Persistence, RetryBudget
 from tandem.speculation.rounds import Answer, RoundsLost
@@ -45,6 +44,7 @@ from tests.support import (
     toy,
     until,
 )
+from tests.toy import ToyConfig
 
 PROMPT = list(b"abcabcabcab")
 

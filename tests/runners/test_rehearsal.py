@@ -21,8 +21,8 @@ from tandem.host.device_times import (
 from tandem.runners.fused_step import fused
 from tandem.runners.protocol import FusedRow, Limits, PrefillRow, ProposeRow, Runner, VerifyRow
 from tandem.runners.rehearsal import bare, rehearsed
-from tandem.runners.toy import ToyConfig, ToyRunner
 from tandem.speculation.types import Request, SamplingParams, Verdict
+from tests.toy import ToyConfig, ToyRunner
 
 ASKED = Request(SamplingParams())
 LIMITS = Limits(slots=4, max_length=64, max_draft=5, chunk=16, vocab_size=258)

@@ -21,11 +21,11 @@ from tandem.runners.protocol import (
     ProposeRow,
     Runner,
 )
-from tandem.runners.toy import ToyConfig, ToyRunner
 from tandem.speculation import rejection
 from tandem.speculation.types import Rule, SamplingParams, Verdict
 from tests.rows import fused_row, propose_row, verify_row
 from tests.support import toy
+from tests.toy import ToyConfig, ToyRunner
 
 PROMPT = (5, 9, 100, 7, 33, 9, 100)
 SAMPLED = SamplingParams(temperature=1.5, seed=3)

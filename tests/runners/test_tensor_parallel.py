@@ -24,13 +24,13 @@ from tandem.runners.protocol import PrefillRow
 from tandem.runners.startup import Startup
 from tandem.runners.torch.platforms import CPU, NEURON, compile_order
 from tandem.runners.torch.tensor_parallel import DRAFT, TARGET, Leader, RankLink, Ranks, follow
-from tandem.runners.toy import ToyConfig, ToyRunner, ToyTokenizer
 from tandem.speculation.processing import Processing
 from tandem.speculation.types import InvalidField, Request, SamplingParams, Structure, StructureKind
 from tests.rows import fused_row, propose_row, verify_row
 from tests.runners.compiled import FAMILIES, GREEDY, LIMITS, SIZES
 from tests.runners.ranks import logits_and_tokens, runner
 from tests.support import REPOSITORY
+from tests.toy import ToyConfig, ToyRunner, ToyTokenizer
 
 
 def model_folder(folder: Path, tied: bool) -> Path:

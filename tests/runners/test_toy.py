@@ -7,10 +7,10 @@ import pytest
 
 from tandem.runners.fused_step import fused_step
 from tandem.runners.protocol import PrefillRow, RowFailed, VerifyRow
-from tandem.runners.toy import END, ToyConfig, ToyTokenizer, toy_logits
 from tandem.speculation.types import Verdict
 from tests.rows import fused_row, propose_row, verify_row
 from tests.support import GREEDY, SAMPLED, oracle, toy
+from tests.toy import END, ToyConfig, ToyTokenizer, toy_logits
 
 PROMPT = (5, 6, 7, 8)
 

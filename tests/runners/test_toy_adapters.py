@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tandem.checkpoints.adapter_files import AdapterChoice
 from tandem.runners.protocol import PrefillRow
-from tandem.runners.toy import BACKEND, ToyConfig, ToyRunner, adapted, toy_logits
 from tandem.speculation.types import Verdict
 from tests.rows import verify_row
 from tests.support import GREEDY, toy
+from tests.toy import BACKEND, ToyConfig, ToyRunner, adapted, toy_logits
 
 PROMPT = (5, 6, 7, 8)
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import tandem.engine.loading
-import tandem.runners.toy
 import tandem.services.server
+import tests.toy
 from tandem.cli import main
-from tandem.runners.toy import ToyRunner
+from tests.toy import ToyRunner
 
 
 def hangs(gate: Path) -> Path:
@@ -45,7 +45,7 @@ def wait_while(gate: Path, text: str) -> None:
 
 def install(gate: Path) -> None:
     """Toy runners hang from now on, while the file is there."""
-    make = tandem.runners.toy.toy_runner
+    make = tests.toy.toy_runner
 
     class Hanging(ToyRunner):
         def work(self) -> None:
@@ -56,7 +56,7 @@ def install(gate: Path) -> None:
         toy = make(*rest)
         return Hanging(toy.limits, toy.config)
 
-    tandem.runners.toy.toy_runner = hanging
+    tests.toy.toy_runner = hanging
 
 
 def install_load(gate: Path) -> None:

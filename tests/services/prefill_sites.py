@@ -20,12 +20,12 @@ from tandem.engine.remote_prefill import RemotePrefill
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.request_context import prefix_scope
 from tandem.runners.protocol import PrefillRow, Runner
-from tandem.runners.toy import ToyRunner, ToyTokenizer
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.prefill_worker import QUEUE, PrefillWorkerService
 from tandem.services.security.config import Security
 from tandem.v1.prefill_worker_pb2_grpc import add_PrefillWorkerServicer_to_server
 from tests.support import engine_of, listening, toy
+from tests.toy import ToyRunner, ToyTokenizer
 
 LEAST = 32
 """Tokens to process from which on the targets here ask."""

@@ -17,7 +17,6 @@ from tandem.rpc import wire
 from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verifier_client import VerifierClient
-from tandem.runners.toy import BACKEND
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.retry import Persistence
 from tandem.speculation.types import Chunk, GenerationRequest, Request, SamplingParams, SpeculationStats
@@ -38,6 +37,7 @@ from tests.support import (
     target_site,
     worker_site,
 )
+from tests.toy import BACKEND
 
 PROMPT = tuple(b"what adapters say of this")
 NAMES = ("", "red", "blue")

@@ -10,11 +10,11 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from tandem.rpc import wire
 from tandem.rpc.channel import DRAFT, MESSAGES, TARGET
-from tandem.runners.toy import ToyTokenizer
 from tandem.v1 import generation_pb2, target_verifier_pb2
 from tests.reliability.messages import is_repeated
 from tests.services.test_identity import PROMPT, opening, proposing, status_of
 from tests.support import SAMPLED, ids, raw_stub, run, target_site, toy, worker_site
+from tests.toy import ToyTokenizer
 
 LENGTH, MOST = 160, 5  # of the toy servers here
 GROWS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)

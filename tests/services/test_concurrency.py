@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tandem.runners.toy import ToyConfig
 from tests.gate import Gate
 from tests.support import (
     GREEDY,
@@ -23,6 +22,7 @@ from tests.support import (
     until,
     worker_site,
 )
+from tests.toy import ToyConfig
 
 STEP = 0.02
 SERVICES = ("autoregressive", "fused", "draft_worker")

@@ -15,7 +15,6 @@ from tandem.rpc.channel import DRAFT
 from tandem.rpc.generation_client import GenerationClient
 from tandem.runners.fused_step import fused_step
 from tandem.runners.protocol import FusedResult, FusedRow, FusedStep, PrefillRow, ProposeRow, Runner
-from tandem.runners.toy import ToyConfig, ToyRunner
 from tandem.services.observability.metrics import Metrics
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import Rule
@@ -34,6 +33,7 @@ from tests.support import (
     toy,
     until,
 )
+from tests.toy import ToyConfig, ToyRunner
 
 PROMPT = list(b"a prompt that is longer than one chunk of prefill")
 BOTH = pytest.mark.parametrize(

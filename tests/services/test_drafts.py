@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tandem.rpc.errors import TandemError
-from tandem.runners.toy import ToyConfig
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.request import Drafts
 from tandem.speculation.types import InvalidField, Proposer, Request, Rule, SamplingParams
@@ -35,6 +34,7 @@ from tests.support import (
     toy,
     worker_site,
 )
+from tests.toy import ToyConfig
 
 PROMPT = b"again and again and again and "
 COUNT = 40

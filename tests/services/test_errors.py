@@ -18,7 +18,6 @@ from tandem.rpc.channel import TARGET
 from tandem.rpc.errors import TandemError
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
 from tandem.runners.protocol import RowFailed
-from tandem.runners.toy import ToyConfig, ToyRunner
 from tandem.services.errors import _TABLE, DOMAIN, to_status
 from tandem.speculation.outcomes import Outcome, outcome_of
 from tandem.speculation.types import Request
@@ -39,6 +38,7 @@ from tests.support import (
     until,
     worker_site,
 )
+from tests.toy import ToyConfig, ToyRunner
 
 LENGTH = 160
 

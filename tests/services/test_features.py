@@ -11,7 +11,6 @@ from tandem.engine.drafting import check_has_target
 from tandem.engine.feature_output import OPENING_BYTES
 from tandem.engine.model_config import ModelConfig
 from tandem.runners.capabilities import Capabilities
-from tandem.runners.toy import ToyRunner
 from tandem.services.sessions.session_features import opening_features
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.features import FeatureFormat, FeatureInbox, FeatureSpec
@@ -34,6 +33,7 @@ from tests.support import (
     toy,
     worker_site,
 )
+from tests.toy import ToyRunner
 
 WAYS = (Pipeline.ON, Pipeline.NEVER_WAITING, Pipeline.AUTO)
 PROMPT = b"a prompt of more tokens than a prefill step takes, and more than a head is told of"

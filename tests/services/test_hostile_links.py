@@ -13,11 +13,11 @@ import pytest
 from tandem.comparison.links.link import DelayLink
 from tandem.comparison.links.settings import Impairments, LinkSettings
 from tandem.engine.generator import Generator
-from tandem.runners.toy import ToyConfig
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import SamplingParams
 from tests.support import GREEDY, SAMPLED, answer, distributed, ids, oracle, remote_draft, run, target_site, toy
 from tests.support import worker_site as worker
+from tests.toy import ToyConfig
 
 pytestmark = pytest.mark.thorough
 

@@ -20,7 +20,6 @@ from tandem.rpc import wire
 from tandem.rpc.channel import FUSED, open_channel, stub
 from tandem.rpc.errors import TandemError
 from tandem.rpc.request_context import PREFIX_SCOPE
-from tandem.runners.toy import END, ToyConfig, toy_logits
 from tandem.speculation.types import GenerationRequest, InvalidField, SamplingParams, Structure
 from tandem.v1 import fused_speculative_server_pb2 as fused_pb
 from tests.architectures import ARCHITECTURES, WAITING, serving
@@ -28,6 +27,7 @@ from tests.daily import daily
 from tests.hostile_grammars import HOSTILE, LATE, PATTERNS, REGEX, SLOW, choice, late, random_structure
 from tests.structure_workers import alive, resident, workers
 from tests.support import GREEDY, ServerProcess, answer, ids, oracle, run, server_process, until
+from tests.toy import END, ToyConfig, toy_logits
 
 pytest.importorskip("llguidance")
 

@@ -11,7 +11,6 @@ import grpc
 import pytest
 
 from tandem.rpc.errors import TandemError, from_rpc
-from tandem.runners.toy import ToyRunner, ToyTokenizer
 from tandem.services.security.config import Security
 from tandem.services.security.limits import LimitReached, ServerLimits
 from tandem.services.security.tokens import AcceptedTokens
@@ -21,6 +20,7 @@ from tandem.v1 import target_verifier_pb2 as pb
 from tests.services.certificates import token_file
 from tests.services.test_identity import TOKENS, ByToken, opening, proposing
 from tests.support import DRAFT, HANG, TARGET, answer, ids, raw_stub, run, target_site, toy, until, worker_site
+from tests.toy import ToyRunner, ToyTokenizer
 
 PROMPT = b"many at once"
 

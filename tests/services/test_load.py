@@ -10,12 +10,12 @@ import pytest
 
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
-from tandem.runners.toy import ToyText, ToyTokenizer
 from tandem.services.errors import MAX_PARTIAL, Interrupted, QueueFull, to_status
 from tandem.v1 import generation_pb2
 from tests.gate import Gate
 from tests.services.test_concurrency import LONG, SERVICES, all_free, serving
 from tests.support import GREEDY, HANG, Site, answer, ids, oracle, run, until
+from tests.toy import ToyText, ToyTokenizer
 
 
 def bounded(site: Site, queue: int) -> None:

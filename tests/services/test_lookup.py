@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 
-from tandem.runners.toy import END, ToyConfig
 from tandem.speculation.request import Drafts
 from tandem.speculation.types import Rule, SamplingParams
 from tests.services.test_sampling_features import PROMPT
 from tests.support import ForgetfulRunner, Generate, answer, fused_site, ids, run, toy
+from tests.toy import END, ToyConfig
 
 STEADY = ToyConfig(step_seconds=0.002)
 """Steps that take no longer for more tokens, so that what is likely is copied."""

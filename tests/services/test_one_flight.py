@@ -20,7 +20,6 @@ from tandem.comparison.links.settings import LinkSettings
 from tandem.engine.generator import Generator
 from tandem.rpc.errors import TandemError
 from tandem.rpc.run_stream import RunningVerifier
-from tandem.runners.toy import ToyConfig
 from tandem.services.duplex import MAX_AHEAD
 from tandem.services.errors import ModelMismatch, VocabularyMismatch
 from tandem.services.sessions.table import SessionConflict
@@ -45,6 +44,7 @@ from tests.support import (
     toy,
     until,
 )
+from tests.toy import ToyConfig
 
 RTT = 0.4
 NEVER = Pipeline.NEVER_WAITING

@@ -9,7 +9,6 @@ import grpc
 import pytest
 
 from tandem.engine.slots import NoFreeSlot, SlotPool
-from tandem.runners.toy import ToyConfig
 from tandem.services.security.config import Security
 from tandem.services.security.limits import ServerLimits
 from tandem.v1 import target_verifier_pb2 as pb
@@ -17,6 +16,7 @@ from tests.reliability.cancellation import Injection, injected
 from tests.services.test_errors import refusal
 from tests.services.test_target_verifier import opening
 from tests.support import answer, ids, raw_stub, run, target_site, toy, until
+from tests.toy import ToyConfig
 
 
 @pytest.mark.parametrize("wait", [30.0, 0.02], ids=["one long wait", "many short ones"])

@@ -13,7 +13,6 @@ import pytest
 from tandem.engine.engine import Engine
 from tandem.engine.page_copies import MOST_PAGES
 from tandem.runners.pages import PAGE
-from tandem.runners.toy import ToyConfig
 from tandem.speculation.types import SamplingParams
 from tandem.v1 import prefill_worker_pb2 as pb
 from tests.engine.test_prefix_cache import said, truth
@@ -25,6 +24,7 @@ from tests.support import (
     toy,
     until,
 )
+from tests.toy import ToyConfig
 
 
 def changed(change: Any) -> Any:

@@ -18,7 +18,6 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tandem.rpc.channel import DRAFT, FUSED, TARGET, open_channel
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
-from tandem.runners.toy import ToyRunner
 from tandem.services.launch import run_role
 from tests.daily import daily
 from tests.support import (
@@ -34,6 +33,7 @@ from tests.support import (
     server_process,
     until,
 )
+from tests.toy import ToyRunner
 
 
 async def health(address: str, service: str = "") -> int:
@@ -139,8 +139,8 @@ def test_nothing_is_ready_before_the_warm_up_is_over(tmp_path: Path, monkeypatch
     async def slow_load(*_: object) -> object:
         from tandem.engine.engine import Engine
         from tandem.engine.loading import Loaded
-        from tandem.runners.toy import ToyTokenizer
         from tests.support import toy
+        from tests.toy import ToyTokenizer
 
         batcher = _[1]
         runner: ToyRunner = toy()

@@ -12,7 +12,6 @@ import pytest
 from tandem.rpc import wire
 from tandem.rpc.channel import DRAFT
 from tandem.rpc.errors import TandemError
-from tandem.runners.toy import ToyRunner
 from tandem.speculation.types import SamplingParams
 from tandem.v1 import draft_worker_pb2 as pb
 from tests.services.test_errors import Refusal, refusal
@@ -28,6 +27,7 @@ from tests.support import (
     until,
     worker_site,
 )
+from tests.toy import ToyRunner
 
 PROMPT = list(b"the prompt, long enough for three chunks of prefill")
 

@@ -26,7 +26,6 @@ from tandem.receipts.receipt import Receipt, Signed, read_signed
 from tandem.receipts.redraw import shortfall
 from tandem.receipts.run import CheckConfig, PromptFile, check, checked_by
 from tandem.rpc.errors import TandemError
-from tandem.runners.toy import BACKEND, ToyConfig, ToyTokenizer, toy_logits
 from tandem.services.receipts import Receipts, generated
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.draws import draw
@@ -62,6 +61,7 @@ from tests.support import (
     toy,
     worker_site,
 )
+from tests.toy import BACKEND, ToyConfig, ToyTokenizer, toy_logits
 
 PROMPT, COUNT = b"again and again and again and ", 100
 LOOKUP_FIRST = draft_config(None, 4, 160, kind="hybrid", model="miss=0.3")

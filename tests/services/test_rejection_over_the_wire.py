@@ -17,7 +17,6 @@ import pytest
 from tandem.rpc import wire
 from tandem.rpc.errors import TandemError
 from tandem.rpc.verifier_client import VerifierClient
-from tandem.runners.toy import VOCAB_SIZE, ToyConfig, ToyRunner, toy_logits
 from tandem.services.security.identity import ANONYMOUS
 from tandem.services.sessions.table import SessionKey
 from tandem.speculation.rejection import draft_token
@@ -52,6 +51,7 @@ from tests.support import (
     toy,
     worker_site,
 )
+from tests.toy import VOCAB_SIZE, ToyConfig, ToyRunner, toy_logits
 
 PROMPT = list(b"abcabcabc")
 FREE = SamplingParams(temperature=0.8, seed=3)

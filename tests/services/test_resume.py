@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 from tandem.rpc.errors import TandemError
-from tandem.runners.toy import ToyConfig
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import Chunk
 from tests.daily import daily
@@ -39,6 +38,7 @@ from tests.support import (
     toy,
     worker_site,
 )
+from tests.toy import ToyConfig
 
 PROMPT = list(b"abcabcabcab")
 MODES, NAMES = (Pipeline.OFF, Pipeline.ON, Pipeline.NEVER_WAITING), ("unary", "stream", "run")

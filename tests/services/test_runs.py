@@ -11,7 +11,6 @@ import pytest
 
 from tandem.engine.stepper import MOST_AHEAD
 from tandem.rpc.errors import TandemError
-from tandem.runners.toy import ToyConfig
 from tandem.services.lifecycle import NotAccepting
 from tandem.speculation.depth import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
@@ -29,6 +28,7 @@ from tests.support import (
     toy,
     until,
 )
+from tests.toy import ToyConfig
 
 SLOW = ToyConfig(step_seconds=0.01)
 

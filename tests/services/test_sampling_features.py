@@ -21,7 +21,6 @@ from tandem.rpc import wire
 from tandem.rpc.errors import TandemError
 from tandem.rpc.wire_sessions import VerdictBounds, answer_from_wire
 from tandem.runners.capabilities import Capabilities, Trait
-from tandem.runners.toy import END, VOCAB_SIZE, ToyRunner, ToyTokenizer, toy_logits
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.draws import draw
@@ -55,6 +54,7 @@ from tests.support import (
     toy,
     worker_site,
 )
+from tests.toy import END, VOCAB_SIZE, ToyRunner, ToyTokenizer, toy_logits
 
 llguidance = pytest.importorskip("llguidance")
 

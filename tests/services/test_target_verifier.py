@@ -10,11 +10,11 @@ import grpc
 import pytest
 
 from tandem.rpc import wire
-from tandem.runners.toy import ToyConfig, toy_digest
 from tandem.speculation.types import SamplingParams
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.gate import Gate
 from tests.support import GREEDY, oracle, raw_stub, run, target_site, toy, until
+from tests.toy import ToyConfig, toy_digest
 
 PROMPT = list(b"the prompt, long enough for three chunks of prefill")
 

@@ -10,12 +10,12 @@ from typing import Any
 import grpc
 import pytest
 
-from tandem.runners.toy import ToyConfig
 from tandem.services.duplex import MAX_AHEAD, answered_in_order
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.gate import Gate
 from tests.services.test_target_verifier import PROMPT, opening, verifying
 from tests.support import GREEDY, oracle, raw_stub, run, target_site, toy, until
+from tests.toy import ToyConfig
 
 
 async def status(call: Any) -> tuple[str, str]:

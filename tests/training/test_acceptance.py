@@ -19,7 +19,6 @@ from tandem.engine.model_drafter import ModelDrafter
 from tandem.engine.sequences import LocalVerifier
 from tandem.host.device_times import times_named
 from tandem.runners.loading import Shape
-from tandem.runners.toy import ToyConfig
 from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.length import FixedLength
 from tandem.speculation.loop import speculate
@@ -31,6 +30,7 @@ from tandem_train.accept_table import print_measured
 from tandem_train.replay import Continuation, MemoizedDrafter, agreement, replay
 from tandem_train.step_costs import PairCosts
 from tests.support import GREEDY, SAMPLED, oracle, run, toy
+from tests.toy import ToyConfig
 
 PROMPT = tuple(b"a prompt, a prompt, a pro")
 COUNT = 40

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from tandem.runners.toy import VOCAB_SIZE, ToyConfig, toy_logits
 from tandem.vllm import RemoteDrafter
 from tandem.vllm.settings import Settings
+from tests.toy import VOCAB_SIZE, ToyConfig, toy_logits
 
 LONGEST = 160
 """Tokens of a toy sequence."""

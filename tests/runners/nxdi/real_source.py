@@ -250,12 +250,12 @@ async def scenarios(folder: Path) -> dict[str, Any]:
     from tandem.engine.model_config import DraftChoice
     from tandem.engine.model_drafter import ModelDrafter
     from tandem.runners.loading import Execution, Shape
-    from tandem.runners.toy import ToyTokenizer
     from tandem.speculation.depth import Pipeline
     from tandem.speculation.types import GenerationRequest, SamplingParams
     from tandem_nxdi.backend import BACKEND
     from tandem_nxdi.load import load_nxdi, load_nxdi_pair, start_on_device
     from tandem_nxdi.settings import NxdiSettings
+    from tests.toy import ToyTokenizer
 
     target = tiny(folder / "target", "llama", 1)
     tiny(folder / "draft", "llama", 2, target, 0.05)

@@ -49,8 +49,8 @@ def forbid(folder: Path) -> None:
 def main() -> int:
     from tandem.cli.main import main as run
     from tandem.engine import loading
-    from tandem.runners.toy import ToyTokenizer
     from tests.runners.nxdi import simulated
+    from tests.toy import ToyTokenizer
 
     forbid(Path(sys.argv[1]))
     simulated.install(pytest.MonkeyPatch())

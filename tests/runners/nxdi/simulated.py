@@ -20,8 +20,8 @@ import torch
 from safetensors.numpy import save_file
 from torch import Tensor
 
-from tandem.runners.toy import VOCAB_SIZE, ToyConfig, adapted, toy_logits
 from tests.checkpoints.heads import eagle1_folder, eagle1_tensors, eagle3_folder, eagle3_tensors
+from tests.toy import VOCAB_SIZE, ToyConfig, adapted, toy_logits
 
 PAD = -1  # acceptance_padding_token
 LOADED: list[Application] = []

@@ -19,7 +19,6 @@ from tandem.engine.loading import Loaded
 from tandem.engine.model_drafter import ModelDrafter
 from tandem.engine.sequences import LocalVerifier
 from tandem.runners.protocol import RowFailed
-from tandem.runners.toy import ToyTokenizer
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import GenerationRequest, Request, SamplingParams
 from tandem_nxdi.backend import BACKEND
@@ -29,6 +28,7 @@ from tests.adapters import write_adapter
 from tests.rows import verify_row
 from tests.runners.nxdi.runners import SHAPE, Bench, application, bench  # noqa: F401
 from tests.support import GREEDY, SAMPLED, Answer, answer, ids, oracle, run
+from tests.toy import ToyTokenizer
 
 NAMES = ("", "red", "blue")
 PROMPTS = {"": b"x", "red": b"ab", "blue": b"a longer prompt, of thirty tokens"}

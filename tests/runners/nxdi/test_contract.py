@@ -17,11 +17,11 @@ from tandem.engine.generators import drafted_generator, plain_generator
 from tandem.engine.loading import Loaded
 from tandem.engine.model_drafter import ModelDrafter
 from tandem.runners.protocol import Runner
-from tandem.runners.toy import VOCAB_SIZE, ToyTokenizer
 from tandem.speculation.depth import Pipeline
 from tests.runners.nxdi.contract import FILE, recorded
 from tests.runners.nxdi.runners import SHAPE, Bench, bench  # noqa: F401
 from tests.support import answer, fused_site, ids, run
+from tests.toy import VOCAB_SIZE, ToyTokenizer
 
 RECORDED = {json.dumps(one, sort_keys=True) for one in json.loads(FILE.read_text(encoding="utf-8"))}
 WIDTH = SHAPE.max_draft + 1

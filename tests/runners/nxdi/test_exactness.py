@@ -16,7 +16,6 @@ from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.model_drafter import ModelDrafter
 from tandem.runners.loading import Shape
 from tandem.runners.protocol import Runner
-from tandem.runners.toy import ToyTokenizer
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import (
     GenerationRequest,
@@ -30,6 +29,7 @@ from tandem.speculation.types import (
 from tests.daily import daily
 from tests.runners.nxdi.runners import SHAPE, Bench, application, bench  # noqa: F401
 from tests.support import GREEDY, SAMPLED, Answer, answer, engine_of, fused_site, ids, oracle, run, target_site
+from tests.toy import ToyTokenizer
 
 PROMPTS = (b"x", b"ab", b"a longer prompt, of thirty tokens", b"abc", b"another one")
 BOTH = pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])

@@ -22,7 +22,6 @@ from tandem.engine.loading import load, load_draft, load_pair, load_unfused
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.runners.loading import Execution, Shape
 from tandem.runners.protocol import Runner
-from tandem.runners.toy import ToyTokenizer
 from tandem.speculation.types import Rule
 from tandem_nxdi.checkpoint import older_rope
 from tandem_nxdi.fused import FusedDraft, FusedRunner
@@ -30,6 +29,7 @@ from tandem_nxdi.load import load_nxdi, start_on_device
 from tests.runners.nxdi import simulated
 from tests.runners.nxdi.runners import Bench, bench  # noqa: F401
 from tests.support import GREEDY, SAMPLED, Answer, answer, ids, oracle, run
+from tests.toy import ToyTokenizer
 
 SHAPE = Shape(2, 64, 4)
 

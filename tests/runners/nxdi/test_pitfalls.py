@@ -13,13 +13,13 @@ from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.runners.loading import Shape
 from tandem.runners.protocol import PrefillRow, RowFailed
-from tandem.runners.toy import ToyConfig, toy_logits
 from tandem.speculation.types import Verdict
 from tandem_nxdi.fused import UNKNOWN
 from tandem_nxdi.lines import ForwardCall
 from tests.rows import fused_row, propose_row, verify_row
 from tests.runners.nxdi.runners import SHAPE, Bench, application, bench  # noqa: F401
 from tests.support import GREEDY, SAMPLED, oracle, run
+from tests.toy import ToyConfig, toy_logits
 
 PROMPT = tuple(b"a prompt of twenty..")
 K = SHAPE.max_draft + 1

@@ -19,6 +19,7 @@ from tandem.checkpoints.locate import Checkpoint
 from tandem.checkpoints.tool_prompts import Shown, with_tools
 from tandem.runners.backends import Backend, LoadRequest
 from tandem.runners.capabilities import Capabilities, FeaturesOut, MemoryOnDemand, Pages
+from tandem.runners.feature_rows import FeatureRow
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import (
     FusedStep,
@@ -36,12 +37,12 @@ from tandem.runners.protocol import (
     verify_row,
 )
 from tandem.runners.startup import Startup
-from tandem.runners.toy_features import HIDDEN, LAYERS, ToyFeatures
 from tandem.speculation.types import SparseDistribution, Verdict
 
 VOCAB_SIZE = 258
 END = 257
 CHUNK = 64  # tokens of a prefill step
+LAYERS, HIDDEN = 3, 8  # of the features: digests as numbers that every wire format keeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,32 @@ def adapted(tokens: Sequence[int], revision: str) -> list[int]:
     """The tokens that a toy caches for rows with an adapter of this revision, for `toy_logits`."""
     salt = zlib.crc32(revision.encode()) % 2**15 + 1
     return [token + (salt << 16) for token in tokens]
+
+
+def toy_features(digests: NDArray[np.uint32], layers: Sequence[int]) -> NDArray[np.float32]:
+    """Features [positions, layers * 8] of digests [positions]: half bytes from -8 to 7, ordered by layer."""
+    shifts = np.arange(0, 4 * HIDDEN, 4, dtype=np.uint32)
+    each = [(np.roll(shifts, layer)[None] + np.zeros((len(digests), 1), np.uint32)) for layer in layers]
+    return ((digests[:, None] >> np.concatenate(each, axis=1)) & 15).astype(np.float32) - 8
+
+
+def toy_digests(features: NDArray[np.float32], layers: Sequence[int]) -> NDArray[np.uint32]:
+    """Digests [positions] of features; 0 where layers contradict each other."""
+    halves = (np.rint(features) + 8).astype(np.uint32).reshape(len(features), len(layers), HIDDEN)
+    shifts = np.arange(0, 4 * HIDDEN, 4, dtype=np.uint32)
+    each = np.stack([(halves[:, i] << np.roll(shifts, n)).sum(axis=-1) for i, n in enumerate(layers)]).astype(np.uint32)
+    return np.where((each == each[0]).all(axis=0), each[0], np.uint32(0))
+
+
+@dataclass(frozen=True, slots=True)
+class ToyFeatures:
+    """Implements HandedOut with the digests [slots, length] of a toy."""
+
+    digests: NDArray[np.uint32]
+    layers: tuple[int, ...]
+
+    def read(self, rows: Sequence[FeatureRow]) -> list[NDArray[np.float32]]:
+        return [toy_features(self.digests[r.slot, r.start : r.start + r.count], self.layers) for r in rows]
 
 
 class ToyRunner:
@@ -323,7 +350,7 @@ class ToyBackend(Backend):
     def load_head(
         self, checkpoint: Checkpoint, target: Runner | Checkpoint, request: LoadRequest, startup: Startup
     ) -> Runner:
-        from tandem.runners.toy_head import ToyHead
+        from tests.toy_head import ToyHead
 
         if isinstance(target, ToyRunner):
             return ToyHead(target.limits, toy_config(checkpoint.name), target)

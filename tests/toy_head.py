@@ -18,10 +18,9 @@ from tandem.runners.protocol import (
     VerifyRow,
     draft_next,
 )
-from tandem.runners.toy import ToyConfig, ToyRunner, digest_logits, toy_digest
-from tandem.runners.toy_features import HIDDEN, toy_digests
 from tandem.speculation.features import FeatureInbox
 from tandem.speculation.types import SparseDistribution, Verdict
+from tests.toy import HIDDEN, ToyConfig, ToyRunner, digest_logits, toy_digest, toy_digests
 
 
 class ToyHead(ToyRunner):
