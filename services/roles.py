@@ -29,7 +29,8 @@ from tandem.engine.loading import (
 )
 from tandem.engine.model_config import ModelConfig, beside_target
 from tandem.engine.prefix_cache import share_prefixes
-from tandem.engine.rank_processes import RankProcesses, lose_engine_with_ranks
+from tandem.engine.rank_follower import run_follower
+from tandem.engine.rank_processes import RankProcesses, lose_engine_with_ranks, rank_processes
 from tandem.engine.step_watch import StepBound, StepWatch
 from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, PREFILL, TARGET
 from tandem.rpc.first_contact import check_peers
@@ -45,10 +46,9 @@ from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.setup import Observability
 from tandem.services.prefill_worker import connect_remote_prefill, prefill
 from tandem.services.receipts import Receipts
-from tandem.services.request_defaults import defaults_in_force
-from tandem.services.role_config import RoleConfig
+from tandem.services.role_config import RoleConfig, defaults_in_force
 from tandem.services.security.call_limits import fairness_key
-from tandem.services.server import HostedService
+from tandem.services.server import HostedService, serve
 from tandem.services.sessions.proposals import Proposals
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.retry import Persistence
@@ -354,3 +354,26 @@ def _log_target(loaded: Loaded, info: ModelInfo) -> None:
         )
     else:
         log.warning("bits: logits differ between prefill and decode on this device; outputs may differ at ties")
+
+
+async def run_role(name: str, config: RoleConfig) -> int:
+    """Runs a role of ROLES until its server ends; returns the exit code. Ranks above 0 follow rank 0."""
+    role = ROLES[name]
+    if not role.ranks:
+        return await _run(role, config, RankProcesses())
+    if config.models.ranks.follows:
+        return await run_follower(config.models, drafts=role.drafts)
+    with rank_processes(config.models.ranks, config.command) as others:
+        return await _run(role, config, others)
+
+
+async def _run(role: ServerRole, config: RoleConfig, others: RankProcesses) -> int:
+    parts = ServerParts(role, config, others)
+    serving = serve(config.serve, parts.lifecycle, partial(role.build, parts), [parts.observability.layer])
+    code = await parts.observability.during(serving)
+    for path in parts.profile.write() if parts.profile else ():
+        log.info("performance metrics saved to %s", path)
+    stuck = parts.batcher.stuck
+    if stuck:  # the device thread would keep the process alive for ever
+        config.serve.ending.within(0.0, "the device thread is stuck in a step")
+    return code or int(stuck)

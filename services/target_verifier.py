@@ -10,10 +10,11 @@ from dataclasses import replace
 import grpc
 
 from tandem.engine.engine import Engine
+from tandem.engine.feature_output import OPENING_BYTES
 from tandem.engine.generator import check_tokens
 from tandem.engine.sequences import TargetSequence
 from tandem.rpc import wire
-from tandem.rpc.wire_sessions import session_from_wire
+from tandem.rpc.wire_sessions import feature_format_from_wire, session_from_wire
 from tandem.services.duplex import answered_in_order
 from tandem.services.errors import ModelMismatch, VocabularyMismatch
 from tandem.services.generation import GenerateMethod
@@ -21,9 +22,7 @@ from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.identity import caller
 from tandem.services.security.limits import ServerLimits
 from tandem.services.security.names import check_name
-from tandem.services.sessions.checkout import Checkout
-from tandem.services.sessions.session_features import features_granted, opening_features
-from tandem.services.sessions.table import Fence, SessionConflict, SessionKey, SessionTable, session_key
+from tandem.services.sessions.table import Checkout, Fence, SessionConflict, SessionKey, SessionTable, session_key
 from tandem.services.verify_runs import (
     VerifyResources,
     VerifyRuns,
@@ -31,6 +30,7 @@ from tandem.services.verify_runs import (
     commit,
     recorded,
 )
+from tandem.speculation.features import FeatureSpec
 from tandem.speculation.run_on import MAX_UNREAD
 from tandem.speculation.types import (
     InvalidField,
@@ -44,6 +44,7 @@ from tandem.speculation.types import (
 from tandem.v1 import target_verifier_pb2 as pb
 from tandem.v1 import target_verifier_pb2_grpc
 
+MOST_LAYERS = 8
 Note = Callable[[str, int, SpeculationStats, float], None]
 """Called at a session's end: how, prompt tokens, the target's statistics, seconds open."""
 OPENING_SECONDS = 0.5  # wait for a slot; then the call fails, but its queue position is kept for a retry
@@ -269,3 +270,19 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         for i, each in enumerate(distributions):
             check_tokens(f"distributions[{i}].token_ids", each.token_ids, self._info.vocab_size)
         return distributions
+
+
+def features_granted(engine: Engine, request: pb.OpenSessionRequest) -> FeatureSpec | None:
+    """Returns the features in a session's verdicts, or None. Raises InvalidField."""
+    if len(request.features.layers) > MOST_LAYERS:
+        raise InvalidField("features.layers", f"{len(request.features.layers)} exceed {MOST_LAYERS}")
+    if engine.features is None or not request.HasField("features"):
+        return None
+    return engine.features.spec(request.features.layers, feature_format_from_wire(request.features.format))
+
+
+async def opening_features(sequence: TargetSequence, spec: FeatureSpec, request: pb.OpenSessionRequest) -> pb.Features:
+    """Returns the prefix's features from the requested position, as many as fit in a message."""
+    end = len(request.prefix) - 1
+    start = min(max(request.features.start, end - OPENING_BYTES // spec.position_bytes), end)
+    return pb.Features(start=start, values=await sequence.features(spec, start, end))

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 
 from tandem.engine.drafting import Drafting
 from tandem.engine.generator import check_tokens
 from tandem.rpc import wire
-from tandem.services.duplex import Incoming
+from tandem.services.duplex import Duplex, Incoming, StreamIdle
 from tandem.services.errors import VocabularyMismatch
 from tandem.services.lifecycle import Lifecycle
-from tandem.services.security.identity import caller
-from tandem.services.security.limits import ServerLimits
+from tandem.services.security.identity import ANONYMOUS, caller
+from tandem.services.security.limits import LimitReached, ServerLimits
 from tandem.services.security.names import check_name
-from tandem.services.sessions.proposal_limits import ProposalSessions
-from tandem.services.sessions.proposal_stream import ProposalStream
+from tandem.speculation.draft_follower import Follower
 from tandem.speculation.drafters import Drafter
+from tandem.speculation.lookahead import DraftPlan
 from tandem.speculation.types import MAX_DRAFTED, InvalidField, ModelInfo, Rule, TooLong
 from tandem.v1 import draft_worker_pb2 as pb
 
+BYTES_PER_TOKEN = 1024  # of a session: the lookup index, measured
 SLOT_SECONDS = 0.2  # seconds to wait for a draft slot, without a draft in the meantime
 
 Replies = AsyncGenerator[pb.ProposeResponse, None]
@@ -32,6 +34,107 @@ class ProposalSession:
     owner: str
     drafter: Drafter
     tokens: list[int] = field(default_factory=list)
+
+
+class ProposalSessions:
+    """Counts and limits open sessions and bytes per caller; totals are metrics."""
+
+    def __init__(self, limits: ServerLimits) -> None:
+        self._most = {
+            "max_proposal_sessions": limits.max_proposal_sessions,
+            "max_proposal_bytes": limits.max_proposal_bytes,
+        }
+        self._held: dict[str, Counter[str]] = {name: Counter() for name in self._most}
+        self._together = Counter[str]()
+        self.opened = self.closed = self.expired = 0
+
+    def __len__(self) -> int:
+        return self._together["max_proposal_sessions"]
+
+    def owned_by(self, identity: str) -> int:
+        return self._held["max_proposal_sessions"][identity]
+
+    @contextlib.contextmanager
+    def one(self, identity: str) -> Iterator[None]:
+        """Counts a session while the block runs. Raises LimitReached."""
+        self._add("max_proposal_sessions", identity, 1)
+        self.opened += 1
+        try:
+            yield
+            self.closed += 1
+        except BaseException as error:
+            idle = isinstance(error, StreamIdle)
+            self.expired, self.closed = self.expired + idle, self.closed + (not idle)
+            raise
+        finally:
+            self._add("max_proposal_sessions", identity, -1)
+
+    def grow(self, identity: str, tokens: int) -> None:
+        """Adds `tokens` (may be negative) to a session. Raises LimitReached."""
+        self._add("max_proposal_bytes", identity, tokens * BYTES_PER_TOKEN)
+
+    def _add(self, name: str, identity: str, more: int) -> None:
+        held, most = self._held[name], self._most[name]
+        if more > 0:
+            own = most if identity == ANONYMOUS else max(1, most // 2)
+            for who, now, limit in (("your", held[identity], own), ("all", self._together[name], most)):
+                if now + more > limit:
+                    raise LimitReached(
+                        f"{name}: {who} proposal sessions use {now} of {limit}: there is no room for {more} more"
+                    )
+        held[identity] += more
+        self._together[name] += more
+        if not held[identity]:
+            del held[identity]
+
+
+class ProposalStream(Duplex[pb.ProposeRequest, pb.ProposeResponse]):
+    """Follows the sequence that `first` begins; drafts end at `end` tokens, `chunk` per call."""
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        first: pb.ProposeRequest,
+        arrived: float,
+        end: int,
+        chunk: int,
+        check: Callable[[pb.ProposeRequest], None],
+    ) -> None:
+        super().__init__()
+        self._check = check
+        self._heard = {1: arrived}  # when messages were read, by number
+        self._messages = 1
+        self._follower = Follower(drafter, first.tokens, _plan(first), end, chunk, self.ready)
+
+    def _hear(self, request: pb.ProposeRequest, arrived: float) -> None:
+        self._check(request)
+        self._messages += 1
+        self._heard[self._messages] = arrived
+        self._follower.arrived(request.tokens, _plan(request))
+
+    async def _work(self, incoming: Incoming[pb.ProposeRequest]) -> None:
+        await self._follower.run()
+
+    def _next_reply(self) -> pb.ProposeResponse | None:
+        followed = None if self.ended else self._follower.take()
+        if followed is None:
+            return None
+        heard = self._heard[followed.arrivals]
+        self._heard = {number: at for number, at in self._heard.items() if number >= followed.arrivals}
+        return pb.ProposeResponse(
+            base_length=followed.base,
+            draft_tokens=followed.token_ids,
+            proposed_by=[proposer.value for proposer in followed.proposed_by],
+            drafted=followed.drafted,
+            queue_seconds=followed.queue_seconds,
+            compute_seconds=followed.compute_seconds,
+            messages_read=followed.arrivals,
+            server_seconds=time.perf_counter() - heard,
+        )
+
+
+def _plan(request: pb.ProposeRequest) -> DraftPlan:
+    return DraftPlan(request.draft_ahead, request.send_first, request.send_more)
 
 
 class Proposals:

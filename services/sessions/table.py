@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
 from weakref import WeakValueDictionary
@@ -18,6 +19,7 @@ log = logging.getLogger("tandem.server")
 MAX_SESSION_ID = 128
 REMEMBERED = 4096  # ended ids kept, to report expiry and refuse an opening after its close
 
+_AFTER_SECONDS = 0.002  # a lease that ends exactly now has not expired yet
 _CLOSED, _EXPIRED = "closed", "expired"
 _FIXED: dict[str, Callable[[Request], str]] = {
     "sampling": lambda open: "other sampling parameters",
@@ -247,3 +249,52 @@ class SessionTable(Generic[Resources, Reply]):
     @staticmethod
     def _out(session: Session[Resources, Reply], now: float) -> bool:
         return session.expires < now and not session.in_use
+
+
+class Checkout(Generic[Resources, Reply]):
+    """Serializes calls on a session; its last user frees it."""
+
+    def __init__(
+        self, table: SessionTable[Resources, Reply], free: Callable[[Session[Resources, Reply]], Awaitable[None]]
+    ) -> None:
+        self._table, self._free = table, free
+
+    @contextlib.asynccontextmanager
+    async def using(self, session: Session[Resources, Reply]) -> AsyncGenerator[None, None]:
+        """Locks a session for one call; the last user frees it. Raises SessionNotFound if closed."""
+        table = self._table
+        session.in_use += 1
+        try:
+            async with session.lock:
+                table.touch(session.session_id, session)
+                yield
+                session.opened = True
+        finally:
+            listed = table.find(session.session_id) is session
+            if listed and session.opened:
+                table.touch(session.session_id)  # a session in use does not expire, however long the call took
+            session.in_use -= 1
+            if not session.in_use and not (listed and session.opened):
+                if listed:
+                    table.forget(session.session_id)
+                await self._free(session)
+
+    async def drop(self, session_id: SessionKey) -> bool:
+        """Closes a session; returns whether it existed. Its last user frees it. The id stays used."""
+        session = self._table.drop(session_id)
+        if session is not None and not session.in_use:
+            await self._free(session)
+        return session is not None
+
+    async def expire(self) -> None:
+        """Frees expired sessions; logs errors of single ones. Called before reporting that no slot is free."""
+        for session in self._table.expire():
+            try:
+                await self._free(session)
+            except Exception:
+                log.exception("session %s expired, and freeing it failed", session.session_id)
+
+    async def expire_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._table.seconds_to_expiry() + _AFTER_SECONDS)
+            await self.expire()

@@ -13,7 +13,7 @@ import pytest
 from tandem.cli import main
 from tandem.host.detect import detect
 from tandem.host.host import Host, find_host
-from tandem.workshops.planning.doctor import Findings, examine, finding_lines, findings_json
+from tandem.workshops.planning.doctor import Findings, examine, finding_lines
 from tests.planning.support import (
     EMPTY_ENVIRONMENT,
     NXDI,
@@ -79,12 +79,6 @@ def test_a_machine_that_is_ready_is_sent_to_plan_and_serve(tmp_path: Path, packa
     assert any("NEURON_RT_VISIBLE_CORES says which (as in 0-63)" in step for step in findings.steps)
 
 
-def test_an_instance_without_driver_is_told_so(tmp_path: Path):
-    findings = examined(machine(tmp_path, "inf2.xlarge"), NXDI)
-    assert any(step.startswith("Load the Neuron driver") for step in findings.steps)
-    assert "none; instance type inf2.xlarge" in "\n".join(finding_lines(findings))
-
-
 def test_the_cpu_serves_without_torch_but_not_without_native_steps_and_torch(tmp_path: Path):
     def judged(**change: object) -> Findings:
         return examined(machine(tmp_path), {}, replace(HOST, **change))  # type: ignore[arg-type]
@@ -137,8 +131,3 @@ def test_the_command_looks_at_this_machine_and_exits_0(capsys: pytest.CaptureFix
     answer = json.loads(capsys.readouterr().out)
     assert set(answer["devices"]) == {"cpu", "cuda", "neuron", "nxdi"}
     assert answer["devices"]["cpu"] is None and answer["next"]
-
-
-def test_json_and_page_name_the_same_steps(tmp_path: Path):
-    findings = examined(machine(tmp_path, "trn2.3xlarge", 1), {})
-    assert findings_json(findings)["next"] == list(findings.steps)

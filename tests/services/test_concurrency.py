@@ -81,19 +81,3 @@ def test_concurrent_requests_share_steps(architecture: str) -> None:
                 assert batcher.rows / batcher.steps > 1.2
 
     run(test())
-
-
-@pytest.mark.parametrize("architecture", SERVICES)
-def test_a_storm_of_cancellations_leaves_every_slot_free_and_the_next_output_exact(architecture: str) -> None:
-    async def test() -> None:
-        async with serving(architecture, slots=2, step=0.002, chunk=4) as sites, sites[0].client() as client:
-            tasks = [asyncio.create_task(answer(client.generate, ids([65 + i] * 20, 60))) for i in range(12)]
-            for i, task in enumerate(tasks):
-                await asyncio.sleep(0.003 * (i % 4))
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await until(lambda: all_free(sites, 2))
-            answers = await asyncio.gather(*(answer(client.generate, ids([97 + i] * 9, 12)) for i in range(3)))
-            assert [a.token_ids for a in answers] == [oracle([97 + i] * 9, GREEDY, 12) for i in range(3)]
-
-    run(test())

@@ -101,26 +101,6 @@ async def _said(generate: Generate, drafts: Drafts, sampling: SamplingParams, **
     return await answer(generate, ids(PROMPT, COUNT, sampling=sampling, drafts=drafts, **rest))
 
 
-@pytest.mark.parametrize("place", daily(DRAFTING, 0, 5, 7, 11, 14, 16), ids=str)
-def test_every_choice_of_drafts_says_what_the_target_alone_says_and_drafts_with_nothing_else(place: Place) -> None:
-    async def test() -> None:
-        async with place.served() as served:
-            for drafts in (Drafts.AUTO, Drafts.NONE, *place.has):
-                for sampling in (GREEDY, SAMPLED):
-                    got = await _said(served.generate, drafts, sampling)
-                    assert got.token_ids == oracle(PROMPT, sampling, COUNT), (drafts, sampling)
-                    stats = got.completion.stats
-                    assert stats.undrafted_rounds == 0, (drafts, stats)
-                    if drafts is not Drafts.AUTO:
-                        assert set(stats.drafted_by) <= PROPOSERS[drafts], (drafts, stats)
-                    if drafts is Drafts.NONE:
-                        assert (stats.drafted, stats.accepted, stats.rounds) == (0, 0, len(got.token_ids)), stats
-                    if drafts in place.has and place.waits:
-                        assert stats.drafted > 0, (drafts, stats)
-
-    run(test())
-
-
 @pytest.mark.parametrize("place", daily(DRAFTING, 2, 4, 10, 13, 17), ids=str)
 def test_drafts_that_a_server_does_not_have_are_refused_by_name_with_those_that_it_has(place: Place) -> None:
     async def test() -> None:

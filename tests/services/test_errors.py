@@ -16,22 +16,18 @@ from tandem.engine.batcher import DeviceLost
 from tandem.rpc import wire
 from tandem.rpc.channel import TARGET
 from tandem.rpc.errors import TandemError
-from tandem.rpc.verifier_client import Deadlines, VerifierClient
 from tandem.runners.protocol import RowFailed
 from tandem.services.errors import _TABLE, DOMAIN, to_status
 from tandem.speculation.outcomes import Outcome, outcome_of
-from tandem.speculation.types import Request
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.support import (
     GREEDY,
     Site,
     answer,
-    distributed,
     fused_site,
     ids,
     oracle,
     raw_stub,
-    remote_verifier,
     run,
     target_site,
     toy,
@@ -39,8 +35,6 @@ from tests.support import (
     worker_site,
 )
 from tests.toy import ToyConfig, ToyRunner
-
-LENGTH = 160
 
 
 class Refusal:
@@ -126,27 +120,6 @@ def test_every_status_that_servers_send_has_its_outcome() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "numbers"),
-    [
-        ({"prefix": [1] * LENGTH}, (LENGTH, LENGTH)),
-        ({"prefix": [1] * 30, "max_total_tokens": 30}, (30, 30)),
-        ({"max_total_tokens": 161}, (161, LENGTH)),
-    ],
-)
-def test_open_session_beyond_the_sequence_length_is_out_of_range(
-    changes: dict[str, Any], numbers: tuple[int, int]
-) -> None:
-    async def test() -> None:
-        async with target_site() as site, raw_stub(site.address) as target:
-            refused = await refusal(target.OpenSession(opening(**changes)))
-            assert (refused.code, refused.reason) == ("OUT_OF_RANGE", "SEQUENCE_TOO_LONG")
-            assert all(str(n) in refused.message for n in numbers)
-            assert untouched(site)
-
-    run(test())
-
-
-@pytest.mark.parametrize(
     ("changes", "value"),
     [({"weights_revision": "toy:9"}, "toy:9"), ({"dtype": "bfloat16"}, "bfloat16"), ({"vocab_size": 259}, "259")],
 )
@@ -161,37 +134,6 @@ def test_another_target_than_the_client_expects_is_a_failed_precondition(changes
             assert untouched(site)
             same = {"weights_revision": "toy:0", "dtype": "float32", "vocab_size": 258}
             assert (await target.OpenSession(opening(**same))).committed_length == 3
-
-    run(test())
-
-
-def test_the_draft_client_waits_for_a_slot_and_then_succeeds() -> None:
-    async def test() -> None:
-        async with target_site(toy(slots=1)) as site, raw_stub(site.address) as target:
-            await target.OpenSession(opening())
-            async with distributed(site.address) as (generator, _):
-                waiting = asyncio.create_task(answer(generator.generate, ids(b"abc", 8)))
-                await asyncio.sleep(0.15)
-                assert not waiting.done()
-                await target.CloseSession(pb.CloseSessionRequest(session_id="s"))
-                assert (await waiting).token_ids == oracle(b"abc", GREEDY, 8)
-            assert site.free == 1
-
-    run(test())
-
-
-def test_the_draft_client_gives_up_when_told_to() -> None:
-    async def test() -> None:
-        async with target_site(toy(slots=1)) as site, raw_stub(site.address) as target:
-            await target.OpenSession(opening())
-            client = VerifierClient(site.address, "toy", Deadlines(admission=0.15))
-            try:
-                with pytest.raises(TandemError) as caught:
-                    await remote_verifier(client, Request(GREEDY)).open([1, 2])
-                assert caught.value.code == "RESOURCE_EXHAUSTED"
-                assert caught.value.retry_seconds == pytest.approx(0.1)
-            finally:
-                await client.close()
 
     run(test())
 

@@ -160,19 +160,6 @@ def test_a_request_that_is_under_way_goes_on_at_the_second(
     assert ("answers no health check either" if silent else "it says that it is serving") in said[0]
 
 
-@BOTH
-def test_one_that_says_it_is_not_serving_is_left_however_long_it_may_take(pipeline: Pipeline) -> None:
-    """Its server saw that a step hangs."""
-
-    async def test() -> None:
-        async with first_hangs(pipeline, Deadlines(silence=1.0, stall=3600)) as (first, second, _, loop, _client):
-            first.hangs_after, first.status = 5, health_pb2.HealthCheckResponse.NOT_SERVING
-            assert (await answer(loop.generate, REQUEST)).token_ids == TRUTH
-            assert second.calls["OpenSession"] >= 1
-
-    run(test())
-
-
 def test_a_long_prefill_is_no_hang(caplog: pytest.LogCaptureFixture) -> None:
     """Both take long: the first is waited for, and has not failed."""
 
@@ -192,19 +179,6 @@ def test_a_long_prefill_is_no_hang(caplog: pytest.LogCaptureFixture) -> None:
     assert " failed (" not in caplog.text
 
 
-def test_what_the_one_that_was_left_holds_is_given_back() -> None:
-    """G7: when it goes on, its slot is free, though nobody comes back to it."""
-
-    async def test() -> None:
-        async with first_hangs() as (first, _, (one, _two), loop, client):
-            first.hangs_after = 5
-            await answer(loop.generate, REQUEST)
-            await until(lambda: not client.closes, 10.0)
-            await until(lambda: one.free == 4)
-
-    run(test())
-
-
 @BOTH
 def test_one_verifier_alone_is_waited_for(pipeline: Pipeline) -> None:
     async def test() -> None:
@@ -222,17 +196,5 @@ def test_one_verifier_alone_is_waited_for(pipeline: Pipeline) -> None:
             only.health.set()
             assert (await asking).token_ids == TRUTH
             assert only.calls["OpenSession"] == 1 and only.calls["Check"] == 0
-
-    run(test())
-
-
-def test_two_that_are_slow_are_not_left_for_one_another_for_ever() -> None:
-    """Each failure doubles what the next may take."""
-
-    async def test() -> None:
-        async with first_hangs(deadlines=Deadlines(silence=0.05, stall=0.05)) as (first, second, _, loop, _client):
-            first.seconds = second.seconds = 0.15
-            got = await answer(loop.generate, replace(REQUEST, max_new_tokens=12))
-            assert got.token_ids == TRUTH[:12]
 
     run(test())

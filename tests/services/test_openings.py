@@ -179,34 +179,3 @@ def test_who_waited_in_vain_and_comes_back_has_kept_its_place_and_who_stays_away
         assert pool.free == 1
 
     run(test())
-
-
-def test_places_of_those_who_have_left_do_not_fill_the_queue() -> None:
-    async def test() -> None:
-        pool = SlotPool(1, max_waiting=3)
-        taken = pool.take()
-        for name in "abcdef":
-            with pytest.raises(NoFreeSlot, match=r"are taken$"):
-                await pool.acquire(0.001, name)
-        waits = [asyncio.create_task(pool.acquire()) for _ in range(3)]
-        await until(lambda: pool.waiting == 3)
-        with pytest.raises(NoFreeSlot, match="3 requests wait"):
-            await pool.acquire()
-        for each in waits:
-            pool.release(taken)
-            assert await each == taken
-
-    run(test())
-
-
-def test_a_kept_place_is_not_kept_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        monkeypatch.setattr("tandem.engine.slots.KEPT_SECONDS", -1.0)
-        pool = SlotPool(1, max_waiting=1)
-        taken = pool.take()
-        for name in ("a", "b", "c"):
-            with pytest.raises(NoFreeSlot, match=r"are taken$"):
-                await pool.acquire(0.001, name)
-        pool.release(taken)
-
-    run(test())

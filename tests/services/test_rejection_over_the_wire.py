@@ -33,7 +33,6 @@ from tandem.v1 import target_verifier_pb2 as pb
 from tests.daily import daily
 from tests.speculation.laws import chain_law, chi_square_p_value, reference_law
 from tests.support import (
-    GREEDY,
     SAMPLED,
     Generate,
     RoundByRound,
@@ -51,7 +50,7 @@ from tests.support import (
     toy,
     worker_site,
 )
-from tests.toy import VOCAB_SIZE, ToyConfig, ToyRunner, toy_logits
+from tests.toy import ToyConfig, toy_logits
 
 PROMPT = list(b"abcabcabc")
 FREE = SamplingParams(temperature=0.8, seed=3)
@@ -102,18 +101,6 @@ def test_one_draft_one_seed_one_output_wherever_the_draft_runs(
     run(test())
 
 
-@pytest.mark.parametrize("draft", daily(DRAFTS, 1, 3))
-def test_greedy_output_is_the_targets_own_and_nothing_drafted_is_plain_decoding(draft: str) -> None:
-    async def test() -> None:
-        async with everywhere(DRAFTS[draft]) as generates, target_site() as target, target.client() as client:
-            for generate in (*generates.values(), client.generate):
-                assert (await answer(generate, asked(GREEDY))).token_ids == oracle(PROMPT, GREEDY, 24)
-                assert (await answer(generate, asked(SAMPLED, 0))).token_ids == oracle(PROMPT, SAMPLED, 24)
-            assert (await answer(client.generate, asked(SAMPLED, 4))).token_ids == oracle(PROMPT, SAMPLED, 24)
-
-    run(test())
-
-
 @pytest.mark.thorough
 def test_the_output_over_the_wire_follows_the_targets_law() -> None:
     """Chi-square over seeds of three tokens, each of which can be three, drafted two at a time by another model."""
@@ -136,56 +123,6 @@ def test_the_output_over_the_wire_follows_the_targets_law() -> None:
     assert set(outputs) <= set(law)
     counts = np.array([outputs.count(tokens) for tokens in law])
     assert chi_square_p_value(counts, np.array(list(law.values()))) > 1e-3
-
-
-class Contextless(ToyRunner):
-    """Five tokens alone are likely, the same ones everywhere; the draft likes others of them than the target."""
-
-    def logits(self, slot: int, position: int) -> np.ndarray:
-        logits = np.full(VOCAB_SIZE, -30, dtype=np.float32)
-        logits[65:70] = np.roll([2.0, 1.0, 0.5, 0.2, 0.0], self.config.salt)
-        return logits
-
-
-@pytest.mark.parametrize("seeds", [5, pytest.param(20, marks=pytest.mark.thorough)])
-def test_at_temperature_0_8_more_is_accepted_than_under_agreement(seeds: int) -> None:
-    """By what theory says: 1 - TV, against the sum over x of 1 / sum over y of max(p_y / p_x, q_y / q_x)."""
-    p, q = (reference_law(np.roll([2.0, 1.0, 0.5, 0.2, 0.0], i).tolist(), FREE) for i in (0, 1))
-    expected = {
-        Rule.AGREEMENT: sum(1 / np.maximum(p / p[x], q / q[x]).sum() for x in range(5)),
-        Rule.REJECTION: np.minimum(p, q).sum(),
-    }
-
-    async def test() -> None:
-        runners = [toy(ToyConfig(salt=salt), kind=Contextless) for salt in (0, 1)]
-        async with fused_site(*runners) as site:
-            for rule in Rule:
-                requests = [asked(replace(FREE, seed=seed), 1, 120, rule) for seed in range(seeds)]
-                stats = [(await answer(site.generator.generate, request)).completion.stats for request in requests]
-                drafted = sum(s.drafted for s in stats)
-                rate = sum(s.accepted for s in stats) / drafted
-                print(f"{rule.value}: {rate:.3f} of {drafted} accepted, {expected[rule]:.3f} expected")
-                assert abs(rate - expected[rule]) < 4 * (0.25 / drafted) ** 0.5
-        assert expected[Rule.REJECTION] > expected[Rule.AGREEMENT]
-
-    run(test())
-
-
-@pytest.mark.thorough  # daily in one process: engine/test_shared_steps.py
-@pytest.mark.parametrize("where", ["fused", "worker", "role"])
-def test_requests_of_both_rules_share_steps_and_do_not_disturb_each_other(where: str) -> None:
-    async def test() -> None:
-        requests = [asked(replace(SAMPLED, seed=i), 1 + i % 5, rule=list(Rule)[i % 2]) for i in range(8)]
-        async with everywhere("miss=0.3") as generates:
-            generate = generates[where]
-            alone = [(await answer(generate, request)).token_ids for request in requests]
-            together = await asyncio.gather(*(answer(generate, request) for request in requests))
-            assert [got.token_ids for got in together] == alone
-            for request, tokens in zip(requests, alone, strict=True):
-                if request.rule is Rule.AGREEMENT:
-                    assert tokens == oracle(PROMPT, request.sampling, 24)
-
-    run(test())
 
 
 class Faulty(RoundByRound):

@@ -52,7 +52,6 @@ from tests.support import (
     run,
     target_site,
     toy,
-    worker_site,
 )
 from tests.toy import END, VOCAB_SIZE, ToyRunner, ToyTokenizer, toy_logits
 
@@ -199,18 +198,6 @@ def test_output_matches_its_structure_and_ends_where_it_does(structure: Structur
                 got = await answer(client.generate, ids(PROMPT, 140, sampling=sampling, rule=rule, logprobs=0))
                 matches(got, structure)
                 assert len(got.logprobs) == len(got.token_ids)
-
-    run(test())
-
-
-def test_after_its_end_nothing_but_ends_follows() -> None:
-    async def test() -> None:
-        async with fused_site(toy(), toy()) as site, site.client() as client:
-            request = ids(PROMPT, 20, sampling=SamplingParams(structure=CHOICE), ignore_end_of_sequence=True)
-            got = await answer(client.generate, request)
-            end = got.token_ids.index(END)
-            assert bytes(got.token_ids[:end]).decode() in json.loads(CHOICE.text)
-            assert set(got.token_ids[end:]) == {END}
 
     run(test())
 
@@ -404,26 +391,5 @@ def test_a_target_that_does_not_know_a_field_is_noticed(monkeypatch: pytest.Monk
                     assert error.code == "UNAVAILABLE" and "broke the contract: logprobs: 0 for " in error.message
                 else:
                     assert error.code == "FAILED_PRECONDITION" and error.message.startswith(f"{field}: ")
-
-    run(test())
-
-
-def test_a_workers_draft_knows_where_the_prompt_ends_also_when_it_comes_late() -> None:
-    """A worker that lost its session gets the whole sequence: it goes on drafting what the structure allows."""
-
-    async def test() -> None:
-        from tandem.rpc.channel import DRAFT
-        from tandem.v1 import draft_worker_pb2 as worker_pb
-
-        tokens, _ = reference(FEATURES["choice"], 24)
-        async with worker_site(None, "salt=0") as worker, raw_stub(worker.address, DRAFT) as stub:
-            message = worker_pb.ProposeRequest(
-                tokens=[*PROMPT, *tokens[:1]],
-                speculation_length=2,
-                sampling=wire.sampling_to_wire(FEATURES["choice"]),
-                prompt_length=len(PROMPT),
-            )
-            reply = await stub.Propose(iter([message])).read()
-            assert tuple(reply.draft_tokens) == tokens[1:3]
 
     run(test())

@@ -88,7 +88,7 @@ class Sessions(RuleBasedStateMachine):
 
     def _resume(self, name: str, session: Session[str, str], length: int) -> None:
         known = self.model[name]
-        session.in_use += 1  # as services/sessions/checkout.py does: a session that is found and used has not run out
+        session.in_use += 1  # as Checkout does: a session that is found and used has not run out
         self.table.touch(name, session)
         known.expires = self.now + LEASE
         session.resume(truth(length), Request(GREEDY))

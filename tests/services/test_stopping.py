@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.rpc.channel import open_channel
 from tandem.rpc.errors import TandemError
-from tandem.services.server import freeze_gc
 from tandem.speculation.depth import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.daily import daily
@@ -78,28 +74,6 @@ def test_a_session_that_nobody_uses_holds_a_stopping_server_for_its_lease_at_mos
     with server_process(tmp_path, "--role", "target", *lease) as server:
         run(leave(server.wait_ready()))
         assert server.stop() == 0
-
-
-@pytest.mark.thorough  # daily in parts: test_process.py, and a lost device below
-def test_drain_seconds_bound_the_stop_and_the_session_goes_on_elsewhere(tmp_path: Path) -> None:
-    """G11, G1: what did not finish in time is finished by another verifier, token for token."""
-
-    async def test(address: str, pid: int) -> None:
-        async def stop() -> None:
-            os.kill(pid, signal.SIGTERM)
-
-        async with (
-            target_site(toy_runner(max_length=512)) as other,
-            distributed(f"{address},{other.address}", "miss=0.3") as (generator, client),
-        ):
-            client.pool.current = address
-            assert await after(10, generator.generate, stop) == TRUTH
-            assert client.address == other.address
-
-    slow = ("--model", "step=0.03", "--drain_seconds", "0.2")
-    with server_process(tmp_path, "--role", "target", *slow) as server:
-        run(test(server.wait_ready(), server.process.pid))
-        assert server.process.wait(HANG) == 0
 
 
 @pytest.mark.parametrize("pipeline", daily(MODES, 2), ids=["unary", "stream", "run"])
@@ -175,11 +149,3 @@ def test_a_new_request_goes_to_the_verifier_that_is_not_stopping() -> None:
             assert (caught.value.code, caught.value.reason) == ("UNAVAILABLE", "DRAINING")
 
     run(test())
-
-
-def test_what_loading_left_is_not_looked_through_while_requests_are_served() -> None:
-    freeze_gc()
-    try:
-        assert gc.get_freeze_count() > 10_000
-    finally:
-        gc.unfreeze()

@@ -18,7 +18,7 @@ from grpc_health.v1._async import HealthServicer
 from tandem.rpc import wire
 from tandem.rpc.channel import TARGET, open_channel
 from tandem.services.duplex import StreamIdle, answered_in_order
-from tandem.services.security.call_limits import MessageTimeout, TransportInterceptor, WaitLimit
+from tandem.services.security.call_limits import TransportInterceptor
 from tandem.services.security.config import Security
 from tandem.services.security.limits import ConcurrencyLimit, LimitReached, ServerLimits
 from tandem.v1 import target_verifier_pb2 as pb
@@ -156,22 +156,6 @@ def test_some_places_are_kept_for_callers_who_have_none(tmp_path) -> None:
             return refused
 
     assert run(test()) == [["QUEUE_FULL"]] * 2
-
-
-def test_callers_who_leave_before_their_refusal_leave_no_traceback(tmp_path, caplog) -> None:
-    callers = ByToken(tmp_path)
-
-    async def test() -> None:
-        async with target_site(security=callers.security) as site:
-            for _ in range(20):
-                async with bare(site.address) as stranger:
-                    for _ in range(20):
-                        stranger.call(OPEN)
-            async with site.client(callers.credentials("alice")) as alice:
-                await answer(alice.generate, ids(b"abc", 4))
-
-    run(test())
-    assert "Traceback" not in caplog.text and "Error" not in caplog.text
 
 
 # --- requests that do not come, or are none ---
@@ -375,52 +359,6 @@ def test_a_round_that_takes_long_and_a_reader_that_takes_long_are_no_idleness() 
 
 
 # --- the clock behind it ---
-
-
-def test_many_short_waits_are_none_too_long_and_set_few_timers() -> None:
-    async def test() -> int:
-        loop, timers = asyncio.get_running_loop(), 0
-        real = loop.call_later
-
-        def counted(seconds: float, *rest: Any) -> Any:
-            nonlocal timers
-            timers += rest[0].__name__ == "_look"
-            return real(seconds, *rest)
-
-        loop.call_later = counted  # type: ignore[method-assign]
-        with WaitLimit(30) as waiting:
-            for _ in range(1000):
-                await waiting.until(asyncio.sleep(0))
-        return timers
-
-    assert run(test()) == 1
-
-
-def test_a_wait_that_takes_too_long_is_given_up_and_the_task_goes_on() -> None:
-    async def test() -> str:
-        with WaitLimit(0.02) as waiting:
-            await waiting.until(asyncio.sleep(0))
-            with pytest.raises(MessageTimeout):
-                await waiting.until(asyncio.sleep(60))
-        await asyncio.sleep(0)
-        return "here"
-
-    assert run(test()) == "here"
-
-
-def test_whoever_is_cancelled_while_waiting_is_cancelled() -> None:
-    async def test() -> None:
-        async def wait() -> None:
-            with WaitLimit(30) as waiting:
-                await waiting.until(asyncio.sleep(60))
-
-        task = asyncio.create_task(wait())
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    run(test())
 
 
 def test_a_reply_to_a_caller_who_has_left_ends_the_call_as_cancelled_and_closes_what_answers() -> None:
