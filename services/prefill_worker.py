@@ -104,8 +104,8 @@ async def prefill(parts: ServerParts) -> HostedService:
     pages = PrefillPages(loaded.engine, await PageCopies.of(loaded.runner, parts.batcher))
     info = parts.stamped(target_info(loaded, 0))
     parts.observability.loaded(info)
-    await parts.share_prefixes(target=loaded.engine)
-    parts.observability.watch_parts(parts.lifecycle, parts.batcher, {"target": loaded.engine.slots})
+    engines = {"target": loaded.engine}
+    await parts.share(engines, engines)
     if metrics := parts.observability.metrics:
         watch_prefill_pages(metrics.states, pages)
     log.info(
@@ -121,7 +121,6 @@ async def prefill(parts: ServerParts) -> HostedService:
         partial(add_PrefillWorkerServicer_to_server, service),
         [partial(close, loaded, parts.batcher)],
         loaded.engine,
-        lost=loaded.engine.lost,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from tandem.clients.distributed import connect_distributed
 from tandem.clients.profile import Profile
 from tandem.clients.remote_draft import open_remote_draft
 from tandem.engine.batcher import Batcher
-from tandem.engine.drafting import Drafting, check_has_target, drafting_info, load_drafting
+from tandem.engine.drafting import check_has_target, drafting_info, load_drafting
 from tandem.engine.engine import Engine
 from tandem.engine.generator import Generator, RequestDefaults
 from tandem.engine.generators import drafter_health, fused_generator, plain_generator
@@ -110,46 +109,50 @@ class ServerParts:
         receipts = Receipts(self.keys, self.role.service, adapters) if self.keys else None
         return GenerateMethod(generator, reply, self.lifecycle, observe, queue, watch, self.limits, receipts)
 
-    async def share_prefixes(self, **engines: Engine | None) -> None:
-        there = {of: engine for of, engine in engines.items() if engine}
-        await share_prefixes(list(there.values()), self.config.prefixes, prefix_scope)
-        if metrics := self.observability.metrics:
-            metrics.watch_prefixes({of: engine.prefixes for of, engine in there.items() if engine.prefixes})
+    async def share(self, serving: Mapping[str, Engine], keeping: Mapping[str, Engine], **watched: Any) -> None:
+        """Shares memory and prefixes among `keeping`, and turns of callers among `serving`, by metric label.
 
-    def share_structures(self, **engines: Engine) -> None:
-        """Makes callers take turns in slots and structure compilation. `engines`: by metric label."""
-        for engine in engines.values():
+        `watched`: more arguments of watch_parts. Raises ValueError.
+        """
+        engines = list(keeping.values())
+        if engines and self.config.kv_cache_mb is not None:
+            runners = [each.runner for each in engines]
+            limit_kv_memory(engines[0].slots, self.batcher, runners, self.config.kv_cache_mb * MIB)
+        await share_prefixes(engines, self.config.prefixes, prefix_scope)
+        structures = {of: engine.structures for of, engine in serving.items() if engine.structures}
+        for engine in serving.values():
             engine.slots.caller = fairness_key
-        there = {of: engine.structures for of, engine in engines.items() if engine.structures}
-        for structures in there.values():
-            structures.turns.caller = fairness_key
+        for each in structures.values():
+            each.turns.caller = fairness_key
+        slots = {of: engine.slots for of, engine in serving.items()}
+        self.observability.watch_parts(self.lifecycle, self.batcher, slots, **watched)
         if metrics := self.observability.metrics:
-            metrics.watch_structures(there)
+            metrics.watch_prefixes({of: engine.prefixes for of, engine in keeping.items() if engine.prefixes})
+            metrics.watch_structures(structures)
+            if target := serving.get("target"):
+                metrics.watch_adapters(target.adapters)
 
-    def limit_kv_memory(self, owner: Engine, *others: Engine | None) -> None:
-        """Bounds the KV memory shared by `owner` and `others`. Raises ValueError."""
-        if self.config.kv_cache_mb is not None:
-            runners = [each.runner for each in (owner, *others) if each]
-            limit_kv_memory(owner.slots, self.batcher, runners, self.config.kv_cache_mb * MIB)
-
-    def http(self, generate: GenerateMethod, adapters: Callable[[], Mapping[str, str]]) -> HttpService | None:
-        """Returns the OpenAI service, if configured. `adapters()`: the adapters loaded now."""
-        if self.config.serve.http is None:
-            return None
-        metrics = self.observability.page if self.observability.metrics else None
-        return HttpService(generate, adapters, self.config.serve.security.max_message_bytes, metrics)
-
-    def of_target(self, generate: GenerateMethod, engine: Engine) -> dict[str, Any]:
-        return {"http": self.http(generate, lambda: engine.adapters.revisions), "lost": engine.lost}
-
-    def hosted(self, register: Any, closing: Sequence[Close], engine: Engine | None, **options: Any) -> HostedService:
+    def hosted(
+        self,
+        register: Any,
+        closing: Sequence[Close],
+        engine: Engine | None,
+        generate: GenerateMethod | None = None,
+        adapters: Callable[[], Mapping[str, str]] = dict,
+        **options: Any,
+    ) -> HostedService:
+        """`engine` ends the server when lost. `adapters()`: those loaded now, for OpenAI clients of `generate`."""
+        watch = http = None
+        if engine is not None:
+            options["lost"] = engine.lost
+            if self.config.step_seconds != 0:
+                watch = StepWatch(self.batcher, StepBound(self.config.step_seconds), engine.lose)
+        if generate and self.config.serve.http:
+            metrics = self.observability.page if self.observability.metrics else None
+            http = HttpService(generate, adapters, self.config.serve.security.max_message_bytes, metrics)
         ready = partial(self.observability.ready, self.config.serve.startup)
-        watch = None
-        if engine is not None and self.config.step_seconds != 0:
-            watch = StepWatch(self.batcher, StepBound(self.config.step_seconds), engine.lose)
-        return HostedService(
-            self.role.service, register, ready=ready, close=partial(_close, closing), watch=watch, **options
-        )
+        close = partial(_close, closing)
+        return HostedService(self.role.service, register, http, ready=ready, close=close, watch=watch, **options)
 
 
 async def _target(parts: ServerParts) -> HostedService:
@@ -157,39 +160,32 @@ async def _target(parts: ServerParts) -> HostedService:
     await check_peers(parts.config.draft_address, parts.config.credentials, DRAFT)
     config = await parts.choose_sizes(parts.config.models.model)
     loaded = await load(config.models, parts.batcher, config.serve.startup)
+    engine = loaded.engine
     await hand_out_features(config.models, loaded)
     await load_adapters(config.models, loaded)
-    lose_engine_with_ranks(parts.others, loaded.engine)
-    defaults = defaults_in_force(config, loaded.engine)
+    lose_engine_with_ranks(parts.others, engine)
+    defaults = defaults_in_force(config, engine)
     generator, client = await _target_generator(config, loaded)
-    closing: list[Close] = [*([client.close] if client else []), partial(close, loaded, parts.batcher)]
     generator = parts.finished(generator, defaults)
     _log_target(loaded, generator.info)
-    parts.limit_kv_memory(loaded.engine)
-    await parts.share_prefixes(target=loaded.engine)
-    parts.share_structures(target=loaded.engine)
-    closing[:0] = await connect_remote_prefill(parts, loaded.engine)
-    generate = parts.generate(parts.observability.traced(generator), lambda: loaded.engine.adapters.revisions)
+    generate = parts.generate(parts.observability.traced(generator), lambda: engine.adapters.revisions)
+    note = parts.profile.add_session if parts.profile else None
     service = TargetVerifierService(
-        loaded.engine,
-        generator.info,
-        generate,
-        parts.lifecycle,
-        config.lease_seconds,
-        parts.limits,
-        note=parts.profile.add_session if parts.profile else None,
+        engine, generator.info, generate, parts.lifecycle, config.lease_seconds, parts.limits, note=note
     )
-    closing.insert(0, service.stop)
-    slots, sessions = {"target": loaded.engine.slots}, {"verify": service.sessions}
-    health = client.health if client else None
-    parts.observability.watch_parts(parts.lifecycle, parts.batcher, slots, sessions, health)
-    if metrics := parts.observability.metrics:
-        metrics.watch_adapters(loaded.engine.adapters)
+    engines, sessions = {"target": engine}, {"verify": service.sessions}
+    await parts.share(engines, engines, sessions=sessions, drafter=client.health if client else None)
     return parts.hosted(
         partial(add_TargetVerifierServicer_to_server, service),
-        closing,
-        loaded.engine,
-        **parts.of_target(generate, loaded.engine),
+        [
+            service.stop,
+            *await connect_remote_prefill(parts, engine),
+            *([client.close] if client else []),
+            partial(close, loaded, parts.batcher),
+        ],
+        engine,
+        generate,
+        lambda: engine.adapters.revisions,
         background={"the expiry of sessions": service.checkout.expire_forever},
         busy=lambda: len(service.sessions),
     )
@@ -220,25 +216,23 @@ async def _fused(parts: ServerParts) -> HostedService:
     generator = fused_generator(target, draft, config.models.default_k, config.models.draft, health, unfused)
     generator = parts.finished(generator, defaults)
     _log_target(target, generator.info)
-    parts.limit_kv_memory(target.engine, draft.engine if draft else None)
-    await parts.share_prefixes(target=target.engine, draft=draft.engine if draft else None)
-    parts.share_structures(target=target.engine, **({"target_apart": unfused.target.engine} if unfused else {}))
-    closing: list[Close] = [*await connect_remote_prefill(parts, target.engine), partial(close, target, parts.batcher)]
-    generate = parts.generate(parts.observability.traced(generator), lambda: target.engine.adapters.revisions)
-    slots = {"target": target.engine.slots}
+    engine = target.engine
+    serving = {"target": engine}
     if unfused:
-        slots["target_apart"] = unfused.target.engine.slots
+        serving["target_apart"] = unfused.target.engine
         log.info("requests that need logits on the host are answered by the same models apart")
-    parts.observability.watch_parts(parts.lifecycle, parts.batcher, slots, drafter=health if draft else None)
+    keeping = {"target": engine, **({"draft": draft.engine} if draft else {})}
+    await parts.share(serving, keeping, drafter=health if draft else None)
     if metrics := parts.observability.metrics:
-        metrics.watch_adapters(target.engine.adapters)
-        metrics.watch_fused(target.engine)
-    service = FusedSpeculativeServerService(generator.info, generate, target.engine.adapters)
+        metrics.watch_fused(engine)
+    generate = parts.generate(parts.observability.traced(generator), lambda: engine.adapters.revisions)
+    service = FusedSpeculativeServerService(generator.info, generate, engine.adapters)
     return parts.hosted(
         partial(add_FusedSpeculativeServerServicer_to_server, service),
-        closing,
-        target.engine,
-        **parts.of_target(generate, target.engine),
+        [*await connect_remote_prefill(parts, engine), partial(close, target, parts.batcher)],
+        engine,
+        generate,
+        lambda: engine.adapters.revisions,
     )
 
 
@@ -270,20 +264,19 @@ async def _draft_worker(parts: ServerParts) -> HostedService:
         log.info("drafts with %s for %s at %s", info.draft_name, info.model_name, client.address)
         generate = parts.generate(generator, lambda: dict(info.adapters))
     proposals = Proposals(drafting, info, parts.lifecycle, config.lease_seconds, parts.limits)
-    engine = drafting.draft.engine if drafting.draft else None
-    if engine:
-        parts.limit_kv_memory(engine)
-        parts.share_structures(draft=engine)
-    await parts.share_prefixes(draft=engine)
-    slots = {"draft": engine.slots} if engine else {}
-    health = drafting.health if engine else None
-    parts.observability.watch_parts(parts.lifecycle, parts.batcher, slots, {"propose": proposals.sessions}, health)
+    engine, engines = None, dict[str, Engine]()
+    if drafting.draft:
+        engine = drafting.draft.engine
+        engine.vital, engines = True, {"draft": engine}
+    await parts.share(
+        engines, engines, sessions={"propose": proposals.sessions}, drafter=drafting.health if engine else None
+    )
     return parts.hosted(
         partial(add_DraftWorkerServicer_to_server, DraftWorkerService(info, generate, proposals)),
         closing,
         engine,
-        http=parts.http(generate, lambda: dict(info.adapters)) if generate else None,
-        lost=_only_model(drafting),
+        generate,
+        lambda: dict(info.adapters),
         busy=lambda: len(proposals.sessions),
     )
 
@@ -310,13 +303,6 @@ ROLES = {
         ServerRole("prefill", PREFILL, "prefill", "prefill", prefill),
     )
 }
-
-
-def _only_model(drafting: Drafting) -> asyncio.Event:
-    if drafting.draft is None:
-        return asyncio.Event()
-    drafting.draft.engine.vital = True
-    return drafting.draft.engine.lost
 
 
 async def _close(closing: Sequence[Close]) -> None:
