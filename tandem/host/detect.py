@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from tandem.host.clashes import Clash, clashes, refusal
 from tandem.host.devices import Devices, find_devices
 from tandem.host.instances import FAMILIES
-from tandem.host.packages import Package, installed_packages, release, version_of
+from tandem.host.packages import Clash, Package, clashes, installed_packages, refusal, release, version_of
 
 INDEX = "https://pip.repos.neuron.amazonaws.com"
 TORCHNEURON_PIP = (

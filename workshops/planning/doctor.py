@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tandem.host.clashes import refusal
 from tandem.host.detect import TORCHNEURON_PIP, Neuron, Stack, detect, missing
 from tandem.host.host import Host, find_host
-from tandem.host.packages import release, version_of
+from tandem.host.packages import refusal, release, version_of
 from tandem.installing import IN_A_CHECKOUT, install_command
 from tandem.runners.native.build import cpu_features, sources_hash
 from tandem.runners.native.prebuilt import prebuilt_library
@@ -74,9 +73,9 @@ def _steps(host: Host, neuron: Neuron, devices: dict[str, str | None], native: s
     if neuron.placeholders:
         names = " ".join(package.name for package in neuron.placeholders)
         yield f"Remove PyPI's placeholders, which raise at import: python -m pip uninstall -y {names}"
-    wrong = {f"'{clash.name}{clash.wanted}'": None for clash in neuron.clashes if clash.refused}
-    if wrong:
-        yield f"Install the versions that are asked for: python -m pip install {' '.join(wrong)}"
+    if neuron.clashes:
+        wanted = dict.fromkeys(f"'{clash.name}{clash.wanted}'" for clash in neuron.clashes)
+        yield f"Install the versions that are asked for: python -m pip install {' '.join(wanted)}"
     if devices["neuron"] is None:
         yield "Plan, compile, serve on TorchNeuron: python main.py --role plan --help; docs/trainium-torchneuron.md"
     if devices["nxdi"] is None:
@@ -131,7 +130,7 @@ def finding_lines(findings: Findings) -> Iterator[str]:
     yield f"  C++ compiler   {host.compiler or 'none'}"
     yield f"  native steps   {findings.native}"
     yield f"  libraries      {', '.join(f'{name} {version}' for name, version in host.libraries.items())}"
-    yield from (f"  {'clash' if one.refused else 'differs':14} {one}" for one in findings.neuron.clashes)
+    yield from (f"  clash          {one}" for one in findings.neuron.clashes)
     yield from (f"  GPU            {gpu}" for gpu in host.gpus)
     yield "Neuron"
     yield from _neuron_lines(findings.neuron)
