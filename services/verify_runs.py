@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
@@ -44,21 +44,11 @@ class Superseded(Exception):
 
 
 class Run(Duplex[pb.VerifyRequest, pb.VerifyResponse]):
-    """A session's run on one stream.
+    """A session's run on one stream. `together`: most steps in a reply. `run` bounds waiting replies."""
 
-    `run` bounds waiting replies. `check` parses a request or raises. `step` commits the next step; None: paused.
-    `together`: most steps in a reply.
-    """
-
-    def __init__(
-        self,
-        run: SelfPacedRun,
-        check: Callable[[pb.VerifyRequest], RunMessage],
-        step: Callable[[], Awaitable[pb.VerifyResponse | None]],
-        together: int = 1,
-    ) -> None:
+    def __init__(self, runs: VerifyRuns, session: VerifySession, run: SelfPacedRun, together: int) -> None:
         super().__init__()
-        self.run, self._check, self._step, self._together = run, check, step, together
+        self._runs, self._session, self.run, self._together = runs, session, run, together
         self.received = 0.0
         self._waiting: deque[pb.VerifyResponse] = deque()
 
@@ -67,14 +57,14 @@ class Run(Duplex[pb.VerifyRequest, pb.VerifyResponse]):
         self.run.receive(message)
         self.received = arrived
 
-    def _hear(self, request: pb.VerifyRequest, arrived: float) -> None:
-        self.receive(self._check(request), arrived)
+    def hear(self, request: pb.VerifyRequest, arrived: float) -> None:
+        self.receive(self._runs.message(self._session, request), arrived)
 
-    async def _work(self, incoming: Incoming[pb.VerifyRequest]) -> None:
+    async def work(self, incoming: Incoming[pb.VerifyRequest]) -> None:
         with contextlib.suppress(Superseded):
             while not self.ended:
                 self.run.news.clear()
-                if reply := await self._step():
+                if reply := await self._runs.step(self._session, self):
                     self._waiting.append(reply)
                     self.ready()
                 else:
@@ -82,7 +72,7 @@ class Run(Duplex[pb.VerifyRequest, pb.VerifyResponse]):
                     await self.run.news.wait()
                     incoming.busy(True)
 
-    def _next_reply(self) -> pb.VerifyResponse | None:
+    def next_reply(self) -> pb.VerifyResponse | None:
         # A message costs more than another step in it: send all that wait.
         reply = self._waiting.popleft() if self._waiting else None
         while reply and self._waiting and len(reply.next_steps) < self._together - 1:
@@ -173,22 +163,18 @@ class VerifyRuns:
                 replay = recorded(session)
                 replay.messages_read, replay.server_seconds = 1, time.perf_counter() - arrived
             session.resources.end_run()
-
-            async def step() -> pb.VerifyResponse | None:
-                return await self._step(session, run)
-
+            sequence = session.resources.sequence
             lookup = PolicedLookup(self._estimate, only_grows=True)
             await lookup.open(session.tokens)
             paced = SelfPacedRun(session.tokens, request.stop_token_ids, lookup=lookup)
             together = STEPS_TOGETHER if request.takes_several and session.request.features is None else 1
-            run = Run(paced, lambda one: self._message(session, one), step, together)
+            run = session.resources.run = Run(self, session, paced, together)
             run.receive(message, arrived)
             paced.note_stops(replay.token_ids if replay else ())
-            session.resources.run, sequence = run, session.resources.sequence
             sequence.set_stepper(RunStepper(sequence, paced))
             return run, replay
 
-    async def _step(self, session: VerifySession, run: Run) -> pb.VerifyResponse | None:
+    async def step(self, session: VerifySession, run: Run) -> pb.VerifyResponse | None:
         """Commits the next step; None while paused. Raises Superseded."""
         resources = session.resources
         async with self._using(session):
@@ -213,9 +199,9 @@ class VerifyRuns:
         if len(request.stop_token_ids) > MAX_STOP_TOKENS:
             raise InvalidField("stop_token_ids", f"{len(request.stop_token_ids)} are above {MAX_STOP_TOKENS}")
         check_tokens("stop_token_ids", list(request.stop_token_ids), self._info.vocab_size)
-        return self._message(session, request)
+        return self.message(session, request)
 
-    def _message(self, session: VerifySession, request: pb.VerifyRequest) -> RunMessage:
+    def message(self, session: VerifySession, request: pb.VerifyRequest) -> RunMessage:
         # Renews the session's lease.
         if request.session_id != session.session_id.session_id:
             raise InvalidField("session_id", "a run has one session")

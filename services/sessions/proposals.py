@@ -106,16 +106,16 @@ class ProposalStream(Duplex[pb.ProposeRequest, pb.ProposeResponse]):
         self._messages = 1
         self._follower = Follower(drafter, first.tokens, _plan(first), end, chunk, self.ready)
 
-    def _hear(self, request: pb.ProposeRequest, arrived: float) -> None:
+    def hear(self, request: pb.ProposeRequest, arrived: float) -> None:
         self._check(request)
         self._messages += 1
         self._heard[self._messages] = arrived
         self._follower.arrived(request.tokens, _plan(request))
 
-    async def _work(self, incoming: Incoming[pb.ProposeRequest]) -> None:
+    async def work(self, incoming: Incoming[pb.ProposeRequest]) -> None:
         await self._follower.run()
 
-    def _next_reply(self) -> pb.ProposeResponse | None:
+    def next_reply(self) -> pb.ProposeResponse | None:
         followed = None if self.ended else self._follower.take()
         if followed is None:
             return None
