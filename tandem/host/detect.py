@@ -22,7 +22,7 @@ LAST_ON_TRN1 = (0, 8)
 DOCTOR = "python main.py --role doctor says more"
 
 
-class Stack(Enum):
+class Stack(str, Enum):
     """The installed one of two incompatible stacks; both have a package torch-neuronx."""
 
     TORCHNEURON = "TorchNeuron"

@@ -191,7 +191,7 @@ def commands_for(instance: str) -> list[str]:
     printed = subprocess.run(
         [sys.executable, SCRIPT, instance, "--print"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
-    others = ("#", "python -m pip", "python deploy/first-hour/same_tokens.py")
+    others = ("#", "python -m pip", "python deploy/first-hour/first_hour.py same")
     return [line for line in printed.splitlines() if not line.startswith(others)]
 
 

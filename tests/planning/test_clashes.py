@@ -13,7 +13,7 @@ from packaging.specifiers import SpecifierSet
 from tandem.cli import main
 from tandem.host.detect import detect, missing
 from tandem.host.packages import TANDEM, TANDEM_ON_TORCHNEURON
-from tandem.workshops.planning.doctor import examine, finding_lines, findings_json
+from tandem.workshops.planning.doctor import examine, finding_lines
 from tests.planning.support import EMPTY_ENVIRONMENT, NXDI, TORCHNEURON, machine, site
 from tests.planning.test_doctor import HOST
 from tests.test_setup import declared
@@ -69,7 +69,7 @@ def test_the_doctor_has_a_line_for_each_and_says_what_to_install(tmp_path: Path)
     assert "hf-xet" not in text, "pip check says what Neuron software does not call"
     assert "python -m pip install 'transformers==4.57.*'" in text
     assert re.search(r"--backend nxdi +no: transformers 5\.23\.0 is installed", text)
-    assert [one["name"] for one in findings_json(findings)["neuron"]["clashes"]] == ["transformers"]
+    assert [clash.name for clash in findings.neuron.clashes] == ["transformers"]
     assert not any("clash" in line for line in finding_lines(examine(HOST, replace(here, clashes=()))))
 
 
