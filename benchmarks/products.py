@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -30,9 +32,8 @@ from benchmarks.others import watch
 from benchmarks.peak import Meter, Peaks
 from tandem.checkpoints.gguf_blocks import FORMATS
 from tandem.runners.native import build
-from tandem.runners.native.library import Matrix, ModelShape, load_library
 from tandem.runners.native.runner import NativeRunner
-from tandem.runners.native.tiles import TileState, use_tiles
+from tandem.runners.native.steps import TileState
 
 INPUTS, OUTPUTS = 512, 1536  # of a matrix that stays in a core's own cache
 PRODUCT_TOKENS, STEP_TOKENS = (1, 4, 8, 16, 64), (1, 2, 4, 8, 16, 64)
@@ -50,27 +51,20 @@ class Outcome:
 
 
 class Product:
-    """A matrix of random blocks, as the output matrix of an otherwise empty model."""
+    """A matrix of random blocks."""
 
     def __init__(self, library: Any, form: str, tiles: bool) -> None:
         chance, size = np.random.default_rng(1), FORMATS[form]
         blocks = chance.integers(0, 64, (OUTPUTS, INPUTS // size.inputs * size.bytes), dtype=np.uint8)  # finite scales
-        self._library, self._pool, self._tiles = library, library.tandem_pool(1), tiles
-        ones = np.ones(INPUTS, dtype=np.float32)
-        shape = ModelShape(0, INPUTS, 1, 1, 64, 64, OUTPUTS, 1, 1, 64, 64, 1, 1e-5, 1.0)
-        self._model = library.tandem_model(self._pool, 0, ctypes.byref(shape), ones.ctypes.data)
-        matrix = Matrix(blocks.ctypes.data, None, size.kind, size.kind)
-        if not self._model or library.tandem_set_head(self._model, ones.ctypes.data, ctypes.byref(matrix)):
-            raise MemoryError("no memory for a matrix")
+        self._library, self._tiles = library, tiles
+        self._made = library.product(size.kind, INPUTS, OUTPUTS, blocks.ctypes.data, blocks.shape[1])
         self._x = chance.standard_normal((64, INPUTS)).astype(np.float32)
         self._to = np.empty((64, OUTPUTS), dtype=np.float32)
-        self._kept = ones
 
     def __call__(self, tokens: int, times: int) -> None:
-        use_tiles(self._library, self._tiles)
-        x, to = self._x.ctypes.data, self._to.ctypes.data
+        self._library.switch_tiles(self._tiles)
         for _ in range(times):
-            self._library.tandem_product(self._model, -1, 0, x, tokens, to)
+            self._library.multiply(self._made, self._x.ctypes.data, tokens, self._to.ctypes.data)
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -80,8 +74,9 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def measure_products(versions: dict[str, Path], runs: int, outcome: Outcome) -> None:
-    libraries = {name: load_library(built(sources)) for name, sources in versions.items()}
-    by_tiles = use_tiles(libraries[HERE]) == TileState.USED
+    with tempfile.TemporaryDirectory() as folder:
+        libraries = {name: built(sources, Path(folder)) for name, sources in versions.items()}
+    by_tiles = libraries[HERE].switch_tiles(1) == TileState.USED
     if by_tiles:
         libraries[WITHOUT] = libraries[HERE]
     meter = Meter(by_tiles)
@@ -120,10 +115,17 @@ def measure_steps(versions: dict[str, Path], formats: Sequence[str], runs: int, 
                     least[width] = min(taken, least.get(width, taken))
 
 
-def built(sources: Path) -> Path:
-    """Returns the library of these sources, compiled if missing."""
-    build.SOURCES = sources
-    return build.library_path()
+def built(sources: Path, folder: Path) -> Any:
+    """The library of products by these sources."""
+    made = folder / f"{len(list(folder.iterdir()))}.so"
+    parts = [Path(__file__).with_suffix(".cpp"), sources / "products.cpp", sources / "tiles.cpp"]
+    subprocess.run([build.find_compiler(), *build.FLAGS, "-w", f"-I{sources}", *parts, "-o", made], check=True)
+    library = ctypes.CDLL(str(made))
+    library.product.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]
+    library.product.restype = ctypes.c_void_p
+    library.multiply.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
+    library.multiply.restype = None
+    return library
 
 
 def report(outcome: Outcome, console: Console) -> None:

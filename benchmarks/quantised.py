@@ -32,7 +32,7 @@ from tandem.checkpoints.locate import find
 from tandem.checkpoints.tokenizers import HuggingFaceTokenizer
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.native.runner import NativeRunner
-from tandem.runners.native.tiles import TileState, use_tiles
+from tandem.runners.native.steps import TileState, use_tiles
 
 FORMATS = ("float32", "bfloat16", "int8", "q4", "as-stored")
 BASE = "bfloat16"  # others are compared with it

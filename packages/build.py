@@ -24,9 +24,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from tandem.runners.native.build import FLAGS, CannotBuild, find_compiler, sources_hash  # noqa: E402
+from tandem.runners.native import LibraryMissing  # noqa: E402
+from tandem.runners.native.build import (  # noqa: E402
+    FLAGS,
+    LEVELS,
+    PACKAGE,
+    Level,
+    file_name,
+    find_compiler,
+    sources_hash,
+)
 from tandem.runners.native.build import build as build_library  # noqa: E402
-from tandem.runners.native.prebuilt import LEVELS, PACKAGE, Level, file_name  # noqa: E402
 
 PARTS = ("tandem", "services", "clients", "workshops", "pyproject.toml", "README.md", "LICENSE")
 """The sources of the program."""
@@ -52,7 +60,7 @@ def build(
     isolated: bool = True,
     levels: Sequence[Level] = LEVELS,
 ) -> list[Path]:
-    """Builds wheels of `packages` (of ALL) into `out`. Raises CannotBuild, CalledProcessError."""
+    """Builds wheels of `packages` (of ALL) into `out`. Raises LibraryMissing, CalledProcessError."""
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder, "wheels")
@@ -85,11 +93,11 @@ def _stage(name: str, tree: Path, weights: Path | None, levels: Sequence[Level])
 
 
 def _compile_levels(levels: Sequence[Level], folder: Path) -> str:
-    """Compiles the library for `levels`; returns the wheel's platform. Raises CannotBuild."""
+    """Compiles the library for `levels`; returns the wheel's platform. Raises LibraryMissing."""
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
-        raise CannotBuild(f"levels are those of x86-64 Linux, and this is {sys.platform} on {platform.machine()}")
+        raise LibraryMissing(f"levels are those of x86-64 Linux, and this is {sys.platform} on {platform.machine()}")
     if not shutil.which("objdump"):
-        raise CannotBuild("no objdump, which says what glibc a library needs: install binutils")
+        raise LibraryMissing("no objdump, which says what glibc a library needs: install binutils")
     compiler, kept = find_compiler(), [flag for flag in FLAGS if not flag.startswith("-march")]
     folder.mkdir()
 

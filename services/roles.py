@@ -335,7 +335,7 @@ def _log_target(loaded: Loaded, info: ModelInfo) -> None:
     elif shapes.count > 1:
         log.warning(
             "bits: --fast uses %d step shapes whose last bits differ: outputs may differ from plain decoding's at "
-            "ties, and depend on concurrent requests; --exact uses one shape",
+            "ties, and depend on concurrent requests; without --fast there is one shape",
             shapes.count,
         )
     else:

@@ -8,9 +8,8 @@ from typing import Any
 from tandem.cli.asking import sampling
 from tandem.cli.flags import Options
 from tandem.cli.models import command, model_config
-from tandem.cli.option import built
+from tandem.cli.option import built, credentials, split_list, with_default_ports
 from tandem.cli.roles import STARTED
-from tandem.cli.values import credentials, split_list, with_default_ports
 from tandem.clients.prefill_client import PrefillConfig
 from tandem.engine.generator import RequestDefaults
 from tandem.engine.prefix_cache import PrefixSharing

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from tandem.checkpoints.adapter_files import adapter_choices
 from tandem.cli.flags import Options
-from tandem.cli.option import built
-from tandem.cli.values import auto_or_count, numbers
+from tandem.cli.option import auto_or_count, built, numbers
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.host.device_times import times_named
 from tandem.launch import LAUNCH
@@ -72,7 +71,6 @@ def nxdi_settings(args: Options) -> BackendSettings:
         args,
         neuron_config=read_neuron_config(args.neuron_config),
         draft_neuron_config=read_neuron_config(args.draft_neuron_config, "draft_neuron_config"),
-        adapters=adapter_choices(args.adapters),
     )
 
 

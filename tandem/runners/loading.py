@@ -145,7 +145,7 @@ def load_runner(
 def _load_native(
     checkpoint: Checkpoint, execution: Execution, order: Sequence[str], shape: Shape, verifies: bool, startup: Startup
 ) -> Runner | None:
-    from tandem.runners.native.checkpoint import load_checkpoint
+    from tandem.runners.native.load import load_checkpoint
 
     own = in_own_format(execution, checkpoint, order)
     threads = own.threads or (own.cores and usable_cores()) or None

@@ -207,14 +207,14 @@ def test_the_commands_for_a_device_are_understood(instance: str, monkeypatch: py
 
 def test_what_is_compiled_is_what_the_comparison_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     """On TorchNeuron: the degrees, rows, lengths and drafts of each server are among those compiled."""
-    from tandem.cli import compare, compare_placement, main
+    from tandem.cli import compare, main
     from tandem.host.devices import Devices
     from tandem.host.instances import instance_named
     from tests.planning.support import CONFIGS
 
     instance = instance_named("trn2.3xlarge")
     chips = Devices(count=1, instance=instance.name, family=instance.chip.family)
-    monkeypatch.setattr(compare_placement, "find_devices", lambda *where: chips)
+    monkeypatch.setattr(compare, "find_devices", lambda *where: chips)
     shapes: dict[str, set[tuple[object, ...]]] = {"compiled": set(), "served": set()}
     parts = {"target": "target", "fused_target": "fused", "draft_worker": "draft"}
     for line in commands_for("trn2.3xlarge"):

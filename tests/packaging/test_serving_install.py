@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.runners.native.build import cpu_features
-from tandem.runners.native.prebuilt import LEVELS
+from tandem.runners.native.build import LEVELS, cpu_features
 from tests.openai.door import CHAT, COMPLETIONS, LOG, READY, Door, wait_ready
 from tests.packaging.environments import build_wheels, environment, output, pins, pip, run
 from tests.support import HANG

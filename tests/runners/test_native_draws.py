@@ -17,8 +17,8 @@ import pytest
 
 from tandem.runners.fused_step import fused, fused_step
 from tandem.runners.native import build
+from tandem.runners.native.build import LEVELS
 from tandem.runners.native.library import OutOfBounds, RowBatch, Sampling, ints, load_library, pointer, zeros
-from tandem.runners.native.prebuilt import LEVELS
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.steps import Threads
 from tandem.runners.protocol import RowFailed, VerifyRow
@@ -28,7 +28,7 @@ from tandem.speculation.elementary import exp, log, total
 from tandem.speculation.types import Rule, SamplingParams, Verdict
 from tests.daily import daily
 from tests.rows import fused_row, propose_row, verify_row
-from tests.runners.test_native import GREEDY, SLOTS, VOCAB, fill, load_native_unchecked, module_of, native, sequence
+from tests.runners.test_native import GREEDY, SLOTS, VOCAB, fill, module_of, native, sequence
 
 PROGRAM = Path(__file__).parent / "elementary_bits.cpp"
 PARAMS = (
@@ -185,7 +185,7 @@ def test_exp_and_log_have_the_bits_of_the_definition(target: tuple[str, ...], tm
     made = tmp_path / "elementary.so"
     try:
         compiler = build.find_compiler()
-    except build.CannotBuild as error:
+    except build.LibraryMissing as error:
         pytest.skip(str(error))
     flags = [flag for flag in build.FLAGS if flag != "-march=native"]
     command = [compiler, *flags, "-w", *target, f"-I{build.SOURCES}", str(PROGRAM), "-o", str(made)]
@@ -316,7 +316,7 @@ def test_what_only_python_can_do_is_left_to_it(target: NativeRunner) -> None:
 def test_a_sampled_row_whose_logits_are_unsound_fails_alone_and_its_draft_ends() -> None:
     module = module_of()
     module.get_input_embeddings().weight.data[7] = np.nan
-    runner = load_native_unchecked(module)
+    runner = native(module)
     tokens = [t for t in sequence(20) if t != 7]
     for slot in (0, 1):
         fill(runner, slot, tokens[:-1])

@@ -16,9 +16,9 @@ from tandem.checkpoints.family import UnsupportedFamily
 from tandem.checkpoints.family_configs import read_family
 from tandem.checkpoints.locate import CheckpointError, find
 from tandem.runners.loading import Execution, Shape, load_runner
+from tandem.runners.native import NativeUnavailable
 from tandem.runners.native.model import check
 from tandem.runners.native.runner import NativeRunner
-from tandem.runners.native.steps import NotNative
 from tandem.runners.native.weights import packing
 from tests.runners.test_native import LIMITS, VOCAB, check_bits, native, sequence
 
@@ -114,7 +114,6 @@ def fed(runner: NativeRunner, tokens: list[int], slot: int = 1, most: int = 60) 
 
 @every_kind
 def test_logits_are_those_of_transformers_beyond_windows_and_contexts(name: str) -> None:
-    """Loading compares them with the reference in numpy, whose formulas are so those of transformers too."""
     module, tokens = module_of(name), sequence(LIMITS.max_length)
     assert far(fed(native(module), tokens), theirs_of(module, tokens)) < 1e-5
 
@@ -171,5 +170,5 @@ def test_a_field_that_native_steps_do_not_use_is_refused_by_name(
     kind: str, changes: dict[str, Any], field: str, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**SIZES, "model_type": kind, **changes}))
-    with pytest.raises((UnsupportedFamily, NotNative), match=field):
+    with pytest.raises((UnsupportedFamily, NativeUnavailable), match=field):
         check(read_family(tmp_path), "float32")

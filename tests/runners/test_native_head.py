@@ -19,10 +19,8 @@ from tandem.runners.eagle.module import EagleHead
 from tandem.runners.eagle.runner import EagleRunner
 from tandem.runners.loading import Execution
 from tandem.runners.native.features import NativeFeatures
-from tandem.runners.native.head import NativeHead, NativeHeadRunner
-from tandem.runners.native.load_head import check_logits, load_native_head
+from tandem.runners.native.head import NativeHead, NativeHeadRunner, load_native_head
 from tandem.runners.native.runner import NativeRunner
-from tandem.runners.native.steps import NotNative
 from tandem.runners.native.weights import UNQUANTISED, packing
 from tandem.runners.protocol import TAIL, Limits, PrefillRow, Proposal, ProposeRow, RunnerIdentity
 from tandem.runners.startup import Startup
@@ -155,19 +153,11 @@ def test_a_heads_logits_have_the_same_bits_in_every_step(folder: Path, name: str
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_head_in_any_format_reads_features_in_any(folder: Path, name: str, dtype: torch.dtype) -> None:
-    """Loading compares the logits, and refuses those of another head."""
     target, head = a_target(folder, dtype), a_head(seed=3)
     features = target.hand_out((1, 1, 2))
     runner = native(target, head, features, FORMATS[name])
     assert runner.identity.dtype == {"int8": "int8/float32", "q4": "q4/bfloat16"}.get(name, name)
     assert runner.identity.backend == "native" and not features.values.any()
-    assert isinstance(runner.model, NativeHead)
-    for part in ("fc", "lm_head", "midlayer.hidden_norm", "midlayer.self_attn.v_proj", "midlayer.mlp.down_proj"):
-        other = a_head(seed=3)
-        weight = other.get_submodule(part).weight
-        weight.data = weight.data.flip(0) if weight.dim() > 1 else -weight.data
-        with pytest.raises(NotNative, match="away from the module's own"):
-            check_logits(runner.model, weights_of(other))
 
 
 def test_by_default_a_head_is_as_fast_as_its_targets_format_lets_it_be(folder: Path, tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from tandem.checkpoints.locate import EMBEDDED_DRAFT, find
 from tandem.runners import loading
-from tandem.runners.native import LibraryMissing, build, checkpoint
-from tandem.runners.native.prebuilt import LEVELS, PACKAGE, file_name, prebuilt_library
+from tandem.runners.native import LibraryMissing, build, load
+from tandem.runners.native.build import LEVELS, PACKAGE, file_name, prebuilt_library
 
 SOURCES = "0123456789abcdef" * 4
 BF16, VNNI, AVX2 = LEVELS
@@ -49,10 +49,10 @@ def test_a_library_of_these_sources_spares_the_compiler(tmp_path: Path, monkeypa
 def test_without_library_and_compiler_the_refusal_says_what_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(build.CannotBuild, match=r"^no C\+\+ compiler: install g\+\+ or clang\+\+, or set CXX$"):
+    with pytest.raises(build.LibraryMissing, match=r"^no C\+\+ compiler: install g\+\+ or clang\+\+, or set CXX$"):
         build.find_compiler()
     monkeypatch.setattr(build, "install_command", "pip install 'tandem-speculative[{}]'".format)
-    with pytest.raises(build.CannotBuild, match=r"compiled already: pip install 'tandem-speculative\[serve\]'$"):
+    with pytest.raises(build.LibraryMissing, match=r"compiled already: pip install 'tandem-speculative\[serve\]'$"):
         build.find_compiler()
 
 
@@ -63,7 +63,7 @@ def test_a_model_that_lacks_the_library_alone_warns(
         raise LibraryMissing("no C++ compiler: install g++")
 
     module = SimpleNamespace(config=SimpleNamespace(vocab_size=256), parameters=list)
-    monkeypatch.setattr(checkpoint, "load_checkpoint", missing)
+    monkeypatch.setattr(load, "load_checkpoint", missing)
     monkeypatch.setattr(loading, "load_model", lambda *rest: module)
     monkeypatch.setattr(loading, "made", lambda *rest: None)
     with caplog.at_level(logging.INFO):

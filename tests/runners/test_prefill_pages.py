@@ -20,7 +20,7 @@ from tandem.clients.page_wire import (
 from tandem.engine.batcher import Batcher
 from tandem.engine.page_copies import PageCopies, PageRow
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
-from tandem.runners.native.native_pages import page_format
+from tandem.runners.native.runner import page_format
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import Runner
 from tandem.speculation.types import Request

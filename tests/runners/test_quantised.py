@@ -6,7 +6,7 @@ import platform
 import random
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,29 +16,25 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.checkpoints.gguf_blocks import FORMATS, BlockFormat, Blocks, StoredWeights
+from tandem.checkpoints.gguf_blocks import FORMATS, StoredWeights
 from tandem.checkpoints.locate import CheckpointError, find
 from tandem.runners.fused_step import fused, fused_step
 from tandem.runners.loading import Execution, Shape, choose_dtype, load_runner
 from tandem.runners.making import NativeRefused
-from tandem.runners.native import NativeUnavailable, build
+from tandem.runners.native import build
 from tandem.runners.native.library import load_library
-from tandem.runners.native.load import PRODUCT, check_steps
-from tandem.runners.native.model import NativeModel
 from tandem.runners.native.runner import NativeRunner
-from tandem.runners.native.weights import Packing, encoded, near, packing
+from tandem.runners.native.weights import Packing, encoded, packing
 from tandem.runners.protocol import PrefillRow, RowFailed
 from tandem.runners.torch.platforms import CPU
 from tests.daily import daily
 from tests.rows import fused_row, propose_row, verify_row
 from tests.runners import real
-from tests.runners.modules import ModuleWeights
 from tests.runners.test_native import (
     GREEDY,
     SLOTS,
     check_bits,
     fill,
-    load_native_unchecked,
     module_of,
     native,
     sequence,
@@ -149,7 +145,7 @@ def test_weights_quantised_when_loaded_are_near_the_modules(weights: str, most: 
 def test_numbers_that_fit_a_format_come_back_unchanged(tmp_path: Path) -> None:
     """The module's weights lie in Q4_1 already: quantised again, they are those that are stored."""
     module, packed = stored(tmp_path, "q4_1")
-    again = Packing("q4", 3, 3)
+    again = Packing("q4", "q4_1", "q4_1")
     logits = [native(module, packing=how).model.feed([0], [0], [sequence(40)]) for how in (packed, again)]
     assert np.array_equal(*logits)
 
@@ -185,82 +181,22 @@ def test_a_fused_round_is_the_same_as_its_parts() -> None:
             assert one.verdict == other.verdict  # type: ignore[union-attr]
 
 
-class Wrong:
-    """Blocks with a small mistake in one matrix, down of the second layer."""
-
-    def __init__(self, right: Any, mistake: Callable[[np.ndarray, BlockFormat], None]) -> None:
-        self._right, self._mistake = right, mistake
-
-    def formats(self) -> tuple[str, ...]:
-        return self._right.formats()
-
-    def head(self) -> Blocks | None:
-        return self._right.head()
-
-    def matrix(self, layer: int, name: str) -> Blocks | None:
-        right = self._right.matrix(layer, name)
-        if (layer, name) != (1, "down"):
-            return right
-        size, rows = FORMATS[right.format], right.rows.copy()
-        self._mistake(rows.reshape(len(rows), -1, size.bytes), size)
-        return Blocks(right.format, rows)
-
-
-def larger_scales(blocks: np.ndarray, size: BlockFormat) -> None:
-    """By 1 %."""
-    at = 208 if size.bytes == 210 else 0  # Q6_K has it at its end
-    scales = blocks[..., at : at + 2].copy().view(np.float16)
-    blocks[..., at : at + 2] = (scales * np.float16(1.01)).astype(np.float16).view(np.uint8)
-
-
-def swapped_numbers(blocks: np.ndarray, size: BlockFormat) -> None:
-    """The bytes of the first two numbers of each block change places."""
-    at = 0 if size.bytes == 210 else size.bytes - 16
-    blocks[..., [at, at + 1]] = blocks[..., [at + 1, at]]
-
-
-def turned_numbers(blocks: np.ndarray, size: BlockFormat) -> None:
-    """The last 16 bytes of each block lie backwards."""
-    blocks[..., -16:] = blocks[..., -16:][..., ::-1].copy()
-
-
-def one_wrong_row(blocks: np.ndarray, size: BlockFormat) -> None:
-    blocks[77] = blocks[78]
-
-
-@pytest.mark.each_value
-@pytest.mark.parametrize("form", daily(FORMATS, 0, 2, 4))
-@pytest.mark.parametrize("mistake", [larger_scales, swapped_numbers, one_wrong_row])
-def test_a_small_mistake_in_one_matrix_is_found_out_at_start(
-    mistake: Callable[[np.ndarray, BlockFormat], None], form: str, tmp_path: Path
-) -> None:
-    module, right = stored(tmp_path, form)
-    assert right.stored is not None
-    model = native(module, packing=right).model
-    assert isinstance(model, NativeModel)
-    assert check_steps(model, ModuleWeights(module)).products < PRODUCT["float32"] / 5
-    with pytest.raises(NativeUnavailable, match=r"products of down of layer 1 are .* away from those of its weights"):
-        native(module, packing=replace(right, stored=Wrong(right.stored, mistake)))
-
-
-@pytest.mark.parametrize(
-    ("form", "mistake"), [("q8_0", larger_scales), ("q8_0", turned_numbers), ("q4_1", turned_numbers)]
-)
-def test_blocks_are_as_near_to_their_weights_as_arithmetic_promises(
-    form: str, mistake: Callable[[np.ndarray, BlockFormat], None]
-) -> None:
+@pytest.mark.parametrize("form", ["q8_0", "q4_1"])
+def test_blocks_are_as_near_to_their_weights_as_arithmetic_promises(form: str) -> None:
+    """Q8_0: within half a step. Q4_1: a block's squared error is at most that of its whole range kept."""
     library = load_library(build.library_path())
     for scale, middle in ((1.0, 0.0), (1e-3, 0.0), (0.1, 3.0), (1e-9, 0.0), (1000.0, 0.0)):
-        dense = np.random.default_rng(5).standard_normal((40, 90), dtype=np.float32) * np.float32(scale) + np.float32(
+        dense = np.random.default_rng(5).standard_normal((40, 96), dtype=np.float32) * np.float32(scale) + np.float32(
             middle
         )
-        right = encoded(library, dense, form)
-        if scale < 1e-8:  # less than float16 has
-            continue
-        rows = right.rows.copy()
-        mistake(rows.reshape(40, -1, FORMATS[form].bytes)[3:4, 1:2], FORMATS[form])
-        with pytest.raises(CheckpointError, match=r"a matrix of \(40, 90\) cannot be quantised"):
-            near(Blocks(form, rows), dense)
+        own = gguf.quants.dequantize(encoded(library, dense, form).rows, gguf.GGMLQuantizationType[form.upper()])
+        weights, off = (each.reshape(40, -1, 32) for each in (dense, own - dense))
+        if form == "q8_0":
+            step, error, more = np.abs(weights).max(-1) / 127, np.abs(off).max(-1), 0.0
+        else:
+            step, error = (weights.max(-1) - weights.min(-1)) / 15, np.sqrt(np.square(off).mean(-1))
+            more = np.abs(weights).max(-1) * 2**-10
+        assert (error <= step * (0.5 + 2**-7) + more + 2.0**-18).all()
     for value in (np.nan, np.inf, 1e8):
         dense[3, 3] = value
         with pytest.raises(CheckpointError, match="weights too large, or no numbers"):
@@ -271,7 +207,7 @@ def test_blocks_are_as_near_to_their_weights_as_arithmetic_promises(
 def test_a_poisoned_row_fails_alone(poison: float) -> None:
     module = module_of()
     module.get_input_embeddings().weight.data[7] = poison
-    runner = load_native_unchecked(module, packing("int8"))
+    runner = native(module, packing=packing("int8"))
     tokens = [t for t in sequence(20) if t != 7]
     for slot in (0, 1):
         runner.prefill([PrefillRow(slot, 0, tuple(tokens[:-1]))])
@@ -280,13 +216,6 @@ def test_a_poisoned_row_fails_alone(poison: float) -> None:
     assert isinstance(failed, RowFailed)
     (alone,) = runner.verify([verify_row(1, len(tokens) - 1, tokens[-1], (), GREEDY)])
     assert sound.token_ids == alone.token_ids  # type: ignore[union-attr]
-
-
-def test_a_weight_that_is_no_number_is_not_hidden() -> None:
-    module = module_of()
-    module.model.layers[0].mlp.up_proj.weight.data[3, 3] = torch.nan
-    logits = load_native_unchecked(module, packing("int8")).model.feed([0], [0], [sequence(3)])
-    assert np.isnan(logits).all()  # type: ignore[arg-type]
 
 
 def bits(folder: Path, compiler: str, target: str, *run_by: str, flags: Sequence[str] = ()) -> str:

@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from tandem.checkpoints.locate import CheckpointError, find
 from tandem.checkpoints.scaled_weights import ScaledWeights
 from tandem.runners.loading import Execution, Shape, load_runner
-from tandem.runners.native import quantised_cache
+from tandem.runners.native import weights as native_weights
 from tandem.runners.native.runner import NativeRunner
-from tandem.runners.native.weights import decoded, packing
+from tandem.runners.native.weights import packing
 from tests.daily import daily
 from tests.runners.test_native import module_of, native, sequence
 from tests.runners.test_quantised import distance, one_by_one, with_rounded_inputs
@@ -92,7 +92,7 @@ INT8 = [kind for kind in KINDS if kind.startswith("int8")]
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(quantised_cache, "cache_root", lambda: tmp_path / "cache")
+    monkeypatch.setattr(native_weights, "cache_root", lambda: tmp_path / "cache")
     return tmp_path / "cache"
 
 
@@ -154,7 +154,9 @@ def test_int8_checkpoints_run_in_int8_with_their_own_numbers(kind: str, tmp_path
     assert one_by_one(runner, with_rounded_inputs(module)) < 2e-6
     weights, name = ScaledWeights(tmp_path / "m"), "model.layers.0.self_attn.q_proj.weight"
     blocks = weights.blocks(name)
-    assert blocks is not None and np.array_equal(decoded(blocks, SIZES["hidden_size"]), weights[name].numpy())
+    assert blocks is not None and np.array_equal(
+        gguf.quants.dequantize(blocks.rows, gguf.GGMLQuantizationType.Q8_0), weights[name].numpy()
+    )
 
 
 def test_fp8_checkpoints_run_in_any_format(tmp_path: Path) -> None:
@@ -189,8 +191,9 @@ def test_weights_are_quantised_once_and_the_same_as_without_a_cache(
     def never(*_: object) -> None:
         raise AssertionError("quantised again")
 
-    monkeypatch.setattr(quantised_cache, "encoded", never)
-    again = loaded(tmp_path / "m", weights).model.feed([0], [0], [sequence(40)])
+    with monkeypatch.context() as patched:
+        patched.setattr(native_weights, "encoded", never)
+        again = loaded(tmp_path / "m", weights).model.feed([0], [0], [sequence(40)])
     uncached = native(module, packing=packing(weights)).model.feed([0], [0], [sequence(40)])
     assert np.array_equal(first, again) and np.array_equal(first, uncached)
 
@@ -199,14 +202,14 @@ def test_weights_that_are_replaced_while_they_are_quantised_are_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module_of().save_pretrained(tmp_path / "m")
-    other, write = module_of(name="qwen3"), quantised_cache._write
+    other, write = module_of(name="qwen3"), native_weights._write
 
     def replaced(*arguments: Any) -> None:
         write(*arguments)
         other.save_pretrained(tmp_path / "m")
 
     with monkeypatch.context() as patched:
-        patched.setattr(quantised_cache, "_write", replaced)
+        patched.setattr(native_weights, "_write", replaced)
         with pytest.raises(CheckpointError, match="was replaced or written to while it was read"):
             loaded(tmp_path / "m", "int8")
     again = loaded(tmp_path / "m", "int8").model.feed([0], [0], [sequence(40)])

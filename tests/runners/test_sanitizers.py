@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.runners.native.build import SOURCES, CannotBuild, find_compiler
+from tandem.runners.native.build import SOURCES, LibraryMissing, find_compiler
 from tests.support import REPOSITORY
 
 TESTS = (
@@ -32,7 +32,7 @@ def libasan() -> str:
     """The sanitizer's library, which must be the first that a process loads."""
     try:
         compiler = find_compiler()
-    except CannotBuild as error:
+    except LibraryMissing as error:
         pytest.skip(str(error))
     asked = [compiler, "-print-file-name=libasan.so"]
     found = Path(subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip())

@@ -9,14 +9,13 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from tandem.checkpoints.gguf_blocks import FORMATS
 from tandem.runners.native import build
-from tandem.runners.native.prebuilt import LEVELS
-from tandem.runners.native.tiles import TileState, log_once, say_tiles
+from tandem.runners.native.build import LEVELS
+from tandem.runners.native.steps import TileState, log_tiles
 
 PROGRAM = Path(__file__).with_name("tile_bits.cpp")
 EMULATED = (f"-I{PROGRAM.parent}", '-DTANDEM_EMULATED_TILES="emulated_tiles.h"')
@@ -125,17 +124,10 @@ def test_libraries_that_are_compiled_ahead_have_the_instructions_where_cpus_may_
 def test_what_becomes_of_tiles_is_logged_once(
     state: int, level: str, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    log_once.cache_clear()
-    library = SimpleNamespace(tandem_tiles=lambda use: state)
+    log_tiles.cache_clear()
     with caplog.at_level(logging.INFO):
-        say_tiles(library)
-        say_tiles(library)
-    log_once.cache_clear()
+        for each in (state, state, 0, 4):
+            log_tiles(TileState(each))
+    log_tiles.cache_clear()
     assert [record.levelname for record in caplog.records] == [level]
     assert said in caplog.text
-
-
-def test_a_cpu_without_tiles_is_not_told_of_them(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        say_tiles(SimpleNamespace(tandem_tiles=lambda use: TileState.NONE))
-    assert not caplog.records

@@ -179,7 +179,7 @@ def test_a_cache_that_cannot_be_used_costs_time_and_nothing_else(tmp_path: Path,
     file = tmp_path / "weights"
     file.write_bytes(b"12345678")
     assert hash_file(file)
-    with pytest.raises(build.CannotBuild):
+    with pytest.raises(build.LibraryMissing):
         build.library_path()
 
 

@@ -43,7 +43,7 @@ async def outages(link: DelayLink, folder: Path) -> None:
 
 
 async def narrow_up(link: DelayLink, folder: Path) -> None:
-    await link.set(LinkSettings(30.0, 20.0, Impairments(up_share=0.7, up_mbps=1.0)))
+    await link.set(LinkSettings(30.0, 20.0, Impairments(up_mbps=1.0)))
 
 
 async def jittery(link: DelayLink, folder: Path) -> None:

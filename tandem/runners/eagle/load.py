@@ -49,7 +49,7 @@ def load_head(checkpoint: Checkpoint, target: Runner, startup: Startup, executio
         raise CheckpointError(f"{folder}: without embed_tokens it needs the target's hidden size, {width}")
     platform = platform_of(target.identity.device)
     if isinstance(features, NativeFeatures):
-        from tandem.runners.native.load_head import load_native_head
+        from tandem.runners.native.head import load_native_head
         from tandem.runners.native.runner import NativeRunner
 
         assert isinstance(target, NativeRunner)
@@ -111,7 +111,7 @@ def load_remote_head(
     read, identity = "" if own else weights_revision(target), _identity(checkpoint, dtype, platform)
     made = RemoteHead(head, config.taps(_layer_count(target)), embedding, limits, identity, read)
     if platform.name == "cpu" and "native" in (order := compile_order(execution.compile, platform)):
-        from tandem.runners.native.load_head import load_remote_native_head
+        from tandem.runners.native.head import load_remote_native_head
 
         in_blocks = in_own_format(execution, target, order).weights in QUANTISED
         try:

@@ -6,4 +6,4 @@ class NativeUnavailable(ValueError):
 
 
 class LibraryMissing(NativeUnavailable):
-    """Native steps could run this model, but this CPU has no library; the message says how to get one."""
+    """This CPU has no library and no compiler that makes one; the message says how to get one."""

@@ -1,6 +1,8 @@
 // The C interface for ctypes. Nothing throws across. Errors are null or non-zero: int results are 0, a fault
 // (bounds.h), or -1 without memory.
 #include "bounds.h"
+#include "encode.h"
+#include <algorithm>
 #include <chrono>
 
 using namespace tandem;
@@ -35,7 +37,7 @@ void tandem_model_free(void* model) { delete static_cast<Model*>(model); }
 
 // Returns 1 without memory, 2 for different formats of neighbouring rows.
 int tandem_set_layer(void* model, int layer, const LayerWeights* weights) try {
-    if (!within(layer, static_cast<Model*>(model)->shape().layers)) return CALL;
+    if (!within(layer, static_cast<Model*>(model)->shape.layers)) return CALL;
     static_cast<Model*>(model)->set_layer(layer, *weights);
     return 0;
 } catch (const std::invalid_argument&) { return 2; } catch (...) { return 1; }
@@ -54,7 +56,7 @@ int tandem_read_features(void* model, const HeadInputs* inputs) try {
 int tandem_hand_out(void* model, const int32_t* layers, int count, void* features) try {
     Model& from = *static_cast<Model*>(model);
     for (int i = 0; i < count; i++)
-        if (!within(layers[i], from.shape().layers + 1)) return CALL;
+        if (!within(layers[i], from.shape.layers + 1)) return CALL;
     from.hand_out(layers, count, features);
     return SOUND;
 } catch (...) { return -1; }
@@ -68,7 +70,7 @@ int tandem_put_adapter(void* model, int number) try {
 int tandem_set_adapter_layer(void* model, int number, int layer, const LayerAdapter* adapter) try {
     Model& to = *static_cast<Model*>(model);
     if (!to.has_adapter(number)) return ADAPTER;
-    if (!within(layer, to.shape().layers)) return CALL;
+    if (!within(layer, to.shape.layers)) return CALL;
     to.set_adapter_layer(number, layer, *adapter);
     return 0;
 } catch (...) { return 1; }
@@ -93,28 +95,20 @@ int tandem_load_pages(void* model, int slot, int first, int count, const int32_t
 }
 
 // Bytes of keys and values of a slot's first `positions`; frees the memory beyond their pages.
-int64_t tandem_slot_bytes(void* model, int positions) { return int64_t(static_cast<Model*>(model)->slots().taken(positions)); }
+int64_t tandem_slot_bytes(void* model, int positions) { return int64_t(static_cast<Model*>(model)->slots.taken(positions)); }
 int tandem_give_back(void* model, int slot, int positions) {
     Model& of = *static_cast<Model*>(model);
-    if (!within(slot, of.shape().slots)) return SLOT;
+    if (!within(slot, of.shape.slots)) return SLOT;
     if (positions < 0) return POSITION;
-    of.slots().give_back(slot, std::min(positions, of.shape().length));
+    of.slots.give_back(slot, std::min(positions, of.shape.length));
     return SOUND;
 }
-
-// One packed matrix times x, as in transformer.h.
-int tandem_product(void* model, int layer, int which, const void* x, int tokens, float* to) try {
-    const Model& of = *static_cast<Model*>(model);
-    if (!within(layer + int64_t(1), of.shape().layers + 1) || !within(which, 4) || tokens < 0) return CALL;
-    of.product(layer, which, x, tokens, to);
-    return SOUND;
-} catch (...) { return -1; }
 
 // Float32 weights [outputs, inputs] as rows of Q8_0 or Q4_1 blocks.
 int tandem_encode(int format, int outputs, int inputs, const float* weights, uint8_t* to) {
     if ((format != Q8_0 && format != Q4_1) || outputs < 0 || inputs < 1) return CALL;
     const size_t bytes = row_bytes(Format(format), inputs);
-    for (int row = 0; row < outputs; row++) encode<Float32>(Format(format), inputs, weights + size_t(row) * inputs, to + row * bytes);
+    for (int row = 0; row < outputs; row++) encode(Format(format), inputs, weights + size_t(row) * inputs, to + row * bytes);
     return SOUND;
 }
 
@@ -140,15 +134,14 @@ int tandem_draw(void* pool, const float* logits, int outputs, const int32_t* onl
 } catch (...) { return -1; }
 int tandem_propose(void* draft, const Rows* tails, int32_t* counts, const int32_t* only, int stride, int32_t* drafts, const Drawing* drawing) try {
     Model& from = *static_cast<Model*>(draft);
-    if (const int fault = fault_of(from, *tails, counts, stride)) return fault;
-    if (const int fault = fault_of_drawing(from, drawing, tails->count, only)) return fault;
+    if (const int fault = fault_of_drafts(from, *tails, counts, stride, only, drawing)) return fault;
     propose(from, *tails, counts, only, stride, drafts, drawing);
     return SOUND;
 } catch (...) { return -1; }
 int tandem_verify(void* target, const Rows* rows, const Sampling* sampled, int32_t* said, int32_t* accepted, float* logits) try {
     Model& by = *static_cast<Model*>(target);
     if (const int fault = fault_of(by, *rows)) return fault;
-    if (const int fault = fault_of_draws(sampled, rows->count - rows->silent, logits, by.shape().outputs)) return fault;
+    if (const int fault = fault_of_draws(sampled, rows->count - rows->silent, logits, by.shape.outputs)) return fault;
     verify(by, *rows, sampled, said, accepted, logits);
     return SOUND;
 } catch (...) { return -1; }
@@ -159,28 +152,35 @@ int tandem_verify(void* target, const Rows* rows, const Sampling* sampled, int32
 int tandem_fused(void* draft, void* target, const Rows* tails, int32_t* counts, const int32_t* given, const int32_t* adapters, const int32_t* only, int known,
                  int stride, int32_t* drafts, const Sampling* sampled, int32_t* said, int32_t* accepted, float* logits, const Drawing* drawing,
                  double* draft_seconds) try {
-    auto started = std::chrono::steady_clock::now();
-    std::vector<int32_t> asked(counts, counts + tails->count), slots, starts, begins{0}, tokens;
-    for (int r = 0; r < tails->count; r++)
-        if (given[r]) asked[r] = 0;
-    if (const int fault = fault_of(*static_cast<Model*>(draft), *tails, asked.data(), stride)) return fault;
-    if (const int fault = fault_of_rounds(*static_cast<Model*>(target), *tails, counts, given, adapters, drafts, known, stride)) return fault;
-    if (const int fault = fault_of_drawing(*static_cast<Model*>(draft), drawing, tails->count, only)) return fault;
-    if (const int fault = fault_of_draws(sampled, tails->count, logits, static_cast<Model*>(target)->shape().outputs)) return fault;
-    propose(*static_cast<Model*>(draft), *tails, asked.data(), only, stride, drafts, drawing);
-    *draft_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+    const auto started = std::chrono::steady_clock::now();
+    Model &from = *static_cast<Model*>(draft), &by = *static_cast<Model*>(target);
+    if (!within(known, by.shape.vocabulary + int64_t(1))) return CALL;
+    std::vector<int32_t> asked(counts, counts + tails->count);
     for (int r = 0; r < tails->count; r++) {
-        if (!given[r]) counts[r] = asked[r];
-        for (int i = 0; i < counts[r]; i++)
-            if (drafts[r * stride + i] >= known) counts[r] = i;
-        const int end = tails->begins[r + 1];
-        slots.push_back(tails->slots[r]);
-        starts.push_back(tails->starts[r] + end - tails->begins[r] - 1);
-        tokens.push_back(tails->tokens[end - 1]);
-        tokens.insert(tokens.end(), drafts + r * stride, drafts + r * stride + counts[r]);
-        begins.push_back(int(tokens.size()));
+        if (!within(counts[r], stride + int64_t(1))) return FAULTS * r + COUNT;
+        const int64_t length = int64_t(tails->begins[r + 1]) - tails->begins[r];
+        if (length < 1) return FAULTS * r + ROOM;
+        if (!within(tails->starts[r] + length - 1, by.shape.length)) return FAULTS * r + POSITION;
+        if (given[r]) asked[r] = 0;
     }
-    verify(*static_cast<Model*>(target), {tails->count, slots.data(), starts.data(), begins.data(), tokens.data(), adapters}, sampled, said, accepted, logits);
+    if (const int fault = fault_of_drafts(from, *tails, asked.data(), stride, only, drawing)) return fault;
+    if (const int fault = fault_of_draws(sampled, tails->count, logits, by.shape.outputs)) return fault;
+    propose(from, *tails, asked.data(), only, stride, drafts, drawing);
+    *draft_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+    const Rows call{tails->count, tails->slots, tails->starts, tails->begins, tails->tokens, adapters};
+    Batch batch;
+    for (int r = 0; r < call.count; r++) {
+        if (!given[r]) counts[r] = asked[r];
+        const int32_t *own = drafts + r * stride;
+        const int end = call.begins[r + 1];
+        counts[r] = int32_t(std::find_if(own, own + counts[r], [&](int32_t token) { return token >= known; }) - own);
+        std::vector<int32_t> fed{call.tokens[end - 1]};
+        fed.insert(fed.end(), own, own + counts[r]);
+        batch.add(r, call, call.starts[r] + end - call.begins[r] - 1, fed.data(), fed.data() + fed.size());
+    }
+    const Rows rows = batch.rows(call);
+    if (const int fault = fault_of(by, rows)) return fault;
+    verify(by, rows, sampled, said, accepted, logits);
     return SOUND;
 } catch (...) { return -1; }
 

@@ -1,10 +1,129 @@
 // Attention of a few queries over one KV head, each within its window and up to its own position. Sums run in order of
 // positions, so they depend on no later position and no other query.
 #pragma once
-#include "attention_sums.h"
+#include "cache.h"
 #include <cmath>
 
 namespace tandem {
+
+constexpr int AHEAD = 2;    // blocks of 16 positions fetched ahead: the processor does not foresee the jump to the next span
+constexpr int QUERIES = 4;  // queries that share a pass over the keys and values
+constexpr int VECTORS = WIDTH == 16 ? 4 : SIXTEEN;  // registers of them, whose products with QUERIES queries are summed at once
+static_assert(SPAN % (VECTORS * WIDTH) == 0);
+
+template <class D> struct Query {
+    const typename D::stored* from;  // [head_dim]
+    typename D::stored* to;          // [head_dim]
+    int begin, position;             // attends to positions begin .. position
+};
+
+// A thread's memory for scores of QUERIES queries over `length` positions.
+template <class D> struct Scores {
+    explicit Scores(int length) : stride(up(length, LANES)), scores(QUERIES * stride), weights(QUERIES * stride) {}
+    size_t stride;
+    Buffer<float> scores;
+    Buffer<typename D::stored> weights;
+};
+
+// Where the keys and values of a step's queries lie.
+template <class D> struct Seen {
+    const LayerCache<D>& cache;
+    int slot, head, head_dim, first, last;  // first, last: the lowest and the highest position of a query
+    int begin, whole;                       // the lowest and the highest position that a query begins at
+    float cap;                              // of scores, 0 for none
+};
+
+// Scores of N queries for B registers of positions of one span from `block` on; `top`: maxima so far, by lane.
+template <class D, int N, int B>
+inline void score(const Seen<D>& seen, int block, float scale, const Query<D>* queries, Scores<D>& scratch, vf* top) {
+    typedef typename D::unit unit;
+    const int units = seen.head_dim / D::PER_UNIT, blocks = seen.last / LANES + 1;
+    const unit* keys = seen.cache.keys(seen.slot, seen.head, block);
+    const char* soon = reinterpret_cast<const char*>(seen.cache.keys(seen.slot, seen.head, std::min(block + std::max(AHEAD, B / SIXTEEN), blocks - 1)));
+    const size_t apart = size_t(units) * LANES;
+    const v16i lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    vf dot[N][B];
+#pragma GCC unroll 4
+    for (int q = 0; q < N; q++)
+#pragma GCC unroll 4
+        for (int b = 0; b < B; b++) dot[q][b] = vf{};
+    for (int i = 0; i < units; i++) {
+        vu key[B];
+#pragma GCC unroll 4
+        for (int b = 0; b < B; b++) {
+            const size_t at = b / SIXTEEN * apart + size_t(i) * LANES + b % SIXTEEN * WIDTH;
+            if (b % SIXTEEN == 0) __builtin_prefetch(soon + at * sizeof(unit));
+            key[b] = load<vu>(keys + at);
+        }
+#pragma GCC unroll 4
+        for (int q = 0; q < N; q++) {
+            const auto value = D::everywhere(load<unit>(queries[q].from + i * D::PER_UNIT));
+#pragma GCC unroll 4
+            for (int b = 0; b < B; b++) dot[q][b] = D::multiply_add(dot[q][b], value, key[b]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int q = 0; q < N; q++)
+#pragma GCC unroll 4
+        for (int b = 0; b < B; b++) {
+            const int position = block * LANES + b * WIDTH;
+            const vi at = load<vi>(&lanes) + position;
+            vf scaled = dot[q][b] * scale;
+            if (seen.cap) scaled = seen.cap * hyperbolic_tangent_of_register(scaled / seen.cap);
+            scaled = select((at <= queries[q].position) & (at >= queries[q].begin), scaled, vf{} - INFINITY);
+            top[q] = select(scaled > top[q], scaled, top[q]);
+            store(&scratch.scores[q * scratch.stride + position], scaled);
+        }
+}
+
+// Weighted sums of W registers of values from `d` on, divided by each query's total.
+template <class D, int N, int W>
+inline void gather(const Seen<D>& seen, int d, const Query<D>* queries, const Scores<D>& scratch, const float* total) {
+    typedef typename D::unit unit;
+    const int begin = (seen.whole + D::PER_UNIT - 1) / D::PER_UNIT, whole = std::max((seen.first + 1) / D::PER_UNIT, begin);
+    vf out[N][W];
+#pragma GCC unroll 4
+    for (int q = 0; q < N; q++)
+#pragma GCC unroll 4
+        for (int w = 0; w < W; w++) out[q][w] = vf{};
+    // Positions visible to all queries need no checks. Others' values may be NaN, and must not even count times 0.
+    auto each_looked_at = [&](int i) __attribute__((always_inline)) {  // else the sums lie in memory
+        const unit* values = seen.cache.values(seen.slot, seen.head, i) + d;
+#pragma GCC unroll 4
+        for (int q = 0; q < N; q++) {
+            const int behind = queries[q].position - i * D::PER_UNIT, before = queries[q].begin - i * D::PER_UNIT;
+            if (behind < 0 || before >= D::PER_UNIT) continue;
+            const vu halves = vu{} + ((D::PER_UNIT == 2 && behind == 0 ? 0xffffu : 0xffffffffu) & (before == 1 ? 0xffff0000u : 0xffffffffu));
+            const auto weight = D::everywhere(load<unit>(&scratch.weights[q * scratch.stride + i * D::PER_UNIT]));
+#pragma GCC unroll 4
+            for (int w = 0; w < W; w++) out[q][w] = D::multiply_add(out[q][w], weight, load<vu>(values + w * WIDTH) & halves);
+        }
+    };
+    for (int i = seen.begin / D::PER_UNIT; i < std::min(begin, seen.last / D::PER_UNIT + 1); i++) each_looked_at(i);
+    for (int i = begin; i < whole;) {
+        const unit* values = seen.cache.values(seen.slot, seen.head, i) + d;
+        const unit* soon = seen.cache.values(seen.slot, seen.head, std::min(whole - 1, i + AHEAD * LANES / D::PER_UNIT)) + d;
+        for (const int end = std::min(whole, (i / (LANES / D::PER_UNIT) + 1) * (LANES / D::PER_UNIT)); i < end; i++, values += seen.head_dim, soon += seen.head_dim) {
+            vu value[W];
+#pragma GCC unroll 4
+            for (int w = 0; w < W; w++) {
+                if (w % SIXTEEN == 0) __builtin_prefetch(soon + w * WIDTH);
+                value[w] = load<vu>(values + w * WIDTH);
+            }
+#pragma GCC unroll 4
+            for (int q = 0; q < N; q++) {
+                const auto weight = D::everywhere(load<unit>(&scratch.weights[q * scratch.stride + i * D::PER_UNIT]));
+#pragma GCC unroll 4
+                for (int w = 0; w < W; w++) out[q][w] = D::multiply_add(out[q][w], weight, value[w]);
+            }
+        }
+    }
+    for (int i = whole; i <= seen.last / D::PER_UNIT; i++) each_looked_at(i);
+#pragma GCC unroll 4
+    for (int q = 0; q < N; q++)
+#pragma GCC unroll 4
+        for (int w = 0; w < W; w += SIXTEEN) D::keep(queries[q].to + d + w * WIDTH, load<v16f>(&out[q][w]) / all(total[q]));
+}
 
 template <class D, int N>
 void attend(Seen<D> seen, float scale, const Query<D>* queries, Scores<D>& scratch) {

@@ -1,8 +1,9 @@
-"""Compiles this folder's C++ for this CPU once, with any C++20 compiler, unless a library is installed."""
+"""Finds the library installed for CPUs like this one, or compiles this folder's C++ once, with a C++20 compiler."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import platform
 import shutil
@@ -10,24 +11,57 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.checkpoints.trusted_cache import cache_root, made_once
 from tandem.host.cores import usable_cores
 from tandem.installing import IN_A_CHECKOUT, install_command
-from tandem.runners.native.prebuilt import prebuilt_library
+from tandem.runners.native import LibraryMissing
 
 SOURCES = Path(__file__).parent
 LIBRARY = "tandem.so"
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-shared", "-pthread")
 
 
-class CannotBuild(ValueError):
-    """No compiler, or it failed."""
+PACKAGE = "tandem_native"
+_AVX2 = frozenset(("abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"))
+_AVX512 = _AVX2 | {f"avx512{part}" for part in ("f", "bw", "cd", "dq", "vl", "_vnni")}
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Instructions of a library. `needs`: CPU features, as in /proc/cpuinfo."""
+
+    name: str
+    flags: tuple[str, ...]
+    needs: frozenset[str]
+
+
+LEVELS = (
+    Level("avx512_bf16", ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"), _AVX512 | {"avx512_bf16"}),
+    Level("avx512_vnni", ("-march=x86-64-v4", "-mavx512vnni"), _AVX512),
+    Level("avx2", ("-march=x86-64-v3",), _AVX2),
+)  # distinguished by the sources on x86-64, best first
+
+
+def file_name(level: Level, sources: str) -> str:
+    return f"{level.name}-{sources[:16]}.so"
+
+
+def prebuilt_library(sources: str, features: str, package: str = PACKAGE) -> Path | None:
+    """The installed library of the best level for these CPU features and sources, or None."""
+    spec = importlib.util.find_spec(package)
+    here = frozenset(features.split())
+    level = next((level for level in LEVELS if level.needs <= here), None)
+    if spec is None or level is None:
+        return None
+    files = (Path(folder, file_name(level, sources)) for folder in spec.submodule_search_locations or ())
+    return next((file for file in files if file.is_file()), None)
 
 
 def library_path() -> Path:
-    """The installed library, or one compiled now or before. Raises CannotBuild."""
+    """The installed library, or one compiled now or before. Raises LibraryMissing."""
     if built := prebuilt_library(sources_hash(), cpu_features()):
         return built
     compiler = find_compiler()
@@ -37,7 +71,7 @@ def library_path() -> Path:
             cache_root(), f"native-{_key(compiler)}", what, lambda folder: build(compiler, FLAGS, folder / LIBRARY)
         )
     except OSError as error:
-        raise CannotBuild(f"{cache_root()}: {error}") from error
+        raise LibraryMissing(f"{cache_root()}: {error}") from error
     return folder / LIBRARY
 
 
@@ -46,7 +80,7 @@ def find_compiler() -> str:
         if name and (found := shutil.which(name)):
             return found
     ahead = install_command("serve")
-    raise CannotBuild(
+    raise LibraryMissing(
         "no C++ compiler: install g++ or clang++, or set CXX"
         + ("" if ahead == IN_A_CHECKOUT else f"; or, for x86-64, a library that is compiled already: {ahead}")
     )
@@ -85,7 +119,7 @@ def _cpu_line(*names: str) -> str:
 
 
 def build(compiler: str, flags: Sequence[str], library: Path) -> None:
-    """Compiles and links the sources. Raises CannotBuild."""
+    """Compiles and links the sources. Raises LibraryMissing."""
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         objects = {source: Path(folder, f"{source.stem}.o") for source in SOURCES.glob("*.cpp")}
         with ThreadPoolExecutor(min(len(objects), usable_cores())) as pool:
@@ -98,4 +132,4 @@ def build(compiler: str, flags: Sequence[str], library: Path) -> None:
 def _run(command: Sequence[str | Path]) -> None:
     ran = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
     if ran.returncode:
-        raise CannotBuild(f"{command[0]} failed: {(ran.stderr.strip().splitlines() or ['no message'])[0]}")
+        raise LibraryMissing(f"{command[0]} failed: {(ran.stderr.strip().splitlines() or ['no message'])[0]}")

@@ -66,12 +66,11 @@ inline void encode_4(const Weights32& weights, uint8_t* to) {
 }
 
 // `inputs` weights as blocks of `format`, zero-padded.
-template <class D> void encode(Format format, int inputs, const typename D::stored* weights, uint8_t* to) {
+inline void encode(Format format, int inputs, const float* weights, uint8_t* to) {
     const int bytes = format == Q4_1 ? BlocksOf4AndMinima::BYTES : BlocksOf8::BYTES;
     for (int begin = 0; begin < inputs; begin += GROUP, to += bytes) {
-        typename D::stored own[GROUP] = {};
-        std::memcpy(own, weights + begin, std::min(GROUP, inputs - begin) * sizeof(own[0]));
-        const Weights32 block{{D::wide(own), D::wide(own + LANES)}};
+        Weights32 block{};
+        std::memcpy(block.parts, weights + begin, std::min(GROUP, inputs - begin) * sizeof(float));
         if (format == Q4_1) encode_4(block, to);
         else encode_8(block, to);
     }

@@ -1,10 +1,10 @@
 // Models with float32 activations, compiled apart.
-#include "rounds.h"
+#include "transformer.h"
 
 namespace tandem {
 
 Model* float32_model(Pool& pool, const Shape& shape, const void* embedding) {
-    return new Typed<Float32>(pool, shape, embedding);
+    return new Transformer<Float32>(pool, shape, embedding);
 }
 
 }  // namespace tandem

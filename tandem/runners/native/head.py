@@ -1,24 +1,74 @@
-"""Packs an EAGLE-3 head for the C++ step, which reads features that its target's steps write."""
+"""EAGLE-3 heads in C++, which read features that their target's steps write, here or elsewhere."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from tandem.checkpoints.head_config import HeadConfig
 from tandem.checkpoints.head_weights import LINEARS, NORMS, HeadWeights
+from tandem.checkpoints.numbers import DTYPES as NAMES
 from tandem.checkpoints.numbers import Stored, of_floats
+from tandem.host.cores import default_threads
 from tandem.runners.capabilities import UNABLE, Capabilities, No, Trait
 from tandem.runners.eagle.remote import RemoteHead
-from tandem.runners.native.features import NativeFeatures
-from tandem.runners.native.library import HeadInputs, LayerWeights, ModelShape, RowBatch, RowTable
+from tandem.runners.making import SMALL
+from tandem.runners.native.build import library_path
+from tandem.runners.native.features import NativeFeatures, features_of
+from tandem.runners.native.library import HeadInputs, LayerWeights, ModelShape, RowBatch, RowTable, load_library
+from tandem.runners.native.model import NativeModel
 from tandem.runners.native.rotary import rotary_tables
 from tandem.runners.native.runner import NativeRunner
-from tandem.runners.native.steps import DTYPES, NativeSteps, NotNative, Threads, check_rope, check_sizes
-from tandem.runners.native.weights import Linear, Packing
-from tandem.runners.protocol import Limits, PrefillRow, ProposeRow, RunnerIdentity, VerifyRow
+from tandem.runners.native.steps import NativeSteps, Threads, check_steps
+from tandem.runners.native.weights import UNQUANTISED, Linear, Packing, packing
+from tandem.runners.protocol import TAIL, Limits, PrefillRow, ProposeRow, RunnerIdentity, VerifyRow
 from tandem.speculation.features import FeatureInbox
+
+if TYPE_CHECKING:
+    from tandem.runners.loading import Execution
+
+
+def load_native_head(
+    head: HeadWeights,
+    features: NativeFeatures,
+    embedding: Stored,
+    target: NativeRunner,
+    execution: Execution,
+    identity: RunnerIdentity,
+) -> NativeHeadRunner:
+    """Packs the head of a target beside it. Raises NativeUnavailable."""
+    in_blocks = isinstance(target.model, NativeModel) and target.model.packing.quantises
+    dtype, packed = head_format(execution, in_blocks)
+    limits = target.limits
+    read = replace(features, embedding=embedding)
+    model = NativeHead(head, dtype, read, target.model.threads, limits.slots * TAIL + limits.chunk, packed)
+    return NativeHeadRunner(model, limits, replace(identity, dtype=packed.describe(dtype), backend="native"))
+
+
+def load_remote_native_head(made: RemoteHead, execution: Execution, in_blocks: bool) -> NativeHeadRunner:
+    """Packs the head of a target elsewhere, which is `in_blocks` or not. Raises NativeUnavailable."""
+    dtype, packed = head_format(execution, in_blocks)
+    small, limits = made.head.parameters < SMALL, made.limits
+    most_tokens = limits.slots * max(TAIL, limits.chunk) + limits.chunk  # a tail may have as many tokens as a chunk
+    threads = Threads(load_library(library_path()), 1 if small else execution.threads or default_threads())
+    embedding = made.embedding.to("bfloat16" if made.embedding.dtype == "BF16" else "float32")
+    features = features_of(made.features_shape, NAMES[dtype], embedding.own())
+    model = NativeHead(made.head, dtype, features, threads, most_tokens, packed, made.length)
+    identity = replace(made.identity, dtype=packed.describe(dtype), backend="native")
+    return NativeHeadRunner(model, limits, identity, made)
+
+
+def head_format(execution: Execution, in_blocks: bool) -> tuple[str, Packing]:
+    """A head's dtype and packing: by flags, else int8 if the target is in blocks, else the fastest dtype here."""
+    from tandem.runners.loading import dtype_name
+
+    weights, dtype = execution.weights, execution.number_format
+    if weights not in ("int8", "q4") and (dtype != "auto" or not in_blocks):
+        return dtype_name(dtype, "cpu"), UNQUANTISED
+    packed = packing(weights if weights in ("int8", "q4") else "int8")
+    return dtype_name("float32" if dtype == "auto" else dtype, "cpu"), packed
 
 
 class NativeHead(NativeSteps):
@@ -35,11 +85,13 @@ class NativeHead(NativeSteps):
         kept_states: int = 1,
     ) -> None:
         config, embedding = head.config, features.embedding
-        check_head(config, dtype)
+        for hidden in (config.hidden_size, config.target_hidden_size):
+            sizes = {"hidden_size": hidden, "head_dim": config.head_dim}
+            check_steps(dtype, [config.rope], **sizes, intermediate_size=config.intermediate_size)
         slots, length, _ = features.values.shape
-        sizes = _shape(config, len(embedding.values), int(slots), int(length), most_tokens, threads.count)
+        shape = _shape(config, len(embedding.values), int(slots), int(length), most_tokens, threads.count)
         tables = rotary_tables(config.rope, config.head_dim, int(length), dtype)
-        super().__init__(threads, dtype, sizes, embedding, [tables], config.vocab_size, head.token_ids.tolist())
+        super().__init__(threads, dtype, shape, embedding, [tables], config.vocab_size, head.token_ids.tolist())
         self.packing, self.features, self._kept_states = packing, features, kept_states
         self._pack(head)
 
@@ -53,18 +105,19 @@ class NativeHead(NativeSteps):
         values = self.features.stored
         norms = {name: head.weight(name, self.dtype) for name in NORMS}
         hidden, own, inner, last = (norms[name].values.ctypes.data for name in NORMS)
-        fuse, _kept = self.packing.matrix(0, "fc", linear(head, "fc", self.dtype))
+        fuse, _kept = self.packing.matrix(self.library, 0, "fc", _linear(head, "fc", self.dtype))
         embedded, read = _table(self.embedding), _table(values)
         residual_normed = int(head.config.norm_before_residual)
         inputs = HeadInputs(embedded, read, values.shape[1], residual_normed, self._kept_states, hidden, fuse)
         self.done(self.library.tandem_read_features(self.handle, ctypes.byref(inputs)))
         made = {
-            name: self.packing.matrix(0, name, linear(head, module, self.dtype)) for name, module in LINEARS.items()
+            name: self.packing.matrix(self.library, 0, name, _linear(head, module, self.dtype))
+            for name, module in LINEARS.items()
         }
         matrices = {name: matrix for name, (matrix, _) in made.items()}
         weights = LayerWeights(before_attention=own, before_mlp=inner, **matrices, **self.sight(0))
         self.done(self.library.tandem_set_layer(self.handle, 0, ctypes.byref(weights)))
-        output, _kept = self.packing.output(linear(head, "lm_head", self.dtype), None)
+        output, _kept = self.packing.output(self.library, _linear(head, "lm_head", self.dtype), None)
         self.done(self.library.tandem_set_head(self.handle, last, ctypes.byref(output)))
 
 
@@ -128,17 +181,8 @@ class NativeHeadRunner(NativeRunner):
         return first, end
 
 
-def linear(head: HeadWeights, module: str, dtype: str) -> Linear:
+def _linear(head: HeadWeights, module: str, dtype: str) -> Linear:
     return Linear(head.shape(module), lambda: head.weight(module, dtype), head.bias(module, dtype))
-
-
-def check_head(config: HeadConfig, dtype: str) -> None:
-    """Raises NotNative unless the C++ step computes this head."""
-    if dtype not in DTYPES:
-        raise NotNative(f"weights in {dtype} (there are float32 and bfloat16)")
-    check_sizes(config.hidden_size, config.head_dim, config.intermediate_size)
-    check_sizes(config.target_hidden_size, config.head_dim, config.intermediate_size)
-    check_rope(config.rope)
 
 
 def _shape(config: HeadConfig, vocabulary: int, slots: int, length: int, most_tokens: int, threads: int) -> ModelShape:

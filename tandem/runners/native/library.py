@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
+from tandem.checkpoints.family import MATRICES
+from tandem.runners.native import NativeUnavailable
 from tandem.runners.protocol import RowFailed
 
 Row = TypeVar("Row")
@@ -31,7 +33,7 @@ _ROWS = 16  # FAULTS of bounds.h: a status is this times the row, plus the fault
 
 
 class OutOfBounds(ValueError):
-    """A library call exceeds its models; nothing was computed. `row`: the first at fault."""
+    """A library call exceeds its models. `row`: the first at fault."""
 
     def __init__(self, call: str, status: int) -> None:
         self.row, fault = divmod(status, _ROWS)
@@ -63,13 +65,12 @@ class ModelShape(ctypes.Structure):
 
 
 class Matrix(ctypes.Structure):
-    """Matrix of transformer.h: addresses of weights and bias, and two GGML formats (0: dense)."""
+    """Matrix of stack.h: addresses of weights and bias, and a GGML format (0: dense)."""
 
-    _fields_ = (("weights", c_void_p), ("bias", c_void_p), ("stored", c_int32), ("packed", c_int32))
+    _fields_ = (("weights", c_void_p), ("bias", c_void_p), ("format", c_int32))
 
 
 NORMS = ("before_attention", "before_mlp", "q_norm", "k_norm", "after_attention", "after_mlp")
-MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 
 
 class LayerWeights(ctypes.Structure):
@@ -210,7 +211,6 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         name: (_Status, (c_void_p, *(c_int,) * 3, _INTS, c_void_p, c_int))
         for name in ("tandem_save_pages", "tandem_load_pages")
     },
-    "tandem_product": (_Status, (c_void_p, c_int, c_int, c_void_p, c_int, c_void_p)),
     "tandem_encode": (_Status, (c_int, c_int, c_int, c_void_p, c_void_p)),
     "tandem_feed": (_Status, (c_void_p, POINTER(Rows), c_int, POINTER(c_float))),
     "tandem_propose": (
@@ -231,8 +231,11 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def load_library(path: Path) -> Any:
-    """Loads the library; a model and its pool allow one thread at a time. Calls raise OutOfBounds."""
-    library = ctypes.CDLL(str(path))
+    """A model and its pool allow one thread at a time. Raises NativeUnavailable; calls raise OutOfBounds."""
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NativeUnavailable(str(error)) from None
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes = arguments

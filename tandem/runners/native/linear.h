@@ -1,16 +1,15 @@
 // Linear layers over weights packed in panels of 32 outputs, dense or in blocks. Each output is one sum in the order of
 // inputs, so a token has the same bits in every batch.
 #pragma once
-#include "encode.h"
 #include "tiles.h"
 #include <stdexcept>
 
 namespace tandem {
 
-// An output's weights, or zeros for null `at`: stored in a format, packed in it, or dense ones to be quantised.
+// An output's weights, or zeros for null `at`.
 struct Row {
     const void* at = nullptr;
-    Format stored = DENSE, packed = DENSE;
+    Format format = DENSE;
 };
 
 // Activations: `values` are `stride` apart; with blocks, group g of row t is groups[g * `tokens` + t].
@@ -84,9 +83,9 @@ private:
 
     Panel packed(Arena& arena, const Row (&rows)[PANEL]) const {
         const auto first = std::find_if(rows, rows + PANEL, [](const Row& row) { return row.at; });
-        const Format format = first == rows + PANEL ? DENSE : first->packed;
+        const Format format = first == rows + PANEL ? DENSE : first->format;
         for (const Row& row : rows)
-            if (row.at && row.packed != format) throw std::invalid_argument("formats");
+            if (row.at && row.format != format) throw std::invalid_argument("formats");
         if (format == DENSE) return packed_dense(arena, rows);
         return with_blocks(format, [&](auto blocks) { return packed_blocks<decltype(blocks)>(arena, rows, format); });
     }
@@ -101,16 +100,8 @@ private:
     template <class B> Panel packed_blocks(Arena& arena, const Row (&rows)[PANEL], Format format) const {
         const size_t count = (inputs_ + B::INPUTS - 1) / B::INPUTS;
         auto* to = arena.take<typename B::Packed>(count);
-        std::vector<uint8_t> encoded(count * B::BYTES);
-        for (int lane = 0; lane < PANEL; lane++) {
-            auto* from = static_cast<const uint8_t*>(rows[lane].at);
-            if (!from) continue;
-            if (rows[lane].stored == DENSE) {
-                encode<D>(format, inputs_, static_cast<const stored*>(rows[lane].at), encoded.data());
-                from = encoded.data();
-            }
-            for (size_t i = 0; i < count; i++) B::pack(from + i * B::BYTES, to[i], lane);
-        }
+        for (int lane = 0; lane < PANEL; lane++)
+            for (size_t i = 0; rows[lane].at && i < count; i++) B::pack(static_cast<const uint8_t*>(rows[lane].at) + i * B::BYTES, to[i], lane);
         return {format, reinterpret_cast<const char*>(to), count * sizeof(typename B::Packed)};
     }
 

@@ -1,48 +1,93 @@
-"""Builds a NativeRunner and checks its logits against numpy's."""
+"""Loads safetensors or a GGUF file into native steps, without torch; notes that steps passed their check."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from tandem.checkpoints.family import FamilyConfig
-from tandem.checkpoints.family_weights import FamilyWeights, check_complete
-from tandem.checkpoints.numbers import Floats, Stored
+from tandem.checkpoints.family import FamilyConfig, UnsupportedFamily
+from tandem.checkpoints.family_weights import FamilyWeights, FolderWeights, GgufWeights, check_complete
+from tandem.checkpoints.generation_config import all_end_ids
+from tandem.checkpoints.hub_files import weights_folder
+from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_unchanged, frequent_tokens, weights_revision
+from tandem.checkpoints.scaled_weights import check_dense
+from tandem.checkpoints.trusted_cache import cache_root, hash_file, private_folder, seal, seal_error, write_whole
+from tandem.host.cores import default_threads
 from tandem.runners.fits import check_fits
-from tandem.runners.native import LibraryMissing, NativeUnavailable
-from tandem.runners.native.build import CannotBuild, library_path
-from tandem.runners.native.certificate import certificate
+from tandem.runners.making import SMALL, WHEN_LOADED
+from tandem.runners.native import NativeUnavailable
+from tandem.runners.native.build import cpu_features, cpu_model, library_path
 from tandem.runners.native.library import load_library
 from tandem.runners.native.model import NativeModel, check
-from tandem.runners.native.reference import PARTS, Product, Reference, chance_inputs, columns, side_by_side
 from tandem.runners.native.rotary import BY_LENGTH
 from tandem.runners.native.runner import NativeRunner
-from tandem.runners.native.steps import NotNative, Threads
-from tandem.runners.native.weights import UNQUANTISED, Packing
+from tandem.runners.native.steps import Threads
+from tandem.runners.native.weights import UNQUANTISED, BlockSource, Packing, packing, quantised
 from tandem.runners.protocol import TAIL, Limits, RunnerIdentity
+from tandem.runners.startup import Startup
+
+if TYPE_CHECKING:
+    from tandem.runners.loading import Execution, Shape
 
 log = logging.getLogger("tandem.engine")
-
-# How far native logits may be from the reference's, relative to their spread. bfloat16 is off by about 0.03; a wrong
-# formula by 0.3 and more.
-TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
-# With activations in 8 bits the last bits of a sum may decide between two numbers, and one such difference makes others
-# in every matrix behind it: 30 layers are 0.1 apart in float32 and 0.18 in bfloat16. So the whole is held to this, and
-# each packed matrix alone, whose input is the same on both sides, to what the last additions round.
-QUANTISED = 0.25
-PRODUCT = {"float32": 1e-5, "bfloat16": 6e-3}
-_PROBE, _PROBES = 12, 3  # tokens, and sequences
+_HERE = Path(__file__).parent
 
 
-@dataclass(frozen=True, slots=True)
-class Distances:
-    """Distances from the reference: of logits, and of the worst packed matrix (0: none)."""
+def load_checkpoint(
+    checkpoint: Checkpoint, execution: Execution, dtype: str, shape: Shape, verifies: bool, startup: Startup
+) -> NativeRunner:
+    """Raises CheckpointError or NativeUnavailable."""
+    with startup.stage("loading"):
+        weights = family_weights(checkpoint)
+    with startup.stage("quantising"):
+        packed = packing(execution.weights, _blocks(checkpoint, weights, execution.weights))
+    config = weights.config
+    limits = Limits(
+        shape.slots, shape.max_length, shape.max_draft, min(shape.chunk, shape.max_length), config.vocab_size
+    )
+    identity = RunnerIdentity(
+        model_name=checkpoint.name,
+        weights_revision=weights_revision(checkpoint),
+        dtype=packed.describe(dtype),
+        device="cpu",
+        backend="native",
+        end_of_sequence_ids=all_end_ids(checkpoint, config.eos),
+    )
+    threads = 1 if config.parameters < SMALL else execution.threads or default_threads()
+    only = None if verifies else frequent_tokens(checkpoint, config.vocab_size)
+    made = load_native(weights, dtype, threads, limits, identity, verifies, only, packed, execution.recertify, startup)
+    check_unchanged(checkpoint, identity.weights_revision)  # else a certificate would be of other weights
+    return made
 
-    logits: float
-    products: float
+
+def family_weights(checkpoint: Checkpoint) -> FamilyWeights:
+    """Reads a folder or GGUF file. Raises CheckpointError, or NativeUnavailable for other families than Llama."""
+    try:
+        if checkpoint.gguf_file:
+            return GgufWeights(checkpoint.gguf_file)
+        folder = weights_folder(checkpoint)
+        weights = FolderWeights(folder)
+        if not weights.scaled.quantisation:
+            check_dense(folder)
+        return weights
+    except UnsupportedFamily as error:
+        raise NativeUnavailable(str(error)) from None
+    except CheckpointError:
+        raise
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{checkpoint.folder}: cannot be loaded: {error}") from None
+
+
+def _blocks(checkpoint: Checkpoint, weights: FamilyWeights, form: str) -> BlockSource | None:
+    if form in WHEN_LOADED:
+        return quantised(checkpoint, weights, form)
+    return weights if form == "as-stored" and isinstance(weights, GgufWeights) else None
 
 
 def load_native(
@@ -55,84 +100,76 @@ def load_native(
     draft_vocab: Sequence[int] | None,
     packing: Packing = UNQUANTISED,
     recertify: bool | None = None,
+    startup: Startup | None = None,
 ) -> NativeRunner:
-    """Compiles the library if necessary, packs weights, checks logits. Raises NativeUnavailable."""
-    try:
-        check(weights.config, dtype)
-        check_fits(weights.config, limits.max_length)
-        check_complete(weights)
+    """Compiles the library if necessary and packs weights. Raises NativeUnavailable."""
+    check(weights.config, dtype)
+    check_fits(weights.config, limits.max_length)
+    check_complete(weights)
+    startup = startup or Startup()
+    with startup.stage("compiling"):
+        library = library_path()
+    with startup.stage("packing"):
         length = limits.max_length + max(limits.max_draft + 1, limits.chunk)
         most_tokens = limits.slots * max(limits.max_draft + 1, TAIL, 1) + limits.chunk
-        library = library_path()
-        passed = None
-        if recertify is not None:
-            passed = certificate(identity, library, threads, limits, verifies, draft_vocab, again=recertify)
         pool = Threads(load_library(library), threads)
-        longest = limits.max_length
-        model = NativeModel(weights, dtype, pool, limits.slots, length, most_tokens, draft_vocab, packing, longest)
-        _say_ropes(weights.config, longest)
-        if not (passed and passed.holds):
-            check_steps(model, weights)
-    except CannotBuild as error:
-        raise LibraryMissing(str(error)) from None
-    except (NotNative, OSError) as error:
-        raise NativeUnavailable(str(error)) from None
-    return NativeRunner(model, limits, identity, verifies, passed)
+        model = NativeModel(
+            weights, dtype, pool, limits.slots, length, most_tokens, draft_vocab, packing, limits.max_length
+        )
+        _log_ropes(weights.config, limits.max_length)
+        noted = recertify is not None and verifies
+        certificate = Certificate(identity, library, threads, limits, bool(recertify)) if noted else None
+    return NativeRunner(model, limits, identity, verifies, certificate)
 
 
-def _say_ropes(config: FamilyConfig, longest: int) -> None:
+def _log_ropes(config: FamilyConfig, longest: int) -> None:
     for kind in sorted({rope["rope_type"] for rope in config.ropes} & set(BY_LENGTH)):
         log.info("rotary embedding %s: its frequencies are those of sequences of %d positions, always", kind, longest)
 
 
-def check_steps(model: NativeModel, weights: FamilyWeights) -> Distances:
-    """Compares matrices and logits with the reference. Raises NotNative beyond the rounding error."""
-    least = QUANTISED if model.packing.quantises else TOLERANCE[model.dtype]
-    for seed in range(_PROBES):
-        found = _compared(model, weights, np.random.default_rng(seed))
-        if found.logits <= least:
-            return found
-    raise NotNative(f"the steps' logits are {found.logits:.3g} away from the model's own")
+class Certificate:
+    """A note that steps gave the same bits in every shape on this CPU. `again` ignores an earlier one."""
+
+    def __init__(
+        self, identity: RunnerIdentity, library: Path, threads: int, limits: Limits, again: bool = False
+    ) -> None:
+        facts = {
+            "weights": identity.weights_revision,
+            "format": identity.dtype,
+            "library": hash_file(library),
+            "checks": _sources(),
+            "cpu": f"{cpu_model()}: {cpu_features()}",
+            "threads": threads,
+            "limits": asdict(limits),
+        }
+        self._name, self._text = identity.model_name, json.dumps(facts, indent=1, sort_keys=True) + "\n"
+        self._key = hashlib.sha256(self._text.encode()).hexdigest()[:32]
+        self.holds = not again and self._is_kept()
+
+    def keep(self) -> None:
+        try:
+            folder = private_folder(cache_root() / "certificates")
+            file = folder / f"{self._key}.json"
+            write_whole(file, self._text)
+            seal(file.with_suffix(".seal"), [file])
+        except OSError as error:
+            log.warning("cannot keep in %s that the steps of %s passed: %s", cache_root(), self._name, error)
+
+    def _is_kept(self) -> bool:
+        try:
+            file = private_folder(cache_root() / "certificates") / f"{self._key}.json"
+            if wrong := seal_error(file.with_suffix(".seal")):
+                log.warning("checking the steps of %s again: %s", self._name, wrong)
+            if wrong is not None:
+                return False
+            passed = time.strftime("%Y-%m-%d", time.localtime(file.stat().st_mtime))
+        except OSError:
+            return False
+        log.info("%s: its steps passed their check here on %s; --recertify repeats it", self._name, passed)
+        return True
 
 
-def _compared(model: NativeModel, weights: FamilyWeights, chance: np.random.Generator) -> Distances:
-    reference = Reference(weights, model.dtype, model.packing, model.library, model.configured)
-    tokens = chance.integers(0, model.vocab_size, _PROBE)
-    worst, x = 0.0, reference.embedded(Stored(model.embedding.dtype, model.embedding.values[tokens]))
-    for index in range(weights.config.num_hidden_layers):
-        matrices = reference.layer(index)
-        for part, names in enumerate(PARTS):
-            distance = _product_distance(model, index, part, [matrices[name] for name in names], names, chance)
-            worst = max(worst, distance)
-        x = reference.passed(index, matrices, x)
-    head = reference.head(model.embedding)
-    worst = max(worst, _product_distance(model, -1, 0, [head], ("head",), chance))
-    own = columns(reference.last(head(reference.last_norm(x))), model.draft_vocab)
-    native = model.feed([0], [0], [tokens.tolist()])
-    assert native is not None
-    return Distances(spread_distance(native, own), worst)
-
-
-def spread_distance(native: Floats, own: Floats) -> float:
-    """The distance of logits [n, outputs] relative to their spread."""
-    return float(np.linalg.norm(native - own) / np.linalg.norm(own - own.mean(-1, keepdims=True)))
-
-
-def _product_distance(
-    model: NativeModel,
-    layer: int,
-    part: int,
-    made: Sequence[Product],
-    names: Sequence[str],
-    chance: np.random.Generator,
-) -> float:
-    if not model.packing.quantises:
-        return 0.0
-    x = chance_inputs(chance, made[0].inputs, model.dtype)
-    outputs = [product(x.floats()) for product in made]
-    own = columns(outputs[0], model.draft_vocab) if layer < 0 else side_by_side(names, outputs)
-    off, size = float(np.linalg.norm(model.product(layer, part, x, own.shape[1]) - own)), float(np.linalg.norm(own))
-    if not off <= PRODUCT[model.dtype] * size:
-        where = "the head" if layer < 0 else f"{', '.join(names)} of layer {layer}"
-        raise NotNative(f"products of {where} are {off / max(size, 1e-30):.3g} away from those of its weights")
-    return off / max(size, 1e-30)
+def _sources() -> str:
+    folders = (_HERE, _HERE.parents[1] / "checkpoints")
+    files = [*(file for each in folders for file in sorted(each.glob("*.py"))), _HERE.parent / "batch_invariance.py"]
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.checkpoints.family import FamilyConfig
+from tandem.checkpoints.adapter_files import Adapter, LowRank
+from tandem.checkpoints.family import MATRICES, FamilyConfig
 from tandem.checkpoints.family_weights import EMBEDDING, HEAD, NORM, FamilyWeights, matrix_name
 from tandem.checkpoints.numbers import DTYPES as NAMES
 from tandem.checkpoints.numbers import of_floats
+from tandem.runners.native import NativeUnavailable, library
 from tandem.runners.native.features import NativeFeatures, features_of
-from tandem.runners.native.library import MATRICES, LayerWeights, ModelShape, ints
+from tandem.runners.native.library import LayerAdapter, LayerWeights, ModelShape, ints
 from tandem.runners.native.rotary import rotary_tables
-from tandem.runners.native.steps import DTYPES, NativeSteps, NotNative, Threads, check_rope, check_sizes
+from tandem.runners.native.steps import NativeSteps, Threads, check_steps
 from tandem.runners.native.weights import UNQUANTISED, Linear, Packing
 
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu")  # numbered as in vectors.h
+_PATH = re.compile(r"model\.layers\.(\d+)\.(?:self_attn\.([qkvo])|mlp\.(gate|up|down))_proj")
 
 
 class NativeModel(NativeSteps):
@@ -40,42 +44,51 @@ class NativeModel(NativeSteps):
         config = weights.config
         check(config, dtype)
         outputs = config.vocab_size if draft_vocab is None else len(draft_vocab)
-        sizes = _shape(config, outputs, slots, length, most_tokens, threads.count)
-        sizes.embedding_scale = _but_one(embedding_scale(config, dtype))
+        sizes = _shape(config, dtype, outputs, slots, length, most_tokens, threads.count)
         embedding = weights.stored(EMBEDDING).to(dtype)
-        self.configured, kept = configured, "float32" if config.wide_rope else dtype
+        kept = "float32" if config.wide_rope else dtype
         tables = [rotary_tables(rope, config.head_dim, length, kept, configured) for rope in config.ropes]
         super().__init__(threads, dtype, sizes, embedding.own(), tables, config.vocab_size, draft_vocab)
-        self.packing, self._cache = packing, (slots, length)
+        self.packing, self._config, self._cache = packing, config, (slots, length)
         self._pack(weights, packing)
 
     def _pack(self, weights: FamilyWeights, packing: Packing) -> None:
-        for index in range(weights.config.num_hidden_layers):
+        for index in range(self.layer_count):
             layer, _kept = self._layer(weights, index, packing)
             self.done(self.library.tandem_set_layer(self.handle, index, ctypes.byref(layer)))
+        if self._config.tie_word_embeddings:
+            output = Linear(self.embedding.shape, lambda: self.embedding)
+        else:
+            output = self._linear(weights, HEAD, self.embedding.shape)
         wanted = None if self.draft_vocab is None else self.draft_vocab.tolist()
-        head, _kept = packing.output(self._head(weights), wanted)
-        norm = norm_weight(weights, NORM, self.dtype)
+        head, _kept = packing.output(self.library, output, wanted)
+        norm = self._norm(weights, NORM)
         self.done(self.library.tandem_set_head(self.handle, norm.ctypes.data, ctypes.byref(head)))
 
     def _layer(self, weights: FamilyWeights, index: int, packing: Packing) -> tuple[LayerWeights, object]:
-        config, of = weights.config, f"model.layers.{index}."
-        norms = {
-            place: norm_weight(weights, f"{of}{name}.weight", self.dtype) for place, name in norms_of(config).items()
-        }
-        made = {
-            name: packing.matrix(index, name, linear(weights, matrix_name(index, name), self.dtype, name))
-            for name in MATRICES
-        }
+        """The layer, and the owners of its memory."""
+        config, of = self._config, f"model.layers.{index}."
+        names = config.norm_names
+        if config.norms.heads:
+            names |= {f"{name}_norm": f"self_attn.{name}_norm" for name in "qk"}
+        norms = {place: self._norm(weights, f"{of}{name}.weight") for place, name in names.items()}
+        made = {}
+        for name in MATRICES:
+            matrix = self._linear(weights, matrix_name(index, name), config.shape(name), name in config.biases)
+            made[name] = packing.matrix(self.library, index, name, matrix)
         parts: dict[str, Any] = {place: norm.ctypes.data for place, norm in norms.items()}
         parts |= {name: matrix for name, (matrix, _) in made.items()}
         parts |= self.sight(config.rope_of(index), config.window_of(index))
         return LayerWeights(**parts), (norms, made)
 
-    def _head(self, weights: FamilyWeights) -> Linear:
-        if weights.config.tie_word_embeddings:
-            return Linear((weights.config.vocab_size, weights.config.hidden_size), lambda: self.embedding)
-        return linear(weights, HEAD, self.dtype)
+    def _linear(self, weights: FamilyWeights, name: str, shape: tuple[int, ...], biased: bool = False) -> Linear:
+        bias = weights.stored(name.removesuffix("weight") + "bias").to(self.dtype) if biased else None
+        return Linear(shape, lambda: weights.stored(name).to(self.dtype), bias)
+
+    def _norm(self, weights: FamilyWeights, name: str) -> NDArray[Any]:
+        """A norm's weights, then its biases if any."""
+        names = [name, name.removesuffix("weight") + "bias"] if self._config.norms.kind == "layer" else [name]
+        return np.concatenate([weights.stored(each).to(self.dtype).values for each in names])
 
     def hand_out(self, layers: Sequence[int]) -> NativeFeatures:
         """Steps also write the hidden states after `layers` from now on."""
@@ -85,40 +98,55 @@ class NativeModel(NativeSteps):
         self.library.tandem_hand_out(self.handle, ints(layers), len(layers), made.values.ctypes.data)
         return made
 
+    def put_adapter(self, number: int, adapter: Adapter) -> None:
+        """Copies a LoRA adapter. Raises ValueError if it is of another model."""
+        layers = self._by_layer(adapter)
+        short = self.library.tandem_put_adapter(self.handle, number)
+        for index in range(self.layer_count):
+            parts = layers.get(index, {})
+            layer = LayerAdapter(*(_passed(parts.get(name)) for name in MATRICES))
+            short = short or self.library.tandem_set_adapter_layer(self.handle, number, index, ctypes.byref(layer))
+        if short:
+            raise ValueError(f"adapters: {adapter.name}: memory is short")
 
-def linear(weights: FamilyWeights, name: str, dtype: str, matrix: str = "") -> Linear:
-    config, bias = weights.config, name.removesuffix("weight") + "bias"
-    shape = config.shape(matrix) if matrix else (config.vocab_size, config.hidden_size)
-    own = weights.stored(bias).to(dtype) if matrix in config.biases else None
-    return Linear(shape, lambda: weights.stored(name).to(dtype), own)
+    def _by_layer(self, adapter: Adapter) -> dict[int, dict[str, LowRank]]:
+        layers: dict[int, dict[str, LowRank]] = {}
+        for path, part in adapter.parts.items():
+            match = _PATH.fullmatch(path)
+            if match is None or int(match[1]) >= self.layer_count:
+                raise ValueError(
+                    f"adapters: {adapter.name}: the model's steps have no matrix {path} that takes an adapter"
+                )
+            name = match[2] or match[3]
+            own, its = self._config.shape(name), (part.up.shape[0], part.down.shape[1])
+            if its != own:
+                raise ValueError(f"adapters: {adapter.name}: {path} is {own} in the model, the adapter's {its}")
+            layers.setdefault(int(match[1]), {})[name] = part
+        return layers
 
 
-def norms_of(config: FamilyConfig) -> dict[str, str]:
-    """Names of a layer's norms by their fields in LayerWeights."""
-    return config.norm_names | {f"{name}_norm": f"self_attn.{name}_norm" for name in "qk" if config.norms.heads}
-
-
-def norm_weight(weights: FamilyWeights, name: str, dtype: str) -> NDArray[Any]:
-    """A norm's weights, then its biases if any."""
-    names = [name, name.removesuffix("weight") + "bias"] if weights.config.norms.kind == "layer" else [name]
-    return np.concatenate([weights.stored(each).to(dtype).values for each in names])
+def _passed(part: LowRank | None) -> library.LowRank:
+    if part is None:
+        return library.LowRank(None, None, 0, 0.0)
+    return library.LowRank(part.down.ctypes.data, part.up.ctypes.data, part.rank, part.scale)
 
 
 def check(config: FamilyConfig, dtype: str) -> None:
-    """Raises NotNative unless the C++ step computes this model."""
-    if dtype not in DTYPES:
-        raise NotNative(f"weights in {dtype} (there are float32 and bfloat16)")
+    """Raises NativeUnavailable unless the C++ step computes this model."""
     if config.hidden_act not in ACTIVATIONS:
-        raise NotNative(f"hidden_act {config.hidden_act} (there are {', '.join(ACTIVATIONS)})")
+        raise NativeUnavailable(f"hidden_act {config.hidden_act} (there are {', '.join(ACTIVATIONS)})")
     if config.parallel:
-        raise NotNative("attention and MLP that read the same input (parallel)")
-    for rope in config.ropes:
-        check_rope(rope)
-    check_sizes(config.hidden_size, config.head_dim, config.intermediate_size)
+        raise NativeUnavailable("attention and MLP that read the same input (parallel)")
+    sizes = {"hidden_size": config.hidden_size, "head_dim": config.head_dim}
+    check_steps(dtype, config.ropes, **sizes, intermediate_size=config.intermediate_size)
 
 
-def _shape(config: FamilyConfig, outputs: int, slots: int, length: int, most_tokens: int, threads: int) -> ModelShape:
+def _shape(
+    config: FamilyConfig, dtype: str, outputs: int, slots: int, length: int, most_tokens: int, threads: int
+) -> ModelShape:
     norms, scale = config.norms, config.attention_scale
+    # Gemma's embedding scale is rounded to `dtype`; others are whole numbers
+    embedding_scale = of_floats(np.array([config.embedding_scale], np.float32)).to(dtype).floats()[0]
     return ModelShape(
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
@@ -137,6 +165,7 @@ def _shape(config: FamilyConfig, outputs: int, slots: int, length: int, most_tok
         norm_offset=norms.offset,
         attention_cap=config.attention_cap,
         logit_cap=config.logit_cap,
+        embedding_scale=_but_one(float(embedding_scale)),
         residual_scale=_but_one(config.residual_scale),
         logit_scale=_but_one(config.logit_scale),
         activation=ACTIVATIONS.index(config.hidden_act),
@@ -145,11 +174,6 @@ def _shape(config: FamilyConfig, outputs: int, slots: int, length: int, most_tok
         row_norms=norms.heads == "row",
         wide_rope=config.wide_rope,
     )
-
-
-def embedding_scale(config: FamilyConfig, dtype: str) -> float:
-    # Gemma's scale is rounded to `dtype`; others are whole numbers
-    return float(of_floats(np.array([config.embedding_scale], np.float32)).to(dtype).floats()[0])
 
 
 def _but_one(scale: float) -> float:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import time
+import zlib
 from collections.abc import Sequence
 from ctypes import c_double, c_float
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +18,10 @@ from tandem.checkpoints.adapter_files import Adapter
 from tandem.runners.batch_invariance import check_batch_invariance
 from tandem.runners.capabilities import Capabilities, FeaturesOut, MemoryOnDemand, Pages, Trait
 from tandem.runners.fused_step import to_verify
-from tandem.runners.native.certificate import Certificate
-from tandem.runners.native.drawing import DraftDraws, sampled_rows
+from tandem.runners.native.build import sources_hash
 from tandem.runners.native.features import NativeFeatures
-from tandem.runners.native.library import Ints, RowBatch, each_within, ints, pointer, zeros
+from tandem.runners.native.library import DRAW, Drawing, Ints, RowBatch, Sampling, each_within, ints, pointer, zeros
 from tandem.runners.native.model import NativeModel
-from tandem.runners.native.native_adapters import NativeAdapters
-from tandem.runners.native.native_pages import NativePages, page_bytes, page_format
 from tandem.runners.native.steps import NativeSteps
 from tandem.runners.protocol import (
     TAIL,
@@ -39,14 +37,22 @@ from tandem.runners.protocol import (
     RunnerIdentity,
     StepShapes,
     VerifyRow,
+    draft_next,
     sized,
     verdict_or_failure,
     verify_row,
 )
 from tandem.runners.startup import Startup
-from tandem.speculation.types import Verdict
+from tandem.speculation.draws import BadLogits
+from tandem.speculation.rules import settled
+from tandem.speculation.types import SparseDistribution, Verdict
+
+if TYPE_CHECKING:
+    from tandem.runners.native.load import Certificate
 
 Logits = NDArray[np.float32]
+_UNFUSED = "two roundings"
+_COMPARED = 64  # positions whose rotary embedding is compared; the number of positions may differ
 _UNSOUND = "target logits: no finite largest logit"
 
 
@@ -59,10 +65,10 @@ class NativeRunner:
         limits: Limits,
         identity: RunnerIdentity,
         verifies: bool = True,
-        passed: Certificate | None = None,
+        certificate: Certificate | None = None,
     ) -> None:
-        self.model, self.limits, self.identity, self._verifies, self._passed = model, limits, identity, verifies, passed
-        self._adapters = NativeAdapters(model)
+        self.model, self.limits, self.identity = model, limits, identity
+        self._verifies, self._certificate = verifies, certificate
         widest = limits.max_draft + 1 if verifies else TAIL
         self.shapes = StepShapes(
             tuple(range(1, widest + 1)),
@@ -73,13 +79,13 @@ class NativeRunner:
         )
 
     def warm_up(self, startup: Startup | None = None) -> None:
-        if self._passed and self._passed.holds:
+        if self._certificate and self._certificate.holds:
             self.shapes = replace(self.shapes, bit_exact=True)
         elif self._verifies:
             with (startup or Startup()).stage("certifying"):
                 self.shapes = check_ragged_invariance(self.model, self.limits, self.shapes)
-        if self._passed and self.shapes.bit_exact in (True, self._verifies):
-            self._passed.keep()
+            if self._certificate and self.shapes.bit_exact:
+                self._certificate.keep()
         for slot in range(self.limits.slots):
             self.model.give_back(slot)
 
@@ -111,7 +117,8 @@ class NativeRunner:
         self.model.give_back(slot, tokens + self.limits.max_draft + 1 if tokens else 0)
 
     def put_adapter(self, number: int, adapter: Adapter) -> None:
-        self._adapters.put(number, adapter)
+        assert isinstance(self.model, NativeModel)
+        self.model.put_adapter(number, adapter)
 
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
         return each_within(rows, self._prefill)
@@ -254,3 +261,106 @@ def check_ragged_invariance(model: NativeSteps, limits: Limits, shapes: StepShap
     batches = tuple(sorted({1, limits.slots}))
     found = check_batch_invariance(model, limits, widths, batches, chunks=(max(1, limits.chunk // 4), limits.chunk))
     return replace(shapes, bit_exact=found.bit_exact)
+
+
+def sampled_rows(rows: Sequence[VerifyRow | ProposeRow | FusedRow], tokens: int) -> Any:
+    """Sampling structures over `tokens` ids, from the position after each row's last; None: all greedy."""
+    made = None
+    for r, row in enumerate(rows):
+        asked = row.propose if isinstance(row, FusedRow) else row
+        by = asked.request.sampling
+        if row.drawn and not by.greedy:
+            made = made or (Sampling * len(rows))()
+            top_k = min(by.top_k, tokens)
+            made[r] = Sampling(by.temperature, by.top_p, by.min_p, by.seed, asked.position + 1, top_k, tokens)
+    return made
+
+
+class DraftDraws:
+    """The draft tokens of one call; the library calls back on the calling thread."""
+
+    def __init__(self, model: NativeSteps, rows: Sequence[ProposeRow]) -> None:
+        self._model, self._rows = model, rows
+        self._drafted: list[list[int]] = [[] for _ in rows]
+        self._sent: list[list[SparseDistribution]] = [[] for _ in rows]
+        self._error: Exception | None = None
+        self._logits = model.room(len(rows))
+
+    @classmethod
+    def of(cls, model: NativeSteps, rows: Sequence[ProposeRow]) -> DraftDraws | None:
+        """None if the library chooses all draft tokens itself."""
+        return None if all(row.plain or not row.k for row in rows) else cls(model, rows)
+
+    def passed(self) -> Drawing:
+        # not kept, because it keeps this object alive
+        others, model = ints([not row.drawn for row in self._rows]), self._model
+        sampled = sampled_rows(self._rows, model.outputs if model.draft_vocab is None else model.vocab_size)
+        return Drawing(others, sampled, pointer(self._logits, c_float), DRAW(self._draw))
+
+    def finished(self) -> list[tuple[SparseDistribution, ...]]:
+        """Each draft token's distribution, by row. Raises a draw's exception."""
+        if self._error:
+            raise self._error
+        return [tuple(sent) for sent in self._sent]
+
+    def _draw(self, row: int, at: int, best: int) -> int:
+        # -1 ends the draft; the library would lose an exception
+        if self._error:
+            return -1
+        try:
+            token, drawn_from = self._next(row, at, best, self._drafted[row])
+        except BadLogits:
+            return -1  # the draft ends where its structure became too complex to follow
+        except Exception as error:
+            self._error = error
+            return -1
+        if token < 0:
+            return token
+        self._drafted[row].append(token)
+        self._sent[row] += [drawn_from] if drawn_from else []
+        return token
+
+    def _next(self, index: int, at: int, best: int, drafted: Sequence[int]) -> tuple[int, SparseDistribution | None]:
+        row = self._rows[index]
+        if settled(best, row.request.sampling, row.processor, drafted):
+            return best, None
+        if row.request.sampling.greedy and row.processor and (mask := row.processor.mask(drafted)) is not None:
+            return self._model.best_within(self._logits[at], mask), None
+        return draft_next(row, self._model.widened(self._logits[at : at + 1])[0], drafted)
+
+
+class NativePages:
+    """Implements PageStore."""
+
+    def __init__(self, model: NativeSteps, pages: int) -> None:
+        self._model, self._memory = model, np.empty((pages, page_bytes(model)), dtype=np.uint8)
+        self._memory.fill(0)  # memory is mapped when first written, and that would slow down a prompt
+        self._address = self._memory.ctypes.data
+
+    def save(self, slot: int, first: int, pages: Sequence[int]) -> None:
+        self._copy(self._model.library.tandem_save_pages, slot, first, pages)
+
+    def load(self, slot: int, first: int, pages: Sequence[int]) -> None:
+        self._copy(self._model.library.tandem_load_pages, slot, first, pages)
+
+    def _copy(self, call: Any, slot: int, first: int, pages: Sequence[int]) -> None:
+        call(self._model.handle, slot, first, len(pages), ints(pages), self._address, len(self._memory))
+
+    def read(self, page: int) -> bytes:
+        return self._memory[page].tobytes()
+
+    def write(self, page: int, data: bytes) -> None:
+        self._memory[page] = np.frombuffer(data, dtype=np.uint8)
+
+
+def page_bytes(model: NativeSteps) -> int:
+    return int(model.library.tandem_page_bytes(model.handle))
+
+
+def page_format(model: NativeSteps) -> str:
+    """Names sources, shape, rotary tables, and instructions unless in float32, which all fusing CPUs compute alike."""
+    sizes, rotary = model.sizes, b"".join(table[:_COMPARED].tobytes() for table in model.rotary)
+    said = f"native {sources_hash()[:16]}, {sizes.layers} layers of {sizes.kv_heads} heads of {sizes.head_dim}"
+    said += f", rotary embedding {zlib.crc32(rotary):08x}"
+    instructions = model.library.tandem_instructions().decode()
+    return said if model.dtype == "float32" and instructions != _UNFUSED else f"{said}, {instructions}"

@@ -4,10 +4,10 @@
 
 namespace tandem {
 
-// Stored weights [outputs, inputs], the format to pack them in, and biases [outputs] in the model's dtype, or null.
+// Weights [outputs, inputs] in a format, and biases [outputs] in the model's dtype, or null.
 struct Matrix {
     const void *weights, *bias;
-    Format stored, packed;
+    Format format;
 };
 
 template <class T> Buffer<T> copied(const void* from, size_t count) {
@@ -38,8 +38,8 @@ template <class D> struct Stack {
     Row row(int output) const {
         Row result;
         find(output, [&](const Matrix& matrix, int row) {
-            const size_t bytes = matrix.stored == DENSE ? inputs * sizeof(typename D::stored) : row_bytes(matrix.stored, inputs);
-            result = {static_cast<const char*>(matrix.weights) + row * bytes, matrix.stored, matrix.packed};
+            const size_t bytes = matrix.format == DENSE ? inputs * sizeof(typename D::stored) : row_bytes(matrix.format, inputs);
+            result = {static_cast<const char*>(matrix.weights) + row * bytes, matrix.format};
         });
         return result;
     }

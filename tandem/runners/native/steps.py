@@ -1,8 +1,11 @@
-"""The base of packed models: library, threads, and steps over rows of tokens at positions of slots."""
+"""The base of packed models: threads, and steps over rows of tokens at positions of slots."""
 
 from __future__ import annotations
 
 import ctypes
+import enum
+import functools
+import logging
 import weakref
 from collections.abc import Mapping, Sequence
 from ctypes import c_double, c_float, c_void_p
@@ -13,10 +16,10 @@ from numpy.typing import NDArray
 
 from tandem.checkpoints.family import NO_ROPE
 from tandem.checkpoints.numbers import Floats, Stored
+from tandem.runners.native import NativeUnavailable
 from tandem.runners.native.features import NativeFeatures
 from tandem.runners.native.library import Ints, ModelShape, RowBatch, ints, pointer, zeros
 from tandem.runners.native.rotary import TYPES
-from tandem.runners.native.tiles import say_tiles
 from tandem.speculation.draws import best_token
 from tandem.speculation.logprobs import Logits, reported
 from tandem.speculation.processing import Mask
@@ -24,14 +27,40 @@ from tandem.speculation.types import TokenLogprobs
 
 DTYPES = {"float32": 0, "bfloat16": 1}
 Ids = NDArray[np.int64]
+log = logging.getLogger("tandem.engine")
 _FAILED = {
     1: "memory: the packed weights do not fit",
     2: "the rows of one panel (of q, k and v, or of gate and up) are stored in different formats",
 }
 
 
-class NotNative(ValueError):
-    """The C++ step cannot compute this model; the message says why."""
+class TileState(enum.IntEnum):
+    """Whether products of many tokens go through AMX tiles in this process: TileState of tiles.h."""
+
+    NONE = 0
+    USED = 1
+    REFUSED = 2
+    WRONG = 3
+    OFF = 4
+
+
+_TILES = {
+    TileState.USED: "products of quantised weights and 9 or more tokens go through AMX tiles",
+    TileState.REFUSED: "this CPU has AMX tiles; the system refuses them, so products go without",
+    TileState.WRONG: "AMX tiles give other sums here than other instructions, so products go without; please report it",
+}
+
+
+def use_tiles(library: Any, use: bool = True) -> TileState:
+    """Switches AMX tiles on, if this process can use them, or off for all its models."""
+    return TileState(library.tandem_tiles(int(use)))
+
+
+@functools.cache
+def log_tiles(state: TileState) -> None:
+    """Logs a state, the first time."""
+    if state in _TILES:
+        log.log(logging.WARNING if state is TileState.WRONG else logging.INFO, _TILES[state])
 
 
 class Threads:
@@ -39,10 +68,10 @@ class Threads:
 
     def __init__(self, library: Any, count: int) -> None:
         self.library, self.count = library, count
-        say_tiles(library)  # before there are threads: the system gives tiles to a process
+        log_tiles(use_tiles(library))  # before there are threads: the system gives tiles to a process
         self.handle = library.tandem_pool(count)
         if not self.handle:
-            raise NotNative(f"threads: {count} cannot be started")
+            raise NativeUnavailable(f"threads: {count} cannot be started")
         weakref.finalize(self, library.tandem_pool_free, self.handle)
 
 
@@ -75,13 +104,10 @@ class NativeSteps:
         self._wide = np.empty((0, vocab_size), dtype=np.float32)
         self.embedding, self._tables = embedding, tables
         self.handle = self.library.tandem_model(
-            threads.handle,
-            DTYPES[dtype],
-            ctypes.byref(sizes),
-            embedding.values.ctypes.data,
+            threads.handle, DTYPES[dtype], ctypes.byref(sizes), embedding.values.ctypes.data
         )
         if not self.handle:
-            raise NotNative("memory: the KV slots do not fit")
+            raise NativeUnavailable("memory: the KV slots do not fit")
         weakref.finalize(self, self.library.tandem_model_free, self.handle)
 
     @property
@@ -137,16 +163,6 @@ class NativeSteps:
         self.library.tandem_feed(self.handle, ctypes.byref(batch.rows), wants, pointer(logits, c_float))
         return logits
 
-    def product(self, layer: int, which: int, x: Stored, outputs: int) -> Floats:
-        """Matrix times x [tokens, inputs], in the model's dtype: float32 [tokens, outputs].
-
-        `which`: 0: q, k and v, 1: o, 2: gate and up, 3: down; the head for layer -1.
-        """
-        tokens, lanes = len(x.values), 32
-        made = np.empty((tokens, -(-outputs // lanes) * lanes), dtype=np.float32)
-        self.library.tandem_product(self.handle, layer, which, x.values.ctypes.data, tokens, made.ctypes.data)
-        return made[:, :outputs]
-
     def room(self, rows: int) -> NDArray[np.float32]:
         """Reused buffer for logits [rows, outputs], valid until the next call."""
         if len(self._scratch) < rows:
@@ -196,22 +212,17 @@ class NativeSteps:
 
     def done(self, failed: int) -> None:
         if failed:
-            raise NotNative(_FAILED.get(failed, "a layer that the model does not have"))
+            raise NativeUnavailable(_FAILED.get(failed, "a layer that the model does not have"))
 
 
-def check_rope(rope: Mapping[str, Any]) -> None:
-    """Raises NotNative for rotary embeddings that vary by sequence."""
-    kind = rope.get("rope_type", "default")
-    if kind not in TYPES:
-        raise NotNative(f"rotary embedding of type {kind}")
-
-
-def check_sizes(hidden: int, head_dim: int, intermediate: int) -> None:
-    """Raises NotNative for sizes that vectors do not divide."""
-    for name, value, multiple in (
-        ("hidden_size", hidden, 16),
-        ("head_dim", head_dim, 16),
-        ("intermediate_size", intermediate, 2),
-    ):
+def check_steps(dtype: str, ropes: Sequence[Mapping[str, Any]], **sizes: int) -> None:
+    """Raises NativeUnavailable for dtypes, rotary embeddings and sizes that the C++ step does not compute."""
+    if dtype not in DTYPES:
+        raise NativeUnavailable(f"weights in {dtype} (there are float32 and bfloat16)")
+    for rope in ropes:
+        if (kind := rope.get("rope_type", "default")) not in TYPES:
+            raise NativeUnavailable(f"rotary embedding of type {kind}")
+    for name, value in sizes.items():
+        multiple = 2 if name == "intermediate_size" else 16
         if value % multiple:
-            raise NotNative(f"{name} {value} (only multiples of {multiple})")
+            raise NativeUnavailable(f"{name} {value} (only multiples of {multiple})")

@@ -1,95 +1,33 @@
 // A decoder of the form in Shape and LayerWeights: tokens at positions of slots in, logits or best tokens out, rounded
 // as in transformers. All threads run a step together.
 #pragma once
-#include "adapters.h"
 #include "attention.h"
-#include "head.h"
-#include "pool.h"
-#include "stack.h"
+#include "model.h"
 #include <algorithm>
 #include <memory>
 
 namespace tandem {
 
-// `outputs`: rows of the head; `vocabulary`: of the embedding.
-struct Shape {
-    int32_t layers, hidden, heads, kv_heads, head_dim, intermediate, outputs, vocabulary, slots, length, most_tokens, threads;
-    float epsilon, scale;
-    // Form of the layers; zeros are a Llama's. Scales and caps: 0 for none. norm_offset: of norms that round once.
-    float norm_offset, attention_cap, logit_cap, embedding_scale, residual_scale, logit_scale;
-    int32_t activation, layer_norm, rounds_once, row_norms, wide_rope;  // row_norms: of all queries, and of all keys
-};
+template <class D> struct Front;  // what an EAGLE-3 head has before its layer
 
-// Norms are in the model's dtype, followed by biases if any; absent ones are null. Rotary tables [length, turned],
-// which must outlive the model, rotate values i and i + turned of a head. `window`: positions that attention sees.
-struct LayerWeights {
-    const void *attention_norm, *mlp_norm, *q_norm, *k_norm, *attention_after, *mlp_after;
-    Matrix q, k, v, o, gate, up, down;
-    const float *cosines, *sines;
-    int32_t turned, window;
-};
-
-// An EAGLE-3 head: `fuse` [hidden, features.width] projects features [slots, length, features.width]; its norm is in
-// the model's dtype.
-struct HeadInputs {
-    Table embedding, features;
-    int32_t length, residual_normed, kept_states;  // kept_states: of so many last positions of a slot
-    const void* hidden_norm;
-    Matrix fuse;
-};
-
-// The argmax, the lowest id among equals; `sound` if it is finite and no logit is NaN.
-struct Best {
-    int32_t token = 0;
-    bool sound = false;
-};
-
-// A step's tokens. `wanted`: the `count` tokens with results: best tokens, and `logits` [count, outputs] if not null.
-// `adapters`: by token, 0 or null for none. A head's `wanted` come first; `sources` is each token's feature position,
-// -1 for none, -2 - p for the own state at p; null: the previous position.
-struct Step {
-    int tokens, count;
-    const int32_t *ids, *slots, *positions, *wanted;
-    float* logits;
-    Best* best;
-    const int32_t *adapters = nullptr, *sources = nullptr;
-
-    bool reads_state(int token) const { return !sources || sources[token] < -1; }
-    // The position before a head's token; -1 for the first.
-    int before(int token) const {
-        if (!sources) return positions[token];
-        return sources[token] < -1 ? -2 - sources[token] : sources[token];
-    }
-};
-
-template <class D> class Transformer {
+template <class D> class Transformer : public Model {
     typedef typename D::stored stored;
 
 public:
-    // The embedding [vocabulary, hidden] must outlive this.
     Transformer(Pool& pool, const Shape& shape, const void* embedding);
-    void set_layer(int layer, const LayerWeights& weights);
-    void set_head(const void* norm, const Matrix& head);
-    // Makes this a head, before set_layer.
-    void read_features(const HeadInputs& from);
-    bool reads_features() const { return bool(front_); }
-    // Later steps write hidden states after `layers` to features [slots, length, count, hidden].
-    void hand_out(const int32_t* layers, int count, void* features);
-    // Registers an adapter; its layers are set before use.
-    void put_adapter(int number);
-    void set_adapter_layer(int number, int layer, const LayerAdapter& adapter);
-    bool has_adapter(int number) const { return size_t(number) < adapters_.size() && adapters_[number]; }
-    void run(const Step& step);
-    // Outputs [tokens, panels * 32] of x [tokens, inputs] as packed (16 of the gate, 16 of up): q, k and v (0), o (1),
-    // gate and up (2) or down (3) of a layer, or the head for layer -1.
-    void product(int layer, int which, const void* x, int tokens, float* to) const;
-    size_t weight_bytes() const;  // of all matrices: what a step reads
-    size_t page_bytes() const;    // keys and values of 16 positions in all layers, and what was handed out of them
-    void save_page(int slot, int block, char* page) const;
-    void load_page(int slot, int block, const char* page);
-    SlotMemory& slots() { return slots_; }
-    Pool& pool() { return pool_; }
-    const Shape shape;
+    void set_layer(int layer, const LayerWeights& weights) override;
+    void set_head(const void* norm, const Matrix& head) override;
+    void read_features(const HeadInputs& from) override;
+    bool is_head() const override { return bool(front_); }
+    void hand_out(const int32_t* layers, int count, void* features) override;
+    void put_adapter(int number) override;
+    void set_adapter_layer(int number, int layer, const LayerAdapter& adapter) override;
+    bool has_adapter(int number) const override { return size_t(number) < adapters_.size() && adapters_[number]; }
+    void run(const Step& step) override;
+    size_t weight_bytes() const override;
+    size_t page_bytes() const override;
+    void save_page(int slot, int block, char* page) const override;
+    void load_page(int slot, int block, const char* page) override;
 
 private:
     static constexpr int DEALT = 8;  // tokens of a step from which on norming and quantising them is shared work
@@ -151,9 +89,7 @@ private:
     void group();
     void settle();
 
-    Pool& pool_;
     Arena weights_;
-    SlotMemory slots_;
     const stored* embedding_;
     std::vector<Layer> layers_;
     Linear<D> head_;
@@ -179,8 +115,7 @@ private:
 
 template <class D>
 Transformer<D>::Transformer(Pool& pool, const Shape& given, const void* embedding)
-    : shape(given), pool_(pool), slots_(given.slots, given.length, size_t(2) * given.layers * given.kv_heads * given.head_dim * sizeof(stored)),
-      embedding_(static_cast<const stored*>(embedding)), layers_(given.layers), hidden_(up(given.hidden, PANEL)),
+    : Model(pool, given, sizeof(stored)), embedding_(static_cast<const stored*>(embedding)), layers_(given.layers), hidden_(up(given.hidden, PANEL)),
       wide_(up(size_t(given.heads + 2 * given.kv_heads) * given.head_dim, PANEL)), inner_(up(given.intermediate, LANES)),
       x_(given.most_tokens * hidden_), qkv_(given.most_tokens * wide_),
       attended_(size_t(given.most_tokens) * given.heads * given.head_dim), gated_(given.most_tokens * inner_),
@@ -213,7 +148,7 @@ template <class D> void Transformer<D>::set_layer(int index, const LayerWeights&
     auto row = [](int output) { return output / PANEL * LANES + output % LANES; };
     layer.gate_up = Linear<D>(weights_, shape.hidden, int(inner_) / LANES, [&](int o) { return part(o).row(row(o)); }, [&](int o) { return part(o).bias(row(o)); });
     layer.down = Stack<D>{{{w.down, shape.hidden}}, shape.intermediate}.packed(weights_);
-    layer.cache = std::make_unique<LayerCache<D>>(slots_, index, shape.kv_heads, dim);
+    layer.cache = std::make_unique<LayerCache<D>>(slots, index, shape.kv_heads, dim);
 }
 
 template <class D> void Transformer<D>::set_head(const void* norm, const Matrix& head) {
@@ -241,23 +176,6 @@ template <class D> void Transformer<D>::set_adapter_layer(int number, int layer,
     if (size_t(adapter.rank()) <= most_rank_) return;
     shrunk_ = Buffer<float>(size_t(shape.most_tokens) * adapter.rank());
     most_rank_ = adapter.rank();
-}
-
-template <class D> void Transformer<D>::product(int index, int which, const void* x, int tokens, float* to) const {
-    const Layer& layer = layers_[std::max(index, 0)];
-    const Linear<D>* parts[] = {&layer.qkv, &layer.o, &layer.gate_up, &layer.down};
-    const Linear<D>& linear = index < 0 ? head_ : *parts[which];
-    Buffer<Group8> groups(size_t(tokens) * Linear<D>::groups(linear.inputs()));
-    const Input<D> input{static_cast<const stored*>(x), size_t(linear.inputs()), groups.data(), size_t(tokens)};
-    for (int t = 0; linear.blocks() && t < tokens; t++)
-        quantise<D>(input.values + t * input.stride, linear.inputs(), groups.data() + t, tokens);
-    const Tiles by(tokens, linear.blocks());
-    for (int panel = 0; panel < linear.panels(); panel++)
-        linear.panel(panel, input, by, Soon{}, [&](int token, v16f first, v16f last) {
-            float* at = to + (size_t(token) * linear.panels() + panel) * PANEL;
-            store(at, first);
-            store(at + LANES, last);
-        });
 }
 
 template <class D> size_t Transformer<D>::weight_bytes() const {
@@ -290,7 +208,7 @@ template <class D> void Transformer<D>::run(const Step& step) {
     for (int t = 0; step.adapters && t < step.tokens; t++)
         if (step.adapters[t]) adapted_.push_back(t);
     group();
-    pool_.run([](void* self, int thread) { static_cast<Transformer*>(self)->work(thread); }, this, threads_);
+    pool.run([](void* self, int thread) { static_cast<Transformer*>(self)->work(thread); }, this, threads_);
     settle();
     if (front_) keep_states();
 }
@@ -298,4 +216,4 @@ template <class D> void Transformer<D>::run(const Step& step) {
 }  // namespace tandem
 
 #include "step.h"
-#include "head_step.h"
+#include "head.h"

@@ -1,28 +1,36 @@
-"""Each matrix's format: dense, quantised when loaded, or as stored."""
+"""Each matrix's format: dense, in blocks made once and kept in the cache, or in a file's own blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tandem.checkpoints.family import MATRICES
+from tandem.checkpoints.family_weights import EMBEDDING, HEAD, FamilyWeights, FolderWeights, matrix_name
 from tandem.checkpoints.gguf_blocks import FORMATS, Blocks
-from tandem.checkpoints.locate import CheckpointError
+from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_unchanged, weights_revision
 from tandem.checkpoints.numbers import Floats, Stored
-from tandem.runners.native.library import Matrix
+from tandem.checkpoints.tensors import Tensors, shards_of, write_tensors
+from tandem.checkpoints.trusted_cache import cache_root, made_once
+from tandem.runners.native import LibraryMissing
+from tandem.runners.native.build import library_path
+from tandem.runners.native.library import Matrix, load_library
 
-DENSE = 0
-_NUMBERS = 1 << 22  # weights that are compared at a time
-_TINY = 2.0**-18  # scales in float16 are whole multiples of 2**-24
-INT8 = FORMATS["q8_0"].kind
-Q4 = FORMATS["q4_1"].kind
+log = logging.getLogger("tandem.engine")
+_LAYOUT = 1  # part of the folder's name; increase it when blocks are made otherwise
+_SHARD_BYTES = 5 * 10**9
 
 
 class BlockSource(Protocol):
-    """Matrices in blocks: of a GGUF file, or quantised before."""
+    """Matrices in blocks: of a GGUF file, or of the cache."""
 
     def formats(self) -> tuple[str, ...]:
         """Format names, sorted."""
@@ -38,7 +46,7 @@ class BlockSource(Protocol):
 class Linear:
     """Outputs by inputs. `weight` reads the numbers in the model's dtype."""
 
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     weight: Callable[[], Stored]
     bias: Stored | None = None
 
@@ -53,10 +61,12 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    name: str = ""  # of the formats
-    layers: int = DENSE  # GGML format for dense weights; 0: dense
-    head: int = DENSE  # the same
-    stored: BlockSource | None = None  # blocks packed as they are
+    """`layers`, `head`: format that dense matrices are quantised to ("": none). `stored`: blocks used as they are."""
+
+    name: str = ""
+    layers: str = ""
+    head: str = ""
+    stored: BlockSource | None = None
 
     def describe(self, dtype: str) -> str:
         """The weights' format, then the dtype of all else: "int8/float32"."""
@@ -69,18 +79,18 @@ class Packing:
     def _names(self) -> tuple[str, ...]:
         return (self.name,) if self.name else self.stored.formats() if self.stored else ()
 
-    def matrix(self, layer: int, name: str, linear: Linear) -> tuple[Matrix, object]:
+    def matrix(self, library: Any, layer: int, name: str, linear: Linear) -> tuple[Matrix, object]:
         """A linear layer for the library, and the owner of its memory. Raises CheckpointError."""
-        return _matrix(linear, self.layers, self.stored.matrix(layer, name) if self.stored else None)
+        return _matrix(library, linear, self.layers, self.stored.matrix(layer, name) if self.stored else None)
 
-    def output(self, head: Linear, wanted: Sequence[int] | None) -> tuple[Matrix, object]:
+    def output(self, library: Any, head: Linear, wanted: Sequence[int] | None) -> tuple[Matrix, object]:
         """Like `matrix`, for rows `wanted` (None: all) of the output matrix."""
         blocks = self.stored.head() if self.stored else None
         if wanted is not None:
             which = np.asarray(wanted, dtype=np.int64)
             blocks = blocks and Blocks(blocks.format, np.ascontiguousarray(blocks.rows[which]))
             head = head.only(which)
-        return _matrix(head, self.head, blocks)
+        return _matrix(library, head, self.head, blocks)
 
 
 UNQUANTISED = Packing()
@@ -89,74 +99,98 @@ UNQUANTISED = Packing()
 def packing(weights: str, stored: BlockSource | None = None) -> Packing:
     """The packing by `--weights`. `stored`: blocks of a GGUF file or the cache."""
     if weights == "int8":
-        return Packing(weights, INT8, INT8, stored)
+        return Packing(weights, "q8_0", "q8_0", stored)
     if weights == "q4":  # the head decides between neighbours: 4 bits are too few
-        return Packing(weights, Q4, INT8, stored)
+        return Packing(weights, "q4_1", "q8_0", stored)
     return UNQUANTISED if stored is None else Packing(stored=stored)
 
 
-def _matrix(linear: Linear, packed: int, blocks: Blocks | None) -> tuple[Matrix, object]:
+def _matrix(library: Any, linear: Linear, form: str, blocks: Blocks | None) -> tuple[Matrix, object]:
     bias = None if linear.bias is None else linear.bias.values
     address = None if bias is None else bias.ctypes.data
+    if blocks is None and form:
+        blocks = encoded(library, linear.weight().floats(), form)
     if blocks is None:
         weight = linear.weight().values
-        return Matrix(weight.ctypes.data, address, DENSE, packed), (weight, bias)
-    form, (outputs, inputs) = FORMATS[blocks.format], linear.shape
-    if blocks.rows.shape != (outputs, -(-inputs // form.inputs) * form.bytes):
+        return Matrix(weight.ctypes.data, address, 0), (weight, bias)
+    size, (outputs, inputs) = FORMATS[blocks.format], linear.shape
+    if blocks.rows.shape != (outputs, -(-inputs // size.inputs) * size.bytes):
         raise CheckpointError(f"a matrix of {linear.shape} is stored as {blocks.rows.shape} bytes of {blocks.format}")
-    return Matrix(blocks.rows.ctypes.data, address, form.kind, form.kind), (bias, blocks)
+    return Matrix(blocks.rows.ctypes.data, address, size.kind), (bias, blocks)
 
 
 def encoded(library: Any, weight: Floats, form: str) -> Blocks:
-    """A matrix float32 [outputs, inputs] in blocks of "q8_0" or "q4_1"."""
+    """A matrix float32 [outputs, inputs] in blocks of "q8_0" or "q4_1". Raises CheckpointError."""
     dense, size = np.ascontiguousarray(weight, dtype=np.float32), FORMATS[form]
     outputs, inputs = dense.shape
     rows = np.empty((outputs, -(-inputs // size.inputs) * size.bytes), dtype=np.uint8)
     library.tandem_encode(size.kind, outputs, inputs, dense.ctypes.data, rows.ctypes.data)
-    return near(Blocks(form, rows), dense)
+    factors = rows.reshape(outputs, -1, size.bytes)[..., : 4 if form == "q4_1" else 2].copy().view(np.float16)
+    if not (np.isfinite(factors).all() and np.isfinite(dense.sum(dtype=np.float64))):
+        raise CheckpointError(f"a matrix of {dense.shape} cannot be quantised: weights too large, or no numbers")
+    return Blocks(form, rows)
 
 
-def near(blocks: Blocks, dense: Floats) -> Blocks:
-    """The blocks, if near enough to the weights float32 [outputs, inputs]. Raises CheckpointError.
+@dataclass(frozen=True, slots=True)
+class QuantisedWeights:
+    """Matrices in blocks, in a folder's safetensors files. `names`: NAME.FORMAT of each weight."""
 
-    Q8_0: each weight is within half a step. Q4_1: a block's squared error is at most that of its whole range kept, with
-    half a step and the minimum's rounding.
-    """
-    at_once = max(1, _NUMBERS // dense.shape[1])
-    for at in range(0, len(dense), at_once):
-        part = Blocks(blocks.format, blocks.rows[at : at + at_once])
-        if not _near(part, dense[at : at + at_once]):
-            raise CheckpointError(f"a matrix of {dense.shape} cannot be quantised: weights too large, or no numbers")
-    return blocks
+    tensors: Tensors
+    names: Mapping[str, str]
 
+    def formats(self) -> tuple[str, ...]:
+        return tuple(sorted({name.rpartition(".")[2] for name in self.names.values()}))
 
-@np.errstate(invalid="ignore", over="ignore")
-def _near(blocks: Blocks, dense: Floats) -> bool:
-    rows, inputs = dense.shape
-    padding = ((0, 0), (0, -inputs % 32))
-    weights, own = (np.pad(w, padding).reshape(rows, -1, 32) for w in (dense, decoded(blocks, inputs)))
-    off = own - weights
-    most = np.abs(weights).max(-1)
-    if blocks.format == "q8_0":
-        step, error, more = most / 127, np.abs(off).max(-1), 0 * most
-    else:
-        step, error = (weights.max(-1) - weights.min(-1)) / 15, np.sqrt(np.square(off).mean(-1))
-        more = most * 2**-10
-    return bool((error <= step * (0.5 + 2**-7) + more + _TINY).all())
+    def matrix(self, layer: int, name: str) -> Blocks | None:
+        return self._named(matrix_name(layer, name))
+
+    def head(self) -> Blocks | None:
+        return self._named(HEAD)
+
+    def _named(self, name: str) -> Blocks:
+        place = self.names[name]
+        return Blocks(place.rpartition(".")[2], self.tensors.stored(place).values)
 
 
-def decoded(blocks: Blocks, inputs: int) -> Floats:
-    """The weights float32 [outputs, inputs] of blocks of "q8_0" or "q4_1"."""
-    rows = blocks.rows.reshape(len(blocks.rows), -1, FORMATS[blocks.format].bytes)
-    if blocks.format == "q8_0":
-        weights = rows[..., 2:].view(np.int8) * _halves(rows, 0)
-    else:
-        numbers = rows[..., 4:]
-        weights = np.concatenate([numbers & 15, numbers >> 4], -1) * _halves(rows, 0) + _halves(rows, 2)
-    made: Floats = weights.reshape(len(rows), -1)[:, :inputs]
-    return made
+def quantised(checkpoint: Checkpoint, source: FamilyWeights, weights: str) -> QuantisedWeights | None:
+    """The matrices in blocks of int8 or q4; None without compiler or writable cache. Raises CheckpointError."""
+    wanted = _wanted(source, packing(weights))
+    if any(place not in source for place, _ in wanted.values()):
+        return None
+    revision = weights_revision(checkpoint)
+    key = hashlib.sha256(revision.encode()).hexdigest()[:32]
+    name = f"{checkpoint.name.replace('/', '-')}-{key}-{weights}-v{_LAYOUT}"
+    try:
+        library = load_library(library_path())
+
+        def make(partial: Path) -> None:
+            _write(library, source, wanted, partial)
+            check_unchanged(checkpoint, revision)
+
+        kept = made_once(cache_root(), name, f"quantising {checkpoint.name}", make)
+    except LibraryMissing:
+        return None
+    except OSError as error:
+        log.warning("cannot cache %s, quantised, in %s: %s", checkpoint.name, cache_root(), error)
+        return None
+    tensors = Tensors(kept)
+    return QuantisedWeights(tensors, {place.rpartition(".")[0]: place for place in tensors.files})
 
 
-def _halves(rows: NDArray[np.uint8], at: int) -> Floats:
-    made: Floats = np.ascontiguousarray(rows[..., at : at + 2]).view("<f2").astype(np.float32)
-    return made
+def _wanted(source: FamilyWeights, packed: Packing) -> dict[str, tuple[str, str]]:
+    config = source.config
+    layers = [matrix_name(layer, name) for layer in range(config.num_hidden_layers) for name in MATRICES]
+    head = EMBEDDING if config.tie_word_embeddings or HEAD not in source else HEAD
+    return {name: (name, packed.layers) for name in layers} | {HEAD: (head, packed.head)}
+
+
+def _write(library: Any, source: FamilyWeights, wanted: Mapping[str, tuple[str, str]], folder: Path) -> None:
+    def load(key: str) -> NDArray[np.uint8]:
+        place, form = wanted[key.rpartition(".")[0]]
+        own = None
+        if form == "q8_0" and isinstance(source, FolderWeights) and place in source.scaled:
+            own = source.scaled.blocks(place)
+        return (own or encoded(library, source.stored(place).floats(), form)).rows
+
+    sizes = {f"{name}.{form}": 2 * math.prod(source.shape(place)) for name, (place, form) in wanted.items()}
+    write_tensors(folder, shards_of(sizes, _SHARD_BYTES), load)

@@ -1,7 +1,6 @@
 """The stand-in takes and gives what NxD Inference's real code was seen to take and give (contract.json).
 
-Recorded by tests/runners/nxdi/real_source.py with TANDEM_RECORD_CONTRACT=1, from NxDI 4bcdc54 (0.9.0). Where the
-sources are at hand, test_real_source.py runs the real code itself.
+Recorded from NxDI 4bcdc54 (0.9.0) with its compiled graphs replaced by the modules themselves.
 """
 
 from __future__ import annotations

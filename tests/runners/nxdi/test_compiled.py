@@ -1,4 +1,4 @@
-"""Compiled models in a store without rename, lock and append: a compile job, a server that reads it, its restart."""
+"""Compiled models: found again by what they were made from, and copied through a store as S3 is."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from tandem.checkpoints.locate import find
-from tandem.runners.loading import Execution
-from tandem_nxdi import artifacts
-from tandem_nxdi.artifacts import CompiledFolder, ensure
-from tandem_nxdi.load import compile_nxdi
-from tandem_nxdi.store import NAME, fetch, publish
+from tandem.checkpoints.trusted_cache import NOTE
+from tandem.runners.backends import LoadRequest
+from tandem.runners.loading import Execution, Shape
+from tandem_nxdi import backend
+from tandem_nxdi.backend import BACKEND
+from tandem_nxdi.compiled import MANIFEST, CompiledModel, compiled_model
 from tests.runners.nxdi import simulated
 from tests.runners.nxdi.runners import SHAPE, Bench, bench  # noqa: F401
 from tests.runners.nxdi.simulated import model_folder
@@ -28,50 +29,105 @@ MADE_FROM = {"target": {"weights": "w"}, "neuron_config": {"tp_degree": 2}, "sdk
 PROGRAM = [sys.executable, "-m", "tests.runners.nxdi.s3like"]
 
 
-@pytest.fixture
-def compiled(tmp_path: Path) -> Path:
-    folder = tmp_path / "model-0123"
-    (folder / "weights").mkdir(parents=True)
+def folders(bench: Bench) -> list[Path]:  # noqa: F811
+    return sorted(path for path in (bench.folder / "compiled").iterdir() if path.is_dir())
+
+
+def test_the_same_configuration_compiles_once(bench: Bench) -> None:  # noqa: F811
+    bench.target()
+    bench.target()
+    assert len(simulated.COMPILED) == 1 and len(simulated.LOADED) == 2
+    (folder,) = folders(bench)
+    noted = json.loads((folder / MANIFEST).read_text())
+    assert noted["target"]["name"] == "model0" and noted["neuron_config"]["speculation_length"] == 5
+    assert set(noted["sdk"]) >= {"neuronx-distributed-inference", "neuronx-cc", "torch"}
+    assert "window" in noted["what"]
+
+
+def test_other_fields_weights_versions_or_roles_compile_anew(bench: Bench, monkeypatch) -> None:  # noqa: F811
+    bench.target()
+    bench.target(neuron_config={"fused_qkv": True})
+    bench.target(Shape(2, 64, 4))
+    bench.draft(0.0)
+    bench.pair(0.0)
+    (bench.model() / "model.safetensors").write_text("other weights")
+    bench.target()
+    monkeypatch.setattr(backend, "versions", lambda: {"neuronx-cc": "another"})
+    bench.target()
+    assert len(simulated.COMPILED) == len(folders(bench)) == 7
+
+
+def compile_into(folder: Path) -> None:
+    (folder / "weights").mkdir()
     (folder / "model.pt").write_bytes(b"graphs" * 1000)
     (folder / "weights" / "tp0.safetensors").write_bytes(b"")
-    return folder
 
 
-def test_a_set_comes_back_as_it_was_and_is_published_once(compiled: Path, tmp_path: Path) -> None:
-    kept = publish(compiled, MADE_FROM, tmp_path / "store")
-    assert kept == tmp_path / "store" / "model-0123"
-    assert publish(compiled, MADE_FROM, tmp_path / "store") is None
-    back = tmp_path / "back" / "model-0123.partial-7"
-    back.mkdir(parents=True)
-    assert fetch(tmp_path / "store", MADE_FROM, back)
-    names = sorted(path.relative_to(compiled) for path in compiled.rglob("*") if path.is_file())
-    assert sorted(path.relative_to(back) for path in back.rglob("*") if path.is_file()) == names
-    assert all((back / name).read_bytes() == (compiled / name).read_bytes() for name in names)
+def no_compiler(folder: Path) -> None:
+    (folder / "model.pt").write_text("half")
+    raise RuntimeError("compiler exit 70")
 
 
-@pytest.mark.parametrize("damage", ["no manifest", "half a manifest", "a byte", "a file", "other sources", "outside"])
-def test_a_set_that_is_not_whole_is_not_used(
-    compiled: Path, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+def test_an_interrupted_compilation_is_not_mistaken_for_a_model(tmp_path: Path) -> None:
+    wanted = compiled_model(str(tmp_path), "m", {"a": 1})
+    with pytest.raises(RuntimeError, match="exit 70"):
+        wanted.ensure(no_compiler)
+    assert [p.name for p in tmp_path.iterdir() if p.is_dir()] == []
+    folder, compiled = wanted.ensure(compile_into)
+    assert compiled and wanted.ensure(no_compiler) == (folder, False)
+    (folder / MANIFEST).write_text("{}")
+    assert wanted.ensure(compile_into) == (folder, True)
+
+
+def test_two_compilations_never_share_a_scratch_folder(bench: Bench, monkeypatch) -> None:  # noqa: F811
+    seen = []
+    monkeypatch.delenv("BASE_COMPILE_WORK_DIR", raising=False)
+    compile_ = simulated.Application.compile
+
+    def noting(self: simulated.Application, path: str) -> None:
+        seen.append(os.environ["BASE_COMPILE_WORK_DIR"])
+        compile_(self, path)
+
+    monkeypatch.setattr(simulated.Application, "compile", noting)
+    bench.target()
+    assert str(os.getpid()) in seen[0] and "BASE_COMPILE_WORK_DIR" not in os.environ
+    monkeypatch.setenv("BASE_COMPILE_WORK_DIR", "/elsewhere/")
+    bench.draft()
+    assert seen[1] == "/elsewhere/"
+
+
+@pytest.mark.parametrize("damage", ["", "no hashes", "half", "a byte", "a file", "other sources", "outside"])
+def test_a_node_takes_a_whole_set_from_the_store_and_compiles_otherwise(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kept = publish(compiled, MADE_FROM, tmp_path / "store")
-    assert kept
-    manifest, asked = kept / NAME, MADE_FROM
-    text = manifest.read_text()
-    if damage == "no manifest":
-        manifest.unlink()
-    elif damage == "half a manifest":
-        manifest.write_text(text[: len(text) // 2])
+    def job(node: str) -> CompiledModel:
+        return compiled_model(str(tmp_path / node), "model", MADE_FROM, str(tmp_path / "store"))
+
+    wanted, store = job("first"), tmp_path / "store"
+    folder, compiled = wanted.ensure(compile_into)
+    assert compiled and wanted.publish(folder, store) and not wanted.publish(folder, store)
+    kept, second = store / wanted.name, job("second")
+    text = (kept / NOTE).read_text()
+    if damage == "no hashes":
+        (kept / NOTE).unlink()
+    elif damage == "half":
+        (kept / NOTE).write_text(text[: len(text) // 2])
     elif damage == "a byte":
         (kept / "model.pt").write_bytes(b"graphs" * 999 + b"graphz")
     elif damage == "a file":
         (kept / "weights" / "tp0.safetensors").unlink()
     elif damage == "other sources":
-        asked = {**MADE_FROM, "sdk": {"neuronx-cc": "3"}}
-    else:
-        manifest.write_text(text.replace("weights/tp0", "../../tp0"))
-    into = tmp_path / "model-0123"
-    assert not fetch(tmp_path / "store", asked, into)
-    assert any(word in caplog.text for word in ("has no compiled set", "is damaged", "outside its folder"))
+        second = compiled_model(str(tmp_path / "second"), "model", {**MADE_FROM, "sdk": "3"}, str(store))
+    elif damage == "outside":
+        (kept / NOTE).write_text(text.replace("weights/tp0", "../../tp0"))
+    back, compiled = second.ensure(compile_into)
+    assert compiled is bool(damage)
+    files = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    assert sorted(path.relative_to(back) for path in back.rglob("*") if path.is_file()) == files
+    said = ("has no compiled set", "is damaged", "outside its folder") if damage else ("fetched ",)
+    assert not damage or any(word in caplog.text for word in said)
+    (kept / "model.pt").write_text("rot")
+    assert second.ensure(no_compiler) == (back, False), "what it has it keeps"
 
 
 @pytest.fixture
@@ -121,30 +177,15 @@ def asked(address: str, *more: str) -> str:
 
 def test_a_store_that_cannot_be_written_is_refused_before_anything_compiles(bench: Bench, tmp_path: Path) -> None:  # noqa: F811
     (tmp_path / "not mounted").write_text("")
-    settings = bench.settings({"artifacts": str(tmp_path / "not mounted" / "compiled")})
+
+    def compiled(store: Path) -> str:
+        request = LoadRequest(Execution(), SHAPE, bench.settings({"artifacts": str(store)}))
+        return next(BACKEND.compile(find(str(bench.model())), None, request, "target"))
+
     with pytest.raises(ValueError, match=r"artifacts: .*/not mounted/compiled: Not a directory; is the bucket mounted"):
-        compile_nxdi(find(str(bench.model())), Execution(), SHAPE, settings, True)
+        compiled(tmp_path / "not mounted" / "compiled")
     assert not simulated.COMPILED
-    settings = bench.settings({"artifacts": str(tmp_path / "mounted" / "compiled")})
-    assert "published to" in compile_nxdi(find(str(bench.model())), Execution(), SHAPE, settings, True)
-
-
-def test_a_node_takes_a_set_from_the_store_and_compiles_where_that_is_damaged(tmp_path: Path) -> None:
-    def job(node: str) -> CompiledFolder:
-        return artifacts.compiled(str(tmp_path / node), "model", MADE_FROM, str(tmp_path / "store"))
-
-    def compile_into(folder: Path) -> None:
-        made.append(folder)
-        (folder / "model.pt").write_text("compiled here")
-        (folder / "neuron_config.json").write_text("{}")
-
-    made: list[Path] = []
-    assert ensure(job("first"), compile_into) and job("first").ready
-    kept = publish(job("first").folder, MADE_FROM, tmp_path / "store")
-    assert kept and not ensure(job("second"), compile_into) and job("second").ready
-    (kept / "model.pt").write_text("rot")
-    assert not ensure(job("second"), compile_into), "what it has it keeps"
-    assert ensure(job("third"), compile_into) and len(made) == 2
+    assert "published to" in compiled(tmp_path / "mounted" / "compiled")
 
 
 @pytest.mark.thorough
@@ -158,7 +199,7 @@ def test_a_job_compiles_into_a_bucket_and_servers_start_from_it(place: Path) -> 
     sets = sorted((place / "bucket" / "compiled").iterdir())
     kinds = sorted(one.name.split("-")[1] for one in sets)
     assert kinds == ["fused", "plain", "window"], "the graph, and its models apart"
-    assert all((one / NAME).is_file() for one in sets)
+    assert all((one / NOTE).is_file() for one in sets)
     again = run(command(place, "compile", "job", "--compile_for", "fused"))
     assert again.stdout.count("there already, in") == 3
     with server(place, "node", "first") as (address, log):
@@ -176,23 +217,3 @@ def test_a_job_compiles_into_a_bucket_and_servers_start_from_it(place: Path) -> 
         assert asked(address) == outputs[0]
         assert "a compiled set is damaged" in log.read_text() and log.read_text().count("compiled into") == 1
     assert "".join(map(chr, oracle(b"abab", GREEDY, 4, past_the_end=True))) in outputs[0]
-
-
-def test_the_bucket_of_these_tests_refuses_what_s3_refuses(tmp_path: Path) -> None:
-    code = (
-        "import fcntl, os, sys\n"
-        "from pathlib import Path\n"
-        "from tests.runners.nxdi.s3like import Refused, forbid\n"
-        "root = Path(sys.argv[1]); file = root / 'a'; file.write_text('a'); forbid(root)\n"
-        "def refused(act):\n"
-        "    try: act()\n"
-        "    except Refused: return True\n"
-        "    return False\n"
-        "acts = [lambda: file.rename(root / 'b'), lambda: open(file, 'a'), lambda: open(file, 'r+'),\n"
-        "        lambda: fcntl.flock(open(file), fcntl.LOCK_EX), lambda: os.link(file, root / 'c'),\n"
-        "        lambda: file.chmod(0o600), lambda: os.utime(file), lambda: os.truncate(file, 0)]\n"
-        "assert [refused(act) for act in acts] == [True] * len(acts)\n"
-        "file.write_text('b'); assert file.read_text() == 'b'; (root / 'd').mkdir(); file.unlink()\n"
-    )
-    done = run([sys.executable, "-c", code, str(tmp_path)])
-    assert done.returncode == 0, done.stderr

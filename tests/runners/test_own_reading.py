@@ -1,4 +1,4 @@
-"""Native steps without torch: the weights, tables and logits that they have are those of transformers' modules."""
+"""Native steps without torch: the weights and tables that they have are those of transformers' modules."""
 
 from __future__ import annotations
 
@@ -13,25 +13,22 @@ from transformers import AutoModelForCausalLM
 
 from tandem.checkpoints.family import UnsupportedFamily
 from tandem.checkpoints.family_configs import FAMILY, family_of, read_family
-from tandem.checkpoints.family_weights import FamilyWeights, FolderWeights, GgufWeights, check_complete
+from tandem.checkpoints.family_weights import FolderWeights, GgufWeights, check_complete
 from tandem.checkpoints.head_weights import read_head_weights
 from tandem.checkpoints.locate import EMBEDDED_DRAFT, EMBEDDED_HEAD, CheckpointError, find
 from tandem.checkpoints.numbers import Stored, from_bfloat16, to_bfloat16
 from tandem.runners.eagle.files import head_module, weights_of
 from tandem.runners.eagle.load import load_head
 from tandem.runners.loading import Execution, Shape, load_runner
-from tandem.runners.native.build import library_path
-from tandem.runners.native.library import load_library
 from tandem.runners.native.load import load_native
-from tandem.runners.native.reference import Reference
 from tandem.runners.native.rotary import rotary_tables
 from tandem.runners.native.runner import NativeRunner
-from tandem.runners.native.weights import UNQUANTISED, packing
+from tandem.runners.native.weights import packing
 from tandem.runners.startup import Startup
 from tandem.runners.torch.from_tensors import stored_of
 from tests.runners import real
 from tests.runners.modules import ModuleWeights, native_of
-from tests.runners.test_native import LLAMA3, SIZES, every_dtype, every_model, module_of, native, sequence
+from tests.runners.test_native import LLAMA3, SIZES, every_model, module_of, native, sequence
 from tests.runners.tiny import model_folder
 
 _UNSUPPORTED = ("models", "activation", "differ", "rotary")
@@ -44,28 +41,6 @@ ROPES: dict[str, dict[str, Any]] = {
     "yarn with boundaries": {**YARN, "beta_fast": 16.0, "beta_slow": 2.0, "mscale": 1.0, "mscale_all_dim": 0.7},
     "yarn with a factor of attention": {**YARN, "truncate": False, "attention_factor": 1.3},
 }
-
-
-def logits(weights: FamilyWeights, dtype: str, tokens: list[int]) -> np.ndarray:
-    """What the reference computes, [tokens, vocabulary]."""
-    reference = Reference(weights, dtype, UNQUANTISED, load_library(library_path()))
-    embedding = weights.stored("model.embed_tokens.weight").to(dtype)
-    x = Stored(embedding.dtype, embedding.values[tokens]).floats()
-    for layer in range(weights.config.num_hidden_layers):
-        x = reference.passed(layer, reference.layer(layer), x)
-    return reference.head(embedding)(reference.last_norm(x))
-
-
-@pytest.mark.each_value
-@every_model
-@every_dtype
-def test_the_reference_computes_the_logits_of_transformers(name: str, dtype: torch.dtype) -> None:
-    module, tokens = module_of(name, dtype), sequence(60)
-    ours = logits(ModuleWeights(module), str(dtype).removeprefix("torch."), tokens)
-    with torch.inference_mode():
-        theirs = module(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float().numpy()
-    distance = np.linalg.norm(ours - theirs) / np.linalg.norm(theirs - theirs.mean())
-    assert distance < (1e-5 if dtype is torch.float32 else 0.06)
 
 
 @pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
@@ -170,7 +145,7 @@ def test_weights_that_are_replaced_while_they_are_packed_are_refused(
         model_folder(folder, seed=6)
         return runner
 
-    monkeypatch.setattr("tandem.runners.native.checkpoint.load_native", replaced)
+    monkeypatch.setattr("tandem.runners.native.load.load_native", replaced)
     with pytest.raises(CheckpointError, match="m: was replaced or written to while it was read"):
         load_runner(find(str(folder)), Execution("cpu", "float32", 1), Shape(1, 64, 2))
 
