@@ -22,14 +22,16 @@ from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.identity import caller
 from tandem.services.security.limits import ServerLimits
 from tandem.services.security.names import check_name
-from tandem.services.sessions.table import Checkout, Fence, SessionConflict, SessionKey, SessionTable, session_key
-from tandem.services.verify_runs import (
-    VerifyResources,
-    VerifyRuns,
-    VerifySession,
-    commit,
-    recorded,
+from tandem.services.sessions.table import (
+    Checkout,
+    Fence,
+    Session,
+    SessionConflict,
+    SessionKey,
+    SessionTable,
+    session_key,
 )
+from tandem.services.verify_runs import VerifyRuns, commit, recorded
 from tandem.speculation.features import FeatureSpec
 from tandem.speculation.run_on import MAX_UNREAD
 from tandem.speculation.types import (
@@ -65,7 +67,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         self._engine, self._info, self._generate, self._lifecycle = engine, info, generate, lifecycle
         self._limits, self._opening_seconds = limits or ServerLimits(), opening_seconds
         self._waiting: Counter[str] = Counter()  # openings that wait for a slot, by caller
-        self.sessions: SessionTable[VerifyResources, pb.VerifyResponse] = SessionTable(time.monotonic, lease_seconds)
+        self.sessions = SessionTable(time.monotonic, lease_seconds)
         self._note = note
         self.sessions.on_end.append(self._report_costs)
         self.checkout = Checkout(self.sessions, self._free)
@@ -93,24 +95,22 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             session = await self._admitted(key, request, asked)
         async with self.checkout.using(session):
             processing = await self._engine.processing(asked, request.prompt_length, request.prefix)
-            if processing and session.resources.prompt_length != request.prompt_length:
-                raise SessionConflict(
-                    f"session {key} is open with a prompt of {session.resources.prompt_length} tokens"
-                )
+            if processing and session.prompt_length != request.prompt_length:
+                raise SessionConflict(f"session {key} is open with a prompt of {session.prompt_length} tokens")
             if len(request.prefix) >= session.max_total_tokens:
                 raise TooLong(
                     f"the prefix has {len(request.prefix)} tokens and the session was opened for "
                     f"max_total_tokens {session.max_total_tokens}"
                 )
-            session.resources.end_run()
+            session.end_run()
             session.resume(list(request.prefix), asked)
-            session.resources.sequence.processing = processing
+            session.sequence.processing = processing
             reply = await self._fill(session)
             if asked.features is not None:
-                reply.features.CopyFrom(await opening_features(session.resources.sequence, asked.features, request))
+                reply.features.CopyFrom(await opening_features(session.sequence, asked.features, request))
             return reply
 
-    async def _admitted(self, key: SessionKey, request: pb.OpenSessionRequest, asked: Request) -> VerifySession:
+    async def _admitted(self, key: SessionKey, request: pb.OpenSessionRequest, asked: Request) -> Session:
         await self.checkout.expire()
         self._check_new(key)
         self._waiting[key.owner] += 1
@@ -125,8 +125,9 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
                 sequence.close()
                 return session
             self._check_new(key)
-            resources = VerifyResources(sequence, request.prompt_length, SpeculationStats() if self._note else None)
-            return self.sessions.admit(key, resources, asked, list(request.prefix), self._max_total(request))
+            stats = SpeculationStats() if self._note else None
+            total, prefix = self._max_total(request), list(request.prefix)
+            return self.sessions.admit(key, sequence, asked, prefix, total, request.prompt_length, stats)
         except Exception:
             sequence.close()
             raise
@@ -158,9 +159,9 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         async with self.checkout.using(session):
             fence = session.fence(request.base_length, request.last_token)
             if fence is Fence.APPLY:
-                session.resources.end_run()
-                session.resources.steps += 1
-                verdict = await session.resources.sequence.verify(session.tokens, request.draft_tokens, distributions)
+                session.end_run()
+                session.steps += 1
+                verdict = await session.sequence.verify(session.tokens, request.draft_tokens, distributions)
                 reply = commit(session, request.draft_tokens, verdict)
             elif fence is Fence.REPLAY:
                 reply = recorded(session)
@@ -177,27 +178,26 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         closed = await self.checkout.drop(key)
         if session is None:
             return pb.CloseSessionResponse(closed=closed)
-        steps, length = session.resources.steps, len(session.tokens)
+        steps, length = session.steps, len(session.tokens)
         return pb.CloseSessionResponse(closed=closed, steps=steps, committed_length=length)
 
     async def stop(self) -> None:
         for session in self.sessions:
             self._report_costs(session, "stopped")
 
-    def _report_costs(self, session: VerifySession, how: str) -> None:
-        of = session.resources
-        if self._note and of.stats and session.opened:
-            self._note(how, of.prompt_length, of.stats, time.perf_counter() - of.started)
+    def _report_costs(self, session: Session, how: str) -> None:
+        if self._note and session.stats and session.opened:
+            self._note(how, session.prompt_length, session.stats, time.perf_counter() - session.started)
 
-    async def _free(self, session: VerifySession) -> None:
-        session.resources.sequence.close()
+    async def _free(self, session: Session) -> None:
+        session.sequence.close()
 
-    async def _fill(self, session: VerifySession) -> pb.OpenSessionResponse:
-        prefix, sequence = session.tokens, session.resources.sequence
+    async def _fill(self, session: Session) -> pb.OpenSessionResponse:
+        prefix, sequence = session.tokens, session.sequence
         reused = sequence.truncate_to(prefix[:-1])
         waited, worked = sequence.queue_seconds, sequence.compute_seconds
         reused += await sequence.fill(prefix[:-1])
-        if stats := session.resources.stats:
+        if stats := session.stats:
             stats.prefill_seconds += sequence.queue_seconds + sequence.compute_seconds - waited - worked
         return pb.OpenSessionResponse(
             committed_length=len(session.tokens),
@@ -249,7 +249,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             raise TooLong(f"max_total_tokens: {total} is above the sequence length {limit}")
         return total
 
-    def _check_draft(self, session: VerifySession, request: pb.VerifyRequest) -> None:
+    def _check_draft(self, session: Session, request: pb.VerifyRequest) -> None:
         drafted, most = len(request.draft_tokens), self._info.max_speculation_length
         if drafted > most:
             raise InvalidField("draft_tokens", f"{drafted} tokens are above the maximum speculation length {most}")
@@ -261,7 +261,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
                 f"together above the sequence length {session.max_total_tokens}"
             )
 
-    def _distributions(self, session: VerifySession, request: pb.VerifyRequest) -> tuple[SparseDistribution, ...]:
+    def _distributions(self, session: Session, request: pb.VerifyRequest) -> tuple[SparseDistribution, ...]:
         # Wrong distributions would silently bias the output.
         rule = session.request.rule
         if rule is not Rule.REJECTION:

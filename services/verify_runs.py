@@ -7,10 +7,9 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
 
 from tandem.engine.generator import check_tokens
-from tandem.engine.sequences import RunStepper, TargetSequence
+from tandem.engine.sequences import RunStepper
 from tandem.rpc.wire_sessions import STEPS_TOGETHER, run_message_from_wire, verdict_to_wire
 from tandem.services.duplex import Duplex, Incoming
 from tandem.services.security.identity import caller
@@ -29,7 +28,6 @@ from tandem.speculation.types import (
     InvalidField,
     ModelInfo,
     Rule,
-    SpeculationStats,
     TooLong,
     Verdict,
 )
@@ -46,7 +44,7 @@ class Superseded(Exception):
 class Run(Duplex[pb.VerifyRequest, pb.VerifyResponse]):
     """A session's run on one stream. `together`: most steps in a reply. `run` bounds waiting replies."""
 
-    def __init__(self, runs: VerifyRuns, session: VerifySession, run: SelfPacedRun, together: int) -> None:
+    def __init__(self, runs: VerifyRuns, session: Session, run: SelfPacedRun, together: int) -> None:
         super().__init__()
         self._runs, self._session, self.run, self._together = runs, session, run, together
         self.received = 0.0
@@ -80,38 +78,16 @@ class Run(Duplex[pb.VerifyRequest, pb.VerifyResponse]):
         return reply
 
 
-@dataclass(slots=True)
-class VerifyResources:
-    """`steps`: begun. `stats`: for --profile. `started`: at admission."""
-
-    sequence: TargetSequence
-    prompt_length: int
-    stats: SpeculationStats | None = None
-    run: Run | None = None
-    steps: int = 0
-    started: float = field(default_factory=time.perf_counter)
-
-    def end_run(self, error: Exception | None = None) -> None:
-        """Ends the run: another call changes the session's tokens."""
-        run, self.run = self.run, None
-        if run:
-            self.sequence.set_stepper(None)
-            run.end(error)
-
-
-VerifySession = Session[VerifyResources, pb.VerifyResponse]
-
-
-def commit(session: VerifySession, draft: Sequence[int], verdict: Verdict) -> pb.VerifyResponse:
+def commit(session: Session, draft: Sequence[int], verdict: Verdict) -> pb.VerifyResponse:
     """Commits a verdict on `draft`; returns the recorded reply."""
     reply = verdict_to_wire(verdict, len(session.tokens) + len(verdict.token_ids))
     session.commit(verdict.token_ids, reply)
-    if stats := session.resources.stats:
+    if stats := session.stats:
         stats.observe(draft, verdict)
     return reply
 
 
-def recorded(session: VerifySession) -> pb.VerifyResponse:
+def recorded(session: Session) -> pb.VerifyResponse:
     reply = pb.VerifyResponse()
     reply.CopyFrom(session.recorded)
     reply.replayed = True
@@ -121,9 +97,9 @@ def recorded(session: VerifySession) -> pb.VerifyResponse:
 class VerifyRuns:
     def __init__(
         self,
-        sessions: SessionTable[VerifyResources, pb.VerifyResponse],
+        sessions: SessionTable,
         info: ModelInfo,
-        using: Callable[[VerifySession], AbstractAsyncContextManager[None]],
+        using: Callable[[Session], AbstractAsyncContextManager[None]],
     ) -> None:
         self._sessions, self._info, self._using = sessions, info, using
         self._estimate = Estimate()
@@ -147,11 +123,11 @@ class VerifyRuns:
             async for reply in run.replies(incoming):
                 yield reply
         finally:
-            if session.resources.run is run:
-                session.resources.end_run()
+            if session.run is run:
+                session.end_run()
 
     async def _begun(
-        self, session: VerifySession, request: pb.VerifyRequest, message: RunMessage, arrived: float
+        self, session: Session, request: pb.VerifyRequest, message: RunMessage, arrived: float
     ) -> tuple[Run | None, pb.VerifyResponse | None]:
         """Returns the run, unless the first message is stale, and the reply before its first step."""
         async with self._using(session):
@@ -162,27 +138,26 @@ class VerifyRuns:
             if fence is Fence.REPLAY:
                 replay = recorded(session)
                 replay.messages_read, replay.server_seconds = 1, time.perf_counter() - arrived
-            session.resources.end_run()
-            sequence = session.resources.sequence
+            session.end_run()
+            sequence = session.sequence
             lookup = PolicedLookup(self._estimate, only_grows=True)
             await lookup.open(session.tokens)
             paced = SelfPacedRun(session.tokens, request.stop_token_ids, lookup=lookup)
             together = STEPS_TOGETHER if request.takes_several and session.request.features is None else 1
-            run = session.resources.run = Run(self, session, paced, together)
+            run = session.run = Run(self, session, paced, together)
             run.receive(message, arrived)
             paced.note_stops(replay.token_ids if replay else ())
             sequence.set_stepper(RunStepper(sequence, paced))
             return run, replay
 
-    async def step(self, session: VerifySession, run: Run) -> pb.VerifyResponse | None:
+    async def step(self, session: Session, run: Run) -> pb.VerifyResponse | None:
         """Commits the next step; None while paused. Raises Superseded."""
-        resources = session.resources
         async with self._using(session):
-            if resources.run is not run:
+            if session.run is not run:
                 raise Superseded
-            resources.steps += 1
-            if (found := await resources.sequence.next_verdict()) is None:
-                resources.steps -= 1
+            session.steps += 1
+            if (found := await session.sequence.next_verdict()) is None:
+                session.steps -= 1
                 return None
             row, verdict = found
             reply = commit(session, row.draft, verdict)
@@ -191,7 +166,7 @@ class VerifyRuns:
             run.run.stepped(len(row.draft), verdict.compute_seconds, verdict.rows)
             return reply
 
-    def _check_first(self, session: VerifySession, request: pb.VerifyRequest) -> RunMessage:
+    def _check_first(self, session: Session, request: pb.VerifyRequest) -> RunMessage:
         # Checked before an earlier run of the session is ended.
         rule = session.request.rule
         if rule is not Rule.AGREEMENT:
@@ -201,7 +176,7 @@ class VerifyRuns:
         check_tokens("stop_token_ids", list(request.stop_token_ids), self._info.vocab_size)
         return self.message(session, request)
 
-    def message(self, session: VerifySession, request: pb.VerifyRequest) -> RunMessage:
+    def message(self, session: Session, request: pb.VerifyRequest) -> RunMessage:
         # Renews the session's lease.
         if request.session_id != session.session_id.session_id:
             raise InvalidField("session_id", "a run has one session")
@@ -218,6 +193,6 @@ class VerifyRuns:
         return message
 
 
-def _session_ended(session: VerifySession, how: str) -> None:
+def _session_ended(session: Session, how: str) -> None:
     error = SessionExpired if how == "expired" else SessionNotFound
-    session.resources.end_run(error(f"no session {session.session_id}: it was {how} during its run"))
+    session.end_run(error(f"no session {session.session_id}: it was {how} during its run"))

@@ -75,7 +75,7 @@ class RequestLog(CallObserver):
             fields |= {"reason": call.reason, "error": call.message}
         log.log(level, "%s", _line(fields), extra={"fields": fields})
 
-    def session_ended(self, session: Session[Any, Any], how: str) -> None:
+    def session_ended(self, session: Session, how: str) -> None:
         tally = self._sessions.pop(session.session_id, None)
         if tally is None:  # its opening failed
             return

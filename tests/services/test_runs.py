@@ -216,7 +216,7 @@ def test_every_message_renews_the_lease() -> None:
             await until(lambda: not session.in_use)
             before = session.expires
             await call.write(running(PROMPT + truth(3), until=3))
-            await until(lambda: session.resources.run.run.messages == 2)
+            await until(lambda: session.run.run.messages == 2)
             assert session.expires > before
             call.cancel()
 

@@ -26,12 +26,12 @@ class Clock:
         return self.now
 
 
-def table(lease: float = 10.0) -> tuple[SessionTable[str, str], Clock]:
+def table(lease: float = 10.0) -> tuple[SessionTable, Clock]:
     clock = Clock()
     return SessionTable(clock, lease), clock
 
 
-def admit(sessions: SessionTable[str, str], name: str = "a", tokens: tuple[int, ...] = (1, 2, 3)) -> Session[str, str]:
+def admit(sessions: SessionTable, name: str = "a", tokens: tuple[int, ...] = (1, 2, 3)) -> Session:
     session = sessions.admit(name, f"slot of {name}", Request(GREEDY), list(tokens), 100)
     session.opened = True  # as Checkout does
     return session

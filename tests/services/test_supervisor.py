@@ -66,12 +66,12 @@ def test_a_task_is_started_again_until_it_ended_too_often_and_is_down_meanwhile(
 
 # --- what the tasks do ---
 
-Free = Callable[[Session[str, None]], Awaitable[None]]
+Free = Callable[[Session], Awaitable[None]]
 
 
-def expired_table() -> SessionTable[str, None]:
+def expired_table() -> SessionTable:
     now = iter([0.0, 0.0, 0.0, *[100.0] * 9])
-    table: SessionTable[str, None] = SessionTable(lambda: next(now), 10.0)
+    table: SessionTable = SessionTable(lambda: next(now), 10.0)
     for name in "abc":
         table.admit(name, f"slot of {name}", SamplingParams(), [1], 100)  # type: ignore[arg-type]
     return table
@@ -80,10 +80,10 @@ def expired_table() -> SessionTable[str, None]:
 def test_a_session_that_cannot_be_freed_keeps_no_other_from_it(caplog: pytest.LogCaptureFixture) -> None:
     freed: list[str] = []
 
-    async def free(session: Session[str, None]) -> None:
-        if session.resources == "slot of a":
+    async def free(session: Session) -> None:
+        if session.sequence == "slot of a":
             raise OSError("cannot be freed")
-        freed.append(session.resources)
+        freed.append(session.sequence)
 
     run(Checkout(expired_table(), free).expire())
     assert freed == ["slot of b", "slot of c"]
@@ -93,13 +93,13 @@ def test_a_session_that_cannot_be_freed_keeps_no_other_from_it(caplog: pytest.Lo
 def test_an_end_that_cannot_be_reported_keeps_no_session_from_being_freed(caplog: pytest.LogCaptureFixture) -> None:
     freed, told, table = list[str](), list[str](), expired_table()
 
-    def report(session: Session[str, None], how: str) -> None:
+    def report(session: Session, how: str) -> None:
         told.append(how)
-        if session.resources == "slot of b":
+        if session.sequence == "slot of b":
             raise OSError("the disk is full")
 
-    async def free(session: Session[str, None]) -> None:
-        freed.append(session.resources)
+    async def free(session: Session) -> None:
+        freed.append(session.sequence)
 
     table.on_end.append(report)
     run(Checkout(table, free).expire())
