@@ -28,7 +28,6 @@ from tests.support import (
     ids,
     oracle,
     raw_stub,
-    remote_draft,
     run,
     target_site,
     toy,
@@ -144,17 +143,6 @@ def test_without_drafts_or_with_lookup_neither_a_slot_of_the_draft_model_nor_fea
                             assert got.completion.stats.undrafted_rounds == got.completion.stats.feature_bytes == 0
                     for slot in slots:
                         worker.engine.slots.release(slot)
-
-    run(test())
-
-
-def test_a_worker_that_has_not_answered_yet_is_asked_for_what_was_chosen_once_it_does() -> None:
-    async def test() -> None:
-        async with remote_draft("127.0.0.1:9", toy(), seconds=0.2) as (generator, _):
-            for drafts in (Drafts.NONE, L, M):
-                assert (await _said(generator.generate, drafts, GREEDY)).token_ids == oracle(PROMPT, GREEDY, COUNT)
-            with pytest.raises(InvalidField, match="head is not available"):
-                await _said(generator.generate, H, GREEDY)
 
     run(test())
 

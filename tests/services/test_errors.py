@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -13,10 +12,8 @@ from google.rpc import code_pb2, error_details_pb2
 from grpc_status import rpc_status
 
 from tandem.engine.batcher import DeviceLost
-from tandem.rpc import wire
 from tandem.rpc.channel import TARGET
 from tandem.rpc.errors import TandemError
-from tandem.runners.protocol import RowFailed
 from tandem.services.errors import _TABLE, DOMAIN, to_status
 from tandem.speculation.outcomes import Outcome, outcome_of
 from tandem.v1 import target_verifier_pb2 as pb
@@ -34,7 +31,6 @@ from tests.support import (
     until,
     worker_site,
 )
-from tests.toy import ToyConfig, ToyRunner
 
 
 class Refusal:
@@ -139,71 +135,6 @@ def test_another_target_than_the_client_expects_is_a_failed_precondition(changes
 
 
 # --- failures of the model ---
-
-
-class Poisoned(ToyRunner):
-    """Fails the rows whose last token is 88."""
-
-    def verify_one(self, row: Any) -> Any:
-        failed = row.last_token == 88
-        return RowFailed("target logits: not finite") if failed else super().verify_one(row)
-
-
-class Breaking(ToyRunner):
-    """Fails the whole step while `broken` is set."""
-
-    broken = False
-
-    def verify(self, rows: Any) -> Any:
-        verdicts = super().verify(rows)
-        if self.broken:
-            raise MemoryError("device out of memory")
-        return verdicts
-
-
-def slow(kind: Any) -> Any:
-    return toy(ToyConfig(step_seconds=0.005), kind=kind)
-
-
-@pytest.mark.parametrize("architecture", ["autoregressive", "fused"])
-def test_a_poisoned_row_ends_alone_and_its_neighbours_finish_exactly(architecture: str) -> None:
-    async def test() -> None:
-        runner = slow(Poisoned)
-        make = target_site(runner) if architecture == "autoregressive" else fused_site(runner, toy())
-        async with make as site, site.client() as client:
-            tasks = [asyncio.create_task(answer(client.generate, ids([65 + i], 20))) for i in range(3)]
-            with pytest.raises(TandemError, match="not finite") as caught:
-                await answer(client.generate, ids([1, 2, 88]))
-            assert caught.value.code == "INTERNAL"
-            assert [a.token_ids for a in await asyncio.gather(*tasks)] == [
-                oracle([65 + i], GREEDY, 20) for i in range(3)
-            ]
-            await until(lambda: site.free == 4)
-
-    run(test())
-
-
-def test_a_broken_step_ends_every_session_of_the_engine_as_unavailable() -> None:
-    """G12: who was in the step, who waits for a slot, who comes later: nothing of the device is trusted any more."""
-
-    async def test() -> None:
-        runner = slow(Breaking)
-        async with target_site(runner) as site, raw_stub(site.address) as target:
-            await target.OpenSession(opening())
-            runner.broken = True
-            generation = wire.generation_to_wire(ids(b"abc"))
-            asked = pb.TargetVerifierGenerateRequest(generation=generation)
-            refused = await asyncio.gather(*(refusal(target.Generate(asked)) for _ in range(6)))
-            assert {(r.code, r.reason) for r in refused} == {("UNAVAILABLE", "ENGINE_LOST")}
-            assert all("device out of memory" in r.message for r in refused)
-            runner.broken = False
-            assert site.engine.lost.is_set()
-            round_ = pb.VerifyRequest(session_id="s", base_length=3, last_token=3)
-            for call in (target.Verify(round_), target.OpenSession(opening(session_id="new")), target.Generate(asked)):
-                late = await refusal(call)
-                assert (late.code, late.reason) == ("UNAVAILABLE", "ENGINE_LOST")
-
-    run(test())
 
 
 def test_what_nobody_expected_is_internal_and_tells_no_secrets() -> None:

@@ -112,18 +112,6 @@ def test_a_worker_without_a_free_slot_says_when_to_come_again() -> None:
 # --- leases, cancellation ---
 
 
-def test_a_stream_without_messages_ends_with_its_lease() -> None:
-    async def test() -> None:
-        async with worker_site(None, lease_seconds=0.2) as site, calling(site) as caller:
-            await caller.ask(asking(PROMPT))
-            refused = await refusal(caller.call.read())
-            assert (refused.code, refused.reason) == ("NOT_FOUND", "STREAM_IDLE")
-            await until(lambda: idle(site))
-            assert (site.proposals.sessions.expired, site.proposals.sessions.closed) == (1, 0)
-
-    run(test())
-
-
 def test_a_stream_that_is_cancelled_while_its_prompt_is_processed_leaves_no_slot_behind() -> None:
     async def test() -> None:
         async with worker_site(None, "step=0.05") as site, calling(site) as caller:
@@ -145,17 +133,6 @@ def test_a_step_that_fails_is_an_error_of_that_stream_and_leaves_no_slot_behind(
                 assert (await asked_once(worker, asking(PROMPT))).reason == "ENGINE_LOST"
                 await until(lambda: idle(site))
             assert (await Caller(worker).ask(asking(PROMPT))).draft_tokens
-
-    run(test())
-
-
-def test_a_drained_worker_refuses_new_streams_and_finishes_running_ones() -> None:
-    async def test() -> None:
-        async with worker_site(None) as site, calling(site) as caller, raw_stub(site.address, DRAFT) as worker:
-            await caller.ask(asking(PROMPT))
-            site.lifecycle.accepting = False
-            assert (await asked_once(worker, asking(PROMPT))).code == "UNAVAILABLE"
-            assert (await caller.ask(further([]))).draft_tokens
 
     run(test())
 

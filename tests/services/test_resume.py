@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import signal
 from pathlib import Path
@@ -20,10 +19,8 @@ from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import Chunk
 from tests.daily import daily
 from tests.support import (
-    GREEDY,
     SAMPLED,
     ServerProcess,
-    answer,
     distributed,
     ids,
     oracle,
@@ -83,34 +80,6 @@ def test_a_verifier_killed_and_started_again_on_its_port_costs_no_token(tmp_path
 
     with server_process(tmp_path, *role) as server, contextlib.ExitStack() as stack:
         run(test(server, stack))
-
-
-@pytest.mark.thorough  # daily: test_stopping.py, whose verifier loses its device
-@pytest.mark.parametrize("pipeline", MODES, ids=["unary", "stream", "run"])
-def test_of_two_verifiers_the_other_takes_over(
-    tmp_path: Path, pipeline: Pipeline, caplog: pytest.LogCaptureFixture
-) -> None:
-    """G1, G4, G12: clients re-open elsewhere."""
-
-    async def test(first: ServerProcess) -> None:
-        async with target_site(toy(max_length=512)) as second:
-            addresses = f"{first.wait_ready()},{second.address}"
-            async with distributed(addresses, "miss=0.3", pipeline=pipeline) as (generator, client):
-                client.pool.current = first.wait_ready()  # whichever answered first
-                kill = lambda: os.kill(first.process.pid, signal.SIGKILL)  # noqa: E731
-                assert await through(generator, 20, kill) == TRUTH
-                assert client.address == second.address
-                assert (await answer(generator.generate, ids(PROMPT, 9))).token_ids == oracle(PROMPT, GREEDY, 9)
-            assert second.free == 4
-
-    with (
-        caplog.at_level(logging.INFO, "tandem.endpoints"),
-        server_process(tmp_path, "--role", "target", "--model", "step=0.004") as first,
-    ):
-        run(test(first))
-    said = [record.getMessage() for record in caplog.records]
-    assert len([line for line in said if " failed (" in line]) == 1
-    assert len([line for line in said if "answers, after" in line]) == 1
 
 
 @pytest.mark.parametrize("pipeline", daily(MODES, 0), ids=["unary", "stream", "run"])

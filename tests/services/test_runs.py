@@ -187,22 +187,6 @@ def test_a_failover_in_a_run_to_a_target_that_does_not_run_sessions_is_refused_b
     run(test())
 
 
-def test_a_step_verifies_no_more_drafts_than_the_runner_can() -> None:
-    text = truth(30)
-
-    async def test() -> None:
-        async with target_site() as site, raw_stub(site.address) as target:
-            await target.OpenSession(opening())
-            call = target.VerifyStream()
-            await call.write(running(PROMPT, text[:25], until=24, max_step_drafts=1000))
-            replies = await read(call, 24)
-            assert said(replies) == text[:24]
-            assert [reply.drafted for reply in replies] == [5, 5, 5, 5]
-            call.cancel()
-
-    run(test())
-
-
 def test_every_message_renews_the_lease() -> None:
     """G5: of a run that pauses too."""
 

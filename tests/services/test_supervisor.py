@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -66,8 +65,6 @@ def test_a_task_is_started_again_until_it_ended_too_often_and_is_down_meanwhile(
 
 # --- what the tasks do ---
 
-Free = Callable[[Session], Awaitable[None]]
-
 
 def expired_table() -> SessionTable:
     now = iter([0.0, 0.0, 0.0, *[100.0] * 9])
@@ -88,23 +85,6 @@ def test_a_session_that_cannot_be_freed_keeps_no_other_from_it(caplog: pytest.Lo
     run(Checkout(expired_table(), free).expire())
     assert freed == ["slot of b", "slot of c"]
     assert "session a expired, and freeing it failed" in caplog.text and "cannot be freed" in caplog.text
-
-
-def test_an_end_that_cannot_be_reported_keeps_no_session_from_being_freed(caplog: pytest.LogCaptureFixture) -> None:
-    freed, told, table = list[str](), list[str](), expired_table()
-
-    def report(session: Session, how: str) -> None:
-        told.append(how)
-        if session.sequence == "slot of b":
-            raise OSError("the disk is full")
-
-    async def free(session: Session) -> None:
-        freed.append(session.sequence)
-
-    table.on_end.append(report)
-    run(Checkout(table, free).expire())
-    assert freed == ["slot of a", "slot of b", "slot of c"] and told == ["expired"] * 3
-    assert "the end of session b was not reported" in caplog.text
 
 
 # --- a server process ---

@@ -20,7 +20,7 @@ from tandem.rpc.channel import TARGET, open_channel
 from tandem.services.duplex import StreamIdle, answered_in_order
 from tandem.services.security.call_limits import TransportInterceptor
 from tandem.services.security.config import Security
-from tandem.services.security.limits import ConcurrencyLimit, LimitReached, ServerLimits
+from tandem.services.security.limits import ServerLimits
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.reliability import frames
 from tests.services.test_identity import ByToken, opening, status_of, verifying
@@ -116,22 +116,6 @@ def test_replies_that_are_not_read_in_time_end_their_call() -> None:
                 return await status_of(rest())
 
     assert run(test())[::2] == ("DEADLINE_EXCEEDED", ["NOT_READ"])
-
-
-def test_a_reader_that_reads_ever_so_little_has_no_longer() -> None:
-    """The rest of a reply that was whole long ago."""
-
-    async def test() -> None:
-        async with target_site(security=Security(limits=ServerLimits(unread_seconds=0.05))) as site:
-            stream = site.method.stream(generating())
-            first = await anext(stream)
-            assert first.chunk.token_ids
-            await until(lambda: not site.method.under_way)
-            await asyncio.sleep(0.06)
-            with pytest.raises(Exception, match=r"not read within 0\.05 s"):
-                await anext(stream)
-
-    run(test())
 
 
 def test_some_places_are_kept_for_callers_who_have_none(tmp_path) -> None:
@@ -277,12 +261,6 @@ async def until_served(call: Any) -> None:
     raise AssertionError("never served")
 
 
-def test_a_connection_has_so_many_streams() -> None:
-    """Its client has the others wait, as HTTP/2 wants it."""
-    options = dict(Security().options())
-    assert options["grpc.max_concurrent_streams"] == ServerLimits().max_calls_per_caller
-
-
 def test_watchers_of_health_need_no_token_and_have_a_limit_of_their_own(tmp_path) -> None:
     callers, health = ByToken(tmp_path), HealthServicer()
     security = Security(tokens=callers.security.tokens, limits=ServerLimits(max_probes_per_caller=2))
@@ -304,20 +282,6 @@ def test_watchers_of_health_need_no_token_and_have_a_limit_of_their_own(tmp_path
             return refused[0], checked.status
 
     assert run(test()) == ("RESOURCE_EXHAUSTED", health_pb2.HealthCheckResponse.SERVING)
-
-
-def test_calls_that_ended_count_no_more_and_nobody_is_remembered() -> None:
-    calls = ConcurrencyLimit("calls", "yours", 2, 3)
-    for who in ("alice", "alice", "bob"):
-        calls.begin(who)
-    for who, says in (("alice", "2 of yours"), ("bob", "3 are running")):
-        with pytest.raises(LimitReached, match=says):
-            calls.begin(who)
-    calls.end("alice")
-    calls.begin("bob")
-    for who in ("alice", "bob", "bob"):
-        calls.end(who)
-    assert len(calls) == 0 and not calls._of
 
 
 # --- streams without rounds ---
