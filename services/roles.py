@@ -323,23 +323,17 @@ def _log_target(loaded: Loaded, info: ModelInfo) -> None:
     )
     shapes = loaded.runner.shapes
     if shapes.note:
-        log.warning("bits: %s", shapes.note)
-    elif shapes.bit_exact and shapes.count > 1:
-        log.info("bits: logits are identical in %d step shapes", shapes.count)
+        bits = shapes.note
     elif shapes.bit_exact:
-        log.info(
-            "bits: logits are identical in the one shape of all steps: width %d, batch %d",
-            *shapes.widths,
-            *shapes.batches,
-        )
+        bits = f"logits are identical in all {shapes.count} step shapes"
     elif shapes.count > 1:
-        log.warning(
-            "bits: --fast uses %d step shapes whose last bits differ: outputs may differ from plain decoding's at "
-            "ties, and depend on concurrent requests; without --fast there is one shape",
-            shapes.count,
+        bits = (
+            f"--fast uses {shapes.count} step shapes whose last bits differ: outputs may differ from plain decoding's "
         )
+        bits += "at ties, and depend on concurrent requests; without --fast there is one shape"
     else:
-        log.warning("bits: logits differ between prefill and decode on this device; outputs may differ at ties")
+        bits = "logits differ between prefill and decode on this device; outputs may differ at ties"
+    log.log(logging.INFO if shapes.bit_exact and not shapes.note else logging.WARNING, "bits: %s", bits)
 
 
 async def run_role(name: str, config: RoleConfig) -> int:

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,7 +30,6 @@ from tandem.services.http.address import HttpAddress
 from tandem.services.http.service import HttpService
 from tandem.services.layers import Layer
 from tandem.services.lifecycle import Lifecycle
-from tandem.services.progress import progress
 from tandem.services.security.call_limits import TransportInterceptor
 from tandem.services.security.config import Security
 from tandem.services.shutdown import STOP_SECONDS, ShutdownDeadline, bounded
@@ -41,6 +41,7 @@ log = logging.getLogger("tandem.server")
 Register = Callable[[grpc.aio.Server], None]
 Work = Callable[[], Awaitable[None]]
 RESTARTS = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before each restart of a background task
+FIRST_SECONDS, EVERY_SECONDS = 1.5, 4.0  # of lines that name the stage of a start
 SOUND_SECONDS = 300.0  # after which a task has all restarts again
 
 _OPTIONS = (
@@ -146,8 +147,9 @@ async def serve(
     ending.begin()
     stopping = _stop_signals(ending, config.drain_seconds)
     building = asyncio.ensure_future(build())
-    with progress(config.startup):
-        await asyncio.wait({building, asyncio.create_task(stopping.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    naming = asyncio.create_task(name_stages(config.startup))
+    await asyncio.wait({building, asyncio.create_task(stopping.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    naming.cancel()
     if not building.done():
         ending.within(STOP_SECONDS, "the model is still loading")
         return 0
@@ -173,6 +175,15 @@ async def serve(
     await _drain(lifecycle, hosted, config.drain_seconds)
     await _end(server, probes, tasks, hosted, http)
     return int(failed or hosted.lost.is_set())
+
+
+async def name_stages(startup: Startup) -> None:
+    """Logs the stage of the start-up now and then; on a terminal alone, since the end's line has them all."""
+    wait = max(0.0, FIRST_SECONDS - startup.total())
+    while sys.stderr.isatty():
+        await asyncio.sleep(wait)
+        log.info("starting: %s, %.0f s so far", startup.now, startup.total())
+        wait = EVERY_SECONDS
 
 
 async def _end(
