@@ -190,60 +190,9 @@ def test_a_refusal_is_one_line_and_exit_code_2(
     assert says in err and err.count("\n") == 1
 
 
-# --- EAGLE heads ---
-
-
-def head_folder(folder: Path, **fields: object) -> str:
-    """The config.json of SpecForge's layout, for Llama-3.1-8B: a head as published ones are."""
+def test_a_head_is_no_model_of_a_plan(tmp_path: Path) -> None:
     own = json.loads(Path(model("Llama-3.1-8B"), "config.json").read_text())
-    config = own | {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": 32000}
-    (folder / "config.json").write_text(json.dumps(config | {"rope_scaling": None} | fields))
-    return str(folder)
-
-
-def with_head(folder: Path, **settings: object) -> Plan:
-    asked = {"batch": 4, "length": 2048, "drafts": 5, **settings}
-    return make_plan(PlanConfig("trn2.3xlarge", model("Llama-3.1-8B"), head_folder(folder), **asked))  # type: ignore[arg-type]
-
-
-def test_a_head_is_planned_beside_its_target_with_its_cache_and_the_hidden_states_it_reads(tmp_path: Path) -> None:
-    plan = with_head(tmp_path)
-    assert fitting(plan, "fused") == [1]
-    assert "serve no EAGLE head" in process(plan, "fused", 2).refused
-    together, alone = process(plan, "fused", 1), process(plan, "target", 1)
-    assert plan.pair.draft is not None
-    head, hidden, wide = 4096 * 14336 * 3, 4096, 2 * 4096
-    head += 3 * hidden * hidden + wide * hidden + 2 * wide * 1024 + hidden * hidden + 32000 * hidden + 4 * hidden
-    assert plan.pair.draft.shape.parameters == head
-    assert together.weights - alone.weights == 2 * head
-    features = 5 * (2048 + 64) * 3 * hidden * 2
-    assert together.kv - alone.kv == 5 * (2048 + 64 + 6) * 2 * 8 * 128 * 2 + features
-
-
-def test_a_heads_parameters_are_those_that_the_head_has(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    from tandem.checkpoints.head_config import read_head_config
-    from tandem.runners.eagle.module import EagleHead
-
-    plan = with_head(tmp_path)
-    with torch.device("meta"):
-        made = EagleHead(read_head_config(tmp_path))
-    assert plan.pair.draft is not None
-    assert plan.pair.draft.shape.parameters == sum(p.numel() for p in made.parameters())
-
-
-def test_an_eagle1_head_for_nxd_inference_is_counted_with_its_fc(tmp_path: Path) -> None:
-    head = head_folder(tmp_path, architectures=["LlamaForCausalLM"], fc_bias=False)
-    plan = make_plan(PlanConfig("trn1.32xlarge", model("Llama-3.1-8B"), head, backend="nxdi", batch=1, length=1024))
-    layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336
-    assert plan.pair.draft is not None and fitting(plan, "fused")
-    assert plan.pair.draft.shape.parameters == layer + 2 * 4096 * 4096 + 4096 + 2 * 128256 * 4096
-
-
-def test_a_head_that_does_not_fit_its_place_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="a plan counts it for TorchNeuron alone"):
-        with_head(tmp_path, backend="nxdi")
-    with pytest.raises(ValueError, match="target_hidden_size: 4096 is not 5120, the target's"):
-        make_plan(PlanConfig("trn2.3xlarge", model("Qwen3-32B"), head_folder(tmp_path, vocab_size=151936)))
-    with pytest.raises(ValueError, match="vocab_size: 128256 is not 151936, the target's"):
-        make_plan(PlanConfig("trn2.3xlarge", model("Qwen3-32B"), head_folder(tmp_path)))
+    head = own | {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": 32000}
+    (tmp_path / "config.json").write_text(json.dumps(head))
+    with pytest.raises(ValueError, match=r"draft_model: .*: an EAGLE head; a plan counts whole models alone"):
+        make_plan(PlanConfig("trn2.3xlarge", model("Llama-3.1-8B"), str(tmp_path)))
