@@ -19,8 +19,8 @@ from tandem.runners.backends import backend_named
 from tandem.services.observability.setup import ObservabilityConfig
 from tandem.services.receipts import ReceiptConfig
 from tandem.services.server import ServeConfig
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import InvalidField, Request
+from tandem.speculation.verification_mode import Pipeline
 
 log = logging.getLogger("tandem.server")
 

@@ -28,8 +28,7 @@ from tandem.engine.loading import (
 )
 from tandem.engine.model_config import ModelConfig, beside_target
 from tandem.engine.prefix_cache import share_prefixes
-from tandem.engine.rank_follower import run_follower
-from tandem.engine.rank_processes import RankProcesses, lose_engine_with_ranks, rank_processes
+from tandem.engine.rank_processes import RankProcesses, lose_engine_with_ranks, rank_processes, run_follower
 from tandem.engine.step_watch import StepBound, StepWatch
 from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, PREFILL, TARGET
 from tandem.rpc.first_contact import check_peers
@@ -109,28 +108,23 @@ class ServerParts:
         receipts = Receipts(self.keys, self.role.service, adapters) if self.keys else None
         return GenerateMethod(generator, reply, self.lifecycle, observe, queue, watch, self.limits, receipts)
 
-    async def share(self, serving: Mapping[str, Engine], keeping: Mapping[str, Engine], **watched: Any) -> None:
-        """Shares memory and prefixes among `keeping`, and turns of callers among `serving`, by metric label.
+    async def share(self, serving: Mapping[str, Engine], *keeping: Engine, **watched: Any) -> list[Close]:
+        """Shares memory and prefixes among `keeping`, and callers' turns among `serving`, by metric label.
 
-        `watched`: more arguments of watch_parts. Raises ValueError.
+        Connects the target to --prefill, and watches all. `watched`: more arguments of watch_parts. Returns closers.
+        Raises ValueError.
         """
-        engines = list(keeping.values())
-        if engines and self.config.kv_cache_mb is not None:
-            runners = [each.runner for each in engines]
-            limit_kv_memory(engines[0].slots, self.batcher, runners, self.config.kv_cache_mb * MIB)
-        await share_prefixes(engines, self.config.prefixes, prefix_scope)
-        structures = {of: engine.structures for of, engine in serving.items() if engine.structures}
+        if keeping and self.config.kv_cache_mb is not None:
+            runners = [each.runner for each in keeping]
+            limit_kv_memory(keeping[0].slots, self.batcher, runners, self.config.kv_cache_mb * MIB)
+        await share_prefixes(keeping, self.config.prefixes, prefix_scope)
         for engine in serving.values():
             engine.slots.caller = fairness_key
-        for each in structures.values():
-            each.turns.caller = fairness_key
-        slots = {of: engine.slots for of, engine in serving.items()}
-        self.observability.watch_parts(self.lifecycle, self.batcher, slots, **watched)
-        if metrics := self.observability.metrics:
-            metrics.watch_prefixes({of: engine.prefixes for of, engine in keeping.items() if engine.prefixes})
-            metrics.watch_structures(structures)
-            if target := serving.get("target"):
-                metrics.watch_adapters(target.adapters)
+            if engine.structures:
+                engine.structures.turns.caller = fairness_key
+        closing = await connect_remote_prefill(self, serving["target"]) if "target" in serving else []
+        self.observability.watch_parts(self.lifecycle, self.batcher, serving, **watched)
+        return closing
 
     def hosted(
         self,
@@ -173,13 +167,13 @@ async def _target(parts: ServerParts) -> HostedService:
     service = TargetVerifierService(
         engine, generator.info, generate, parts.lifecycle, config.lease_seconds, parts.limits, note=note
     )
-    engines, sessions = {"target": engine}, {"verify": service.sessions}
-    await parts.share(engines, engines, sessions=sessions, drafter=client.health if client else None)
+    sessions, health = {"verify": service.sessions}, client.health if client else None
+    connected = await parts.share({"target": engine}, engine, sessions=sessions, drafter=health)
     return parts.hosted(
         partial(add_TargetVerifierServicer_to_server, service),
         [
             service.stop,
-            *await connect_remote_prefill(parts, engine),
+            *connected,
             *([client.close] if client else []),
             partial(close, loaded, parts.batcher),
         ],
@@ -221,15 +215,13 @@ async def _fused(parts: ServerParts) -> HostedService:
     if unfused:
         serving["target_apart"] = unfused.target.engine
         log.info("requests that need logits on the host are answered by the same models apart")
-    keeping = {"target": engine, **({"draft": draft.engine} if draft else {})}
-    await parts.share(serving, keeping, drafter=health if draft else None)
-    if metrics := parts.observability.metrics:
-        metrics.watch_fused(engine)
+    keeping = [engine, *([draft.engine] if draft else [])]
+    connected = await parts.share(serving, *keeping, drafter=health if draft else None)
     generate = parts.generate(parts.observability.traced(generator), lambda: engine.adapters.revisions)
     service = FusedSpeculativeServerService(generator.info, generate, engine.adapters)
     return parts.hosted(
         partial(add_FusedSpeculativeServerServicer_to_server, service),
-        [*await connect_remote_prefill(parts, engine), partial(close, target, parts.batcher)],
+        [*connected, partial(close, target, parts.batcher)],
         engine,
         generate,
         lambda: engine.adapters.revisions,
@@ -264,13 +256,12 @@ async def _draft_worker(parts: ServerParts) -> HostedService:
         log.info("drafts with %s for %s at %s", info.draft_name, info.model_name, client.address)
         generate = parts.generate(generator, lambda: dict(info.adapters))
     proposals = Proposals(drafting, info, parts.lifecycle, config.lease_seconds, parts.limits)
-    engine, engines = None, dict[str, Engine]()
-    if drafting.draft:
-        engine = drafting.draft.engine
-        engine.vital, engines = True, {"draft": engine}
-    await parts.share(
-        engines, engines, sessions={"propose": proposals.sessions}, drafter=drafting.health if engine else None
-    )
+    engine = drafting.draft.engine if drafting.draft else None
+    if engine:
+        engine.vital = True
+    sessions, health = {"propose": proposals.sessions}, drafting.health if engine else None
+    engines = [engine] if engine else []
+    await parts.share(dict(draft=engine) if engine else {}, *engines, sessions=sessions, drafter=health)
     return parts.hosted(
         partial(add_DraftWorkerServicer_to_server, DraftWorkerService(info, generate, proposals)),
         closing,

@@ -14,6 +14,7 @@ from tandem.engine.feature_output import OPENING_BYTES
 from tandem.engine.generator import check_tokens
 from tandem.engine.sequences import TargetSequence
 from tandem.rpc import wire
+from tandem.rpc.request_context import current
 from tandem.rpc.wire_sessions import feature_format_from_wire, session_from_wire
 from tandem.services.duplex import answered_in_order
 from tandem.services.errors import ModelMismatch, VocabularyMismatch
@@ -125,9 +126,9 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
                 sequence.close()
                 return session
             self._check_new(key)
-            stats = SpeculationStats() if self._note else None
-            total, prefix = self._max_total(request), list(request.prefix)
-            return self.sessions.admit(key, sequence, asked, prefix, total, request.prompt_length, stats)
+            call, total, prefix = current(), self._max_total(request), list(request.prefix)
+            identity = call.id if call else ""
+            return self.sessions.admit(key, sequence, asked, prefix, total, request.prompt_length, identity)
         except Exception:
             sequence.close()
             raise
@@ -186,7 +187,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             self._report_costs(session, "stopped")
 
     def _report_costs(self, session: Session, how: str) -> None:
-        if self._note and session.stats and session.opened:
+        if self._note and session.opened:
             self._note(how, session.prompt_length, session.stats, time.perf_counter() - session.started)
 
     async def _free(self, session: Session) -> None:
@@ -197,8 +198,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         reused = sequence.truncate_to(prefix[:-1])
         waited, worked = sequence.queue_seconds, sequence.compute_seconds
         reused += await sequence.fill(prefix[:-1])
-        if stats := session.stats:
-            stats.prefill_seconds += sequence.queue_seconds + sequence.compute_seconds - waited - worked
+        session.stats.prefill_seconds += sequence.queue_seconds + sequence.compute_seconds - waited - worked
         return pb.OpenSessionResponse(
             committed_length=len(session.tokens),
             reused_length=reused,

@@ -82,8 +82,7 @@ def commit(session: Session, draft: Sequence[int], verdict: Verdict) -> pb.Verif
     """Commits a verdict on `draft`; returns the recorded reply."""
     reply = verdict_to_wire(verdict, len(session.tokens) + len(verdict.token_ids))
     session.commit(verdict.token_ids, reply)
-    if stats := session.stats:
-        stats.observe(draft, verdict)
+    session.stats.observe(draft, verdict)
     return reply
 
 

@@ -17,7 +17,7 @@ from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.identity import ANONYMOUS, caller
 from tandem.services.security.limits import LimitReached, ServerLimits
 from tandem.services.security.names import check_name
-from tandem.speculation.draft_follower import Follower
+from tandem.speculation.ahead import Follower
 from tandem.speculation.drafters import Drafter
 from tandem.speculation.lookahead import DraftPlan
 from tandem.speculation.types import MAX_DRAFTED, InvalidField, ModelInfo, Rule, TooLong

@@ -86,9 +86,9 @@ class CountedSessions(Protocol):
 
 @dataclass(slots=True)
 class Session:
-    """`lock` serializes calls. `opened`: one succeeded. `recorded`: the last reply. `stats`: for --profile.
+    """`lock` serializes calls. `opened`: one succeeded. `recorded`: the last reply.
 
-    `steps`: begun. `started`: at admission.
+    `steps`: begun. `started`: at admission. `request_id`: of the call that opened it.
     """
 
     session_id: SessionKey
@@ -98,7 +98,8 @@ class Session:
     max_total_tokens: int
     expires: float
     prompt_length: int = 0
-    stats: SpeculationStats | None = None
+    request_id: str = ""
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     opened: bool = False
     in_use: int = 0
@@ -181,14 +182,16 @@ class SessionTable:
         tokens: list[int],
         max_total_tokens: int,
         prompt_length: int = 0,
-        stats: SpeculationStats | None = None,
+        request_id: str = "",
     ) -> Session:
         """Raises SessionConflict if the id is in use or closed."""
         if session_id in self._sessions:
             raise SessionConflict(f"session {session_id} is open")
         self.check_new(session_id)
         expires = self._clock() + self.lease_seconds
-        session = Session(session_id, sequence, request, list(tokens), max_total_tokens, expires, prompt_length, stats)
+        session = Session(
+            session_id, sequence, request, list(tokens), max_total_tokens, expires, prompt_length, request_id
+        )
         self._sessions[session_id] = session
         self.opened += 1
         self._ended.pop(session_id, None)

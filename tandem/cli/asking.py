@@ -13,10 +13,10 @@ from tandem.clients.prompts import read_prompts
 from tandem.clients.terminal import ClientConfig, run_client
 from tandem.installing import install_command
 from tandem.rpc.channel import FUSED
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.request import members
 from tandem.speculation.sampling import member_named
 from tandem.speculation.types import SAMPLING_FIELDS, GenerationRequest, SamplingParams
+from tandem.speculation.verification_mode import Pipeline
 
 Run = Coroutine[Any, Any, int]
 

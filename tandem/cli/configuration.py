@@ -27,8 +27,8 @@ from tandem.services.security.tls import tls_config
 from tandem.services.security.tokens import AcceptedTokens
 from tandem.services.server import ServeConfig
 from tandem.services.shutdown import ShutdownDeadline
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.sampling import SAMPLING_FIELDS, member_named
+from tandem.speculation.verification_mode import Pipeline
 
 
 def serve(args: Options) -> Coroutine[Any, Any, int]:

@@ -69,7 +69,6 @@ class Options:
         "auto|hybrid|model|eagle|ngram",
         DRAFTING,
     )
-    foreign_draft: bool = switch("the draft model has another tokenizer (docs/drafts.md)", DRAFTING, OURS)
     hand_out_features: str = choice(
         "the layers whose hidden states go to EAGLE-3 heads elsewhere; on: the usual ones",
         "off|on|L1,L2,L3",

@@ -36,7 +36,6 @@ def model_config(args: Options, model: str | None) -> ModelConfig:
             args.draft_model,
             member_named(FeatureFormat, "feature_format", args.feature_format),
             args.feature_context,
-            args.foreign_draft,
         ),
         backend=args.backend,
         default_k=auto_or_count("speculation_length", args.speculation_length),

@@ -131,11 +131,50 @@ def test_servers_that_are_not_alike_are_named_first_and_never_sure() -> None:
     assert comparison(run(PAIR)).caveats == ()
 
 
-@pytest.mark.parametrize(("rtt", "clients"), [(-1.0, 1), (10.0, 1), (0.0, 4)])
-def test_advice_on_what_was_not_measured_is_refused_with_what_was(rtt: float, clients: int) -> None:
-    found = comparison([*run(PAIR), *run(PAIR, condition="RTT 20 ms")], rtts=(0.0, 20.0))
-    with pytest.raises(ValueError, match=r"was not decided; decided were: 0 ms with 1, 20 ms with 1"):
-        found.decide(rtt, clients)
+LINKED = [
+    *run({"autoregressive": 0.010, "fused": 0.006, "distributed": 0.005}, condition="base"),
+    *run({"autoregressive": 0.010, "fused": 0.006, "distributed": 0.025}, condition="RTT 20 ms"),
+]
+
+
+def test_what_was_measured_is_not_predicted_and_what_is_predicted_is_marked() -> None:
+    found = comparison(LINKED, rtts=(0.0, 20.0))
+    near, far = found.decide(0.0), found.decide(20.0)
+    assert near is not None and near is found.decision and near.architecture == "distributed"
+    assert far is not None and far.architecture == "fused" and not far.at.predicted
+    between = found.decide(10.0)
+    assert between is not None and between.at.predicted and between.architecture == "fused"
+    assert between.sentence.startswith("At 10 ms, use fused") and between.sentence.endswith("(predicted).")
+    assert between.sureness == "weak" and "at round trips of 0, 20 ms" in between.doubt.reasons[0]
+    crowd = found.decide(0.0, clients=8)
+    assert crowd is not None and crowd.sentence.startswith("At 0 ms with 8 clients, ") and crowd.at.predicted
+
+
+def test_a_draft_apart_pays_the_round_trip_once_a_round_and_never_less_than_nothing() -> None:
+    base = [
+        Record(name, f"code/{i}", "code", 0, answer(tpot_s, network=network), machine_load=IDLE)
+        for i in range(9)
+        for name, tpot_s, network in (("autoregressive", 0.01, 0.0), ("distributed", 0.006, 0.001))
+    ]
+    found = comparison(base, rtts=(20.0,))
+    for rtt, chosen in ((0.0, "distributed"), (500.0, "autoregressive")):
+        verdict = found.decide(rtt)
+        assert verdict is not None and verdict.architecture == chosen and verdict.at.rtt_ms == rtt
+    verdict = found.decide(0.0)
+    assert verdict is not None and verdict.ratio == pytest.approx(0.01 / 0.005)  # less what the network took
+
+
+def test_no_prediction_stands_on_noise() -> None:
+    verdict = comparison(run(PAIR, prompts=2)).decide(50.0)
+    assert verdict is not None and verdict.sureness == "noise" and "nothing can be predicted" in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("rtt", "clients", "said"), [(-1.0, 1, "rtt-ms: -1 is"), (1e9, 1, "rtt-ms"), (0.0, 0, "clients: 0")]
+)
+def test_what_cannot_be_asked_is_one_line(rtt: float, clients: int, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        comparison(run(PAIR)).decide(rtt, clients)
 
 
 @pytest.mark.parametrize("count", [20, pytest.param(200, marks=pytest.mark.thorough)])
@@ -163,6 +202,7 @@ def test_page_terminal_and_advice_print_the_same_decision_and_it_agrees_with_the
         capsys.readouterr()
         for rtt in (0.0, 20.0):
             verdict = found.decide(rtt)
+            assert verdict is not None and not verdict.at.predicted
             run_advice(tmp_path / "comparison.json", rtt)
             advice = capsys.readouterr().out
             assert all(verdict.sentence in text for text in (advice, page, screen.file.getvalue())), seed

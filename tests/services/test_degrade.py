@@ -14,8 +14,8 @@ from tandem.rpc.channel import DRAFT
 from tandem.rpc.generation_client import GenerationClient
 from tandem.runners.fused_step import fused_step
 from tandem.runners.protocol import FusedResult, FusedRow, FusedStep, PrefillRow, ProposeRow, Runner
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import Rule
+from tandem.speculation.verification_mode import Pipeline
 from tests.support import (
     GREEDY,
     HANG,

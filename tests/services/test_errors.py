@@ -15,7 +15,7 @@ from tandem.engine.batcher import DeviceLost
 from tandem.rpc.channel import TARGET
 from tandem.rpc.errors import TandemError
 from tandem.services.errors import _TABLE, DOMAIN, to_status
-from tandem.speculation.outcomes import Outcome, outcome_of
+from tandem.speculation.errors import Outcome, outcome_of
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.support import (
     GREEDY,

@@ -13,8 +13,8 @@ import pytest
 from tandem.comparison.links.link import DelayLink
 from tandem.comparison.links.settings import Impairments, LinkSettings
 from tandem.engine.generator import Generator
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import SamplingParams
+from tandem.speculation.verification_mode import Pipeline
 from tests.support import GREEDY, SAMPLED, answer, distributed, ids, oracle, remote_draft, run, target_site, toy
 from tests.support import worker_site as worker
 from tests.toy import ToyConfig

@@ -26,7 +26,6 @@ from tandem.receipts.receipt import Receipt, Signed, read_signed
 from tandem.receipts.run import CheckConfig, PromptFile, check, checked_by
 from tandem.rpc.errors import TandemError
 from tandem.services.receipts import Receipts, generated
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import (
     FinishReason,
     GenerationRequest,
@@ -36,6 +35,7 @@ from tandem.speculation.types import (
     Structure,
     StructureKind,
 )
+from tandem.speculation.verification_mode import Pipeline
 from tests.daily import daily
 from tests.http.site import door
 from tests.support import (

@@ -31,8 +31,8 @@ from tandem.runners.protocol import (
     verify_row,
 )
 from tandem.runners.startup import Startup
-from tandem.speculation.acceptance import agree
 from tandem.speculation.draws import Drawn
+from tandem.speculation.rules import agree
 from tandem.speculation.types import SparseDistribution, Verdict
 from tandem_nxdi.build import Layout
 from tandem_nxdi.lines import LineError, Lines

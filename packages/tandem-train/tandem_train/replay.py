@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tandem.speculation.common_prefix import common
 from tandem.speculation.drafters import Drafter
-from tandem.speculation.types import Draft, Proposer
+from tandem.speculation.types import Draft, Proposer, common
 from tandem_train.step_costs import PairCosts
 
 

@@ -12,10 +12,10 @@ from tandem.comparison.analysis import words
 from tandem.comparison.analysis.loads import Capacity, LoadPoint, capacity, load_point
 from tandem.comparison.analysis.summary import Summary, completed, summarize
 from tandem.comparison.analysis.theory import Theory, theory_of
-from tandem.comparison.analysis.verdict import Verdict, host_of, measured_verdict
+from tandem.comparison.analysis.verdict import Verdict, host_of, measured_verdict, predicted_verdict
 from tandem.comparison.analysis.words import joined, name_in_sentence, plural
 from tandem.comparison.links.overhead import LinkOverhead
-from tandem.comparison.links.settings import LinkSettings
+from tandem.comparison.links.settings import MAX_RTT_MS, LinkSettings
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE
 from tandem.comparison.measuring.attempt import tried
 from tandem.comparison.measuring.conditions import BASE, LINK, LOAD, SAMPLING, Condition, Load
@@ -123,14 +123,22 @@ class Comparison:
     def verdict(self, condition: str) -> Verdict | None:
         return next((verdict for verdict in self.verdicts if verdict.at.condition == condition), None)
 
-    def decide(self, rtt_ms: float | None = None, clients: int = 1) -> Verdict:
-        """Returns the decision at a measured round trip (None: the base's) and number of clients. Raises ValueError."""
+    def decide(self, rtt_ms: float | None = None, clients: int = 1) -> Verdict | None:
+        """Decides from measurements, else predictions, for a round trip (None: the base's) and a number of clients.
+
+        Returns None with too few architectures. Raises ValueError.
+        """
+        if clients < 1:
+            raise ValueError(f"clients: {clients} is below 1")
+        if rtt_ms is not None and not 0 <= rtt_ms <= MAX_RTT_MS:
+            raise ValueError(f"rtt-ms: {rtt_ms:g} is outside 0 to {MAX_RTT_MS:g}")
         at = self.base.rtt_ms if rtt_ms is None else rtt_ms
-        known = {(verdict.at.rtt_ms, verdict.at.clients): verdict for verdict in reversed(self.decisions)}
-        if (at, clients) not in known:
-            measured = ", ".join(f"{rtt:g} ms with {count}" for rtt, count in sorted(known)) or "nothing"
-            raise ValueError(f"rtt-ms: {at:g} ms with --clients {clients} was not decided; decided were: {measured}")
-        return known[at, clients]
+        for verdict in self.decisions:
+            if (verdict.at.rtt_ms, verdict.at.clients) == (at, clients):
+                return verdict
+        links = [(m.rtt_ms, m.summaries) for m in self.links if m.link.but.predictable]
+        known = [found for m in self.links if (found := self.verdict(m.name))]
+        return predicted_verdict(links, known, at, clients)
 
 
 def analyse(measured: RunData) -> Comparison:

@@ -36,7 +36,7 @@ class Evidence:
     interval: Interval | None = None  # 95 %, of the stated ratio
     busy: float | None = None  # share of this machine that other programs took or waited for
     steps_vary: float | None = None  # slowest tenth of a target's steps over the fastest
-    apart: str | None = None  # how servers differ, or that it is measured in one pass
+    apart: str | None = None  # how servers differ, or that it is predicted or measured in one pass
     tie: bool = False  # the ratio to another good choice may be 1
 
 

@@ -1,7 +1,8 @@
-"""Decides which architecture to use, from times measured alone or under a load."""
+"""Decides which architecture to use, from times measured, measured under a load, or predicted."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,6 +10,7 @@ from tandem.comparison.analysis import doubt as doubts
 from tandem.comparison.analysis.doubt import Doubt, Evidence, Sureness, evidence_of
 from tandem.comparison.analysis.intervals import Interval
 from tandem.comparison.analysis.summary import Summary, speedup
+from tandem.comparison.analysis.theory import asking, rounds_of
 from tandem.comparison.analysis.words import joined, name_in_sentence
 from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring import architectures as arch
@@ -60,11 +62,15 @@ class Rival:
 class Situation:
     """The link and the load of a decision."""
 
-    condition: str
+    condition: str  # "" if not measured
     where: str
     rtt_ms: float
     clients: int = 1  # 0: an open loop
     unit: str = FAST
+
+    @property
+    def predicted(self) -> bool:
+        return not self.condition
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +126,16 @@ def _decided(
 def _sentence(
     at: Situation, chosen: str, ties: Sequence[str], alike: bool, over: str, times: float | None, found: Doubt
 ) -> str:
+    marked = " (predicted)" if at.predicted else ""
     if found.sureness is Sureness.NOISE:
-        return f"{at.where}, nothing can be decided: {found.reasons[0]}."
+        return f"{at.where}, nothing can be decided: {found.reasons[0]}{marked}."
     if chosen in arch.PLAIN:
-        return f"{at.where}, {LITTLE if alike else PLAINLY}."
+        return f"{at.where}, {LITTLE if alike else PLAINLY}{marked}."
     figure = "" if times is None else f": {times:.2f} {at.unit} {name_in_sentence(over)}"
     if ties:
         names = [name_in_sentence(name) for name in (chosen, *ties)]
-        return f"{at.where}, {joined(names, 'or')}, too close to call{figure}."
-    return f"{at.where}, {ACTIONS[chosen]}{figure}."
+        return f"{at.where}, {joined(names, 'or')}, too close to call{figure}{marked}."
+    return f"{at.where}, {ACTIONS[chosen]}{figure}{marked}."
 
 
 def measured_verdict(
@@ -170,6 +177,70 @@ def loaded_verdict(
     at = Situation(on.name, f"With {on.load}", 1000 * on.link.seconds, clients or 0, RATE)
     once = replace(evidence, apart="it was measured in one pass, so there is no interval")
     return _decided(at, sorted(rates, key=rank), compare, lambda best, other: once)
+
+
+def predicted_verdict(
+    links: Sequence[tuple[float, Sequence[Summary]]], known: Sequence[Verdict], rtt_ms: float, clients: int
+) -> Verdict | None:
+    """Decides for an unmeasured round trip or number of clients. `links`: (RTT in ms, summaries).
+
+    The target is modelled as a queue with one server; shared steps do better with many clients.
+    """
+    names = dict.fromkeys(name for _, summaries in links for name in tpots_of(summaries))
+    times = {name: time for name in names if (time := estimate(links, name, rtt_ms, clients))}
+    nearest = min((v for v in known if v.at.clients == 1), key=lambda v: abs(v.at.rtt_ms - rtt_ms), default=None)
+
+    def compare(best: str, other: str) -> Rival:
+        return Rival(other, ratio(times[other], times[best]))
+
+    def evidence(best: str, other: str) -> Evidence:
+        measured = ", ".join(f"{rtt:g}" for rtt, _ in links)
+        return Evidence(apart=f"it is predicted from one client at round trips of {measured} ms")
+
+    with_clients = f" with {clients} clients" if clients > 1 else ""
+    found = _decided(
+        Situation("", f"At {rtt_ms:g} ms{with_clients}", rtt_ms, clients),
+        sorted(times, key=times.__getitem__),
+        compare,
+        evidence,
+    )
+    if found is None or nearest is None or nearest.decided:
+        return found
+    sentence = f"{found.at.where}, nothing can be predicted: {nearest.doubt.reasons[0]}."
+    return replace(found, sentence=sentence, doubt=nearest.doubt)
+
+
+def estimate(links: Sequence[tuple[float, Sequence[Summary]]], name: str, rtt_ms: float, clients: int) -> float | None:
+    """Predicts seconds per token, None if impossible: interpolates RTTs; beyond, a draft apart pays once a round."""
+    found = [(rtt, s) for rtt, of in links for s in of if s.architecture == name and s.tpot_s]
+    points = sorted(found, key=lambda point: point[0])
+    if not points:
+        return None
+    at, nearest = min(points, key=lambda point: abs(point[0] - rtt_ms))
+    alone = nearest.tpot_s or 0.0
+    if name in arch.COMPARED and arch.COMPARED[name].split and at != rtt_ms:
+        around = [pair for pair in itertools.pairwise(points) if pair[0][0] <= rtt_ms <= pair[1][0]]
+        rounds = rounds_of(nearest)
+        if around:
+            (left, first), (right, second) = around[0]
+            share = (rtt_ms - left) / (right - left)
+            alone = (1 - share) * (first.tpot_s or 0.0) + share * (second.tpot_s or 0.0)
+        elif rounds is None or name in (arch.NEVER_WAITING.name, arch.PIPELINED.name):
+            return None
+        else:
+            each = asking(name, rounds) / rounds.committed * rounds.as_defined
+            least = alone - (nearest.milliseconds_per_token["network"] or 0.0) / 1000
+            alone = max(alone + each * (rtt_ms - at) / 1000, least, 0.0)
+    return max(alone, clients * _busy_s(nearest)) if clients > 1 else alone
+
+
+def _busy_s(of: Summary) -> float:
+    """Returns the seconds per token that occupy the target's device, drafts beside it included."""
+    if of.architecture == arch.NEVER_WAITING.name:
+        return of.tpot_s or 0.0
+    beside = of.architecture in arch.COMPARED and not arch.COMPARED[of.architecture].split
+    causes = ("verify", "draft") if beside else ("verify",)
+    return sum(of.milliseconds_per_token[cause] or 0.0 for cause in causes) / 1000
 
 
 def tpots_of(summaries: Sequence[Summary]) -> dict[str, float]:

@@ -9,9 +9,12 @@ from tandem.comparison.report import sentences
 
 
 def run_advice(report: Path, rtt_ms: float | None = None, clients: int = 1) -> int:
-    """Prints what was measured, and returns the exit code. `rtt_ms` None: the base's. Raises ValueError."""
+    """Prints and returns the exit code. `rtt_ms` None: the base's. Raises ValueError."""
     found = read_comparison(report)
     verdict = found.decide(rtt_ms, clients)
+    if verdict is None:
+        print(sentences.undecided(found))
+        return 0
     ratios = [f"  {line}" for line in sentences.ratios(verdict)] if verdict.decided else []
     print("\n".join([*found.caveats, verdict.sentence, *sentences.doubts(verdict.doubt), *ratios]))
     return 0

@@ -16,7 +16,7 @@ from tandem.engine.generators import drafted_generator, plain_generator
 from tandem.engine.loading import Loaded
 from tandem.engine.model_drafter import ModelDrafter
 from tandem.runners.protocol import Runner
-from tandem.speculation.depth import Pipeline
+from tandem.speculation.verification_mode import Pipeline
 from tests.runners.nxdi.contract import FILE, recorded
 from tests.runners.nxdi.runners import SHAPE, Bench, bench  # noqa: F401
 from tests.support import answer, fused_site, ids, run
