@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import dataclass, field
 
 from tandem.engine.drafting import Drafting
 from tandem.engine.generator import check_tokens
 from tandem.rpc import wire
-from tandem.services.duplex import Duplex, Incoming, StreamIdle
+from tandem.services.duplex import Duplex, Incoming, StreamIdle, answered_in_order
 from tandem.services.errors import VocabularyMismatch
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.identity import ANONYMOUS, caller
@@ -89,25 +89,19 @@ class ProposalSessions:
 
 
 class ProposalStream(Duplex[pb.ProposeRequest, pb.ProposeResponse]):
-    """Follows the sequence that `first` begins; drafts end at `end` tokens, `chunk` per call."""
+    """Follows the session's sequence, which `first` begins; a draft is replaced by a newer one until it is sent."""
 
-    def __init__(
-        self,
-        drafter: Drafter,
-        first: pb.ProposeRequest,
-        arrived: float,
-        end: int,
-        chunk: int,
-        check: Callable[[pb.ProposeRequest], None],
-    ) -> None:
+    def __init__(self, proposals: Proposals, session: ProposalSession, first: pb.ProposeRequest, at: float) -> None:
         super().__init__()
-        self._check = check
-        self._heard = {1: arrived}  # when messages were read, by number
+        self._proposals, self._session = proposals, session
+        self._heard = {1: at}  # when messages were read, by number
         self._messages = 1
-        self._follower = Follower(drafter, first.tokens, _plan(first), end, chunk, self.ready)
+        most, chunk = proposals.info.max_sequence_length, max(1, proposals.info.max_speculation_length)
+        end = min(first.max_total_tokens or most, most)
+        self._follower = Follower(session.drafter, first.tokens, _plan(first), end, chunk, self.ready)
 
     def hear(self, request: pb.ProposeRequest, arrived: float) -> None:
-        self._check(request)
+        self._proposals.extend(self._session, request)
         self._messages += 1
         self._heard[self._messages] = arrived
         self._follower.arrived(request.tokens, _plan(request))
@@ -146,22 +140,49 @@ class Proposals:
         lease_seconds: float = 60.0,
         limits: ServerLimits | None = None,
     ) -> None:
-        self._drafting, self._info, self._lifecycle = drafting, info, lifecycle
+        self._drafting, self.info, self._lifecycle = drafting, info, lifecycle
         self._lease_seconds, self._limits = lease_seconds, limits or ServerLimits()
         self._vocab_size = min(info.vocab_size, drafting.vocab_size)
         self.sessions = ProposalSessions(self._limits)
 
     async def stream(self, requests: AsyncIterator[pb.ProposeRequest]) -> Replies:
-        with contextlib.closing(Incoming(requests, self._lease_seconds)) as incoming:
-            if (first := await incoming.next()) is None:
-                return
-            request, arrived = first
-            incoming.busy(True)
-            async with self._session(request) as session:
-                answer = self._answers if request.HasField("speculation_length") else self._follows
-                async with contextlib.aclosing(answer(session, request, arrived, incoming)) as replies:
+        opened: list[ProposalSession] = []
+        async with contextlib.AsyncExitStack() as stack:
+
+            async def session_of(request: pb.ProposeRequest) -> ProposalSession:
+                if opened:
+                    self.extend(opened[0], request)
+                else:
+                    opened.append(await stack.enter_async_context(self._session(request)))
+                return opened[0]
+
+            async def answer(request: pb.ProposeRequest, arrived: float) -> pb.ProposeResponse:
+                session = await session_of(request)
+                model_k = request.model_speculation_length if request.HasField("model_speculation_length") else None
+                draft = await session.drafter.propose(session.tokens, request.speculation_length, model_k)
+                reply = wire.draft_to_wire(draft)
+                reply.base_length, reply.server_seconds = len(session.tokens), time.perf_counter() - arrived
+                return reply
+
+            async def follow(
+                request: pb.ProposeRequest, arrived: float, incoming: Incoming[pb.ProposeRequest]
+            ) -> Replies:
+                stream = ProposalStream(self, await session_of(request), request, arrived)
+                incoming.busy(False)
+                async with contextlib.aclosing(stream.replies(incoming)) as replies:
                     async for reply in replies:
                         yield reply
+
+            answers = answered_in_order(
+                requests,
+                answer,
+                self._lease_seconds,
+                run=follow,
+                begins_run=lambda request: not opened and not request.HasField("speculation_length"),
+            )
+            async with contextlib.aclosing(answers):
+                async for reply in answers:
+                    yield reply
 
     @contextlib.asynccontextmanager
     async def _session(self, first: pb.ProposeRequest) -> AsyncGenerator[ProposalSession, None]:
@@ -176,7 +197,7 @@ class Proposals:
             )
         self._lifecycle.check()
         self._limits.check_sessions(self.sessions.owned_by(owner))
-        session = ProposalSession(owner, self._drafting.drafter(asked, self._info.vocab_size, SLOT_SECONDS))
+        session = ProposalSession(owner, self._drafting.drafter(asked, self.info.vocab_size, SLOT_SECONDS))
         with self.sessions.one(owner):
             try:
                 self._keep(session, first)
@@ -186,48 +207,7 @@ class Proposals:
                 self.sessions.grow(owner, -len(session.tokens))
                 await session.drafter.close()
 
-    async def _answers(
-        self,
-        session: ProposalSession,
-        request: pb.ProposeRequest,
-        arrived: float,
-        incoming: Incoming[pb.ProposeRequest],
-    ) -> Replies:
-        while True:
-            model_k = request.model_speculation_length if request.HasField("model_speculation_length") else None
-            draft = await session.drafter.propose(session.tokens, request.speculation_length, model_k)
-            reply = wire.draft_to_wire(draft)
-            reply.base_length, reply.server_seconds = len(session.tokens), time.perf_counter() - arrived
-            yield reply
-            incoming.busy(False)
-            if (item := await incoming.next()) is None:
-                return
-            incoming.busy(True)
-            request, arrived = item
-            self._extend(session, request)
-
-    async def _follows(
-        self,
-        session: ProposalSession,
-        request: pb.ProposeRequest,
-        arrived: float,
-        incoming: Incoming[pb.ProposeRequest],
-    ) -> Replies:
-        incoming.busy(False)
-        most = self._info.max_sequence_length
-        stream = ProposalStream(
-            session.drafter,
-            request,
-            arrived,
-            min(request.max_total_tokens or most, most),
-            max(1, self._info.max_speculation_length),
-            lambda message: self._extend(session, message),
-        )
-        async with contextlib.aclosing(stream.replies(incoming)) as replies:
-            async for reply in replies:
-                yield reply
-
-    def _extend(self, session: ProposalSession, request: pb.ProposeRequest) -> None:
+    def extend(self, session: ProposalSession, request: pb.ProposeRequest) -> None:
         self._check(request, len(session.tokens))
         self._keep(session, request)
 
@@ -236,20 +216,20 @@ class Proposals:
         session.tokens = [*session.tokens, *request.tokens]
 
     def _check(self, request: pb.ProposeRequest, known: int) -> None:
-        for name, most in (("speculation_length", self._info.max_speculation_length), ("draft_ahead", MAX_DRAFTED)):
+        for name, most in (("speculation_length", self.info.max_speculation_length), ("draft_ahead", MAX_DRAFTED)):
             if (given := getattr(request, name)) > most:
                 raise InvalidField(name, f"{given} is above the maximum {most}")
-        if known + len(request.tokens) > self._info.max_sequence_length:
+        if known + len(request.tokens) > self.info.max_sequence_length:
             raise TooLong(
                 f"{known} known tokens and {len(request.tokens)} more: "
-                f"together above the sequence length {self._info.max_sequence_length}"
+                f"together above the sequence length {self.info.max_sequence_length}"
             )
         check_tokens("tokens", list(request.tokens), self._vocab_size)
 
     def _check_tokenizer(self, sha256: str) -> None:
         check_name("tokenizer_sha256", sha256)
-        if sha256 and sha256 != self._info.tokenizer_sha256:
+        if sha256 and sha256 != self.info.tokenizer_sha256:
             raise VocabularyMismatch(
                 f"the caller's tokenizer {sha256[:12]} is not the draft's "
-                f"{self._info.tokenizer_sha256[:12]}: draft and target must share a vocabulary"
+                f"{self.info.tokenizer_sha256[:12]}: draft and target must share a vocabulary"
             )
