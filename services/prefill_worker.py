@@ -10,8 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
-import grpc
-
 from tandem.clients.page_wire import layout_from_wire, layout_to_wire, run_to_wire
 from tandem.clients.prefill_client import PrefillClient
 from tandem.engine.adapter_registry import Adapters
@@ -25,6 +23,7 @@ from tandem.engine.remote_prefill import RemotePrefill
 from tandem.rpc import wire
 from tandem.runners.pages import PAGE
 from tandem.services.errors import ModelMismatch, QueueFull
+from tandem.services.layers import Context
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.identity import caller
 from tandem.services.security.limits import ServerLimits
@@ -58,14 +57,12 @@ class PrefillWorkerService(PrefillWorkerServicer):
         self._thread = ThreadPoolExecutor(1, "pages")
 
     async def GetModelInfo(
-        self, request: pb.PrefillWorkerGetModelInfoRequest, context: grpc.aio.ServicerContext
+        self, request: pb.PrefillWorkerGetModelInfoRequest, context: Context
     ) -> pb.PrefillWorkerGetModelInfoResponse:
         model, layout = wire.info_to_wire(self._info), layout_to_wire(self._pages.layout)
         return pb.PrefillWorkerGetModelInfoResponse(model=model, layout=layout)
 
-    async def Prefill(
-        self, request: pb.PrefillRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncGenerator[pb.PrefillResponse, None]:
+    async def Prefill(self, request: pb.PrefillRequest, context: Context) -> AsyncGenerator[pb.PrefillResponse, None]:
         self._check(request)
         with self._lifecycle.work(), self._running.one(caller()):
             if self._lifecycle.running > self._info.kv_slots + self._queue:

@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
 
-import grpc
-
 from tandem.engine.engine import Engine
 from tandem.engine.feature_output import OPENING_BYTES
 from tandem.engine.generator import check_tokens
@@ -19,6 +17,7 @@ from tandem.rpc.wire_sessions import feature_format_from_wire, session_from_wire
 from tandem.services.duplex import answered_in_order
 from tandem.services.errors import ModelMismatch, VocabularyMismatch
 from tandem.services.generation import GenerateMethod
+from tandem.services.layers import Context
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.identity import caller
 from tandem.services.security.limits import ServerLimits
@@ -75,20 +74,18 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         self._runs = VerifyRuns(self.sessions, info, self.checkout.using)
 
     async def GetModelInfo(
-        self, request: pb.TargetVerifierGetModelInfoRequest, context: grpc.aio.ServicerContext
+        self, request: pb.TargetVerifierGetModelInfoRequest, context: Context
     ) -> pb.TargetVerifierGetModelInfoResponse:
         adapters = tuple(self._engine.adapters.revisions.items())
         info = replace(self._info, adapters=adapters, max_unread_tokens=MAX_UNREAD)
         return pb.TargetVerifierGetModelInfoResponse(model=wire.info_to_wire(info))
 
     def Generate(
-        self, request: pb.TargetVerifierGenerateRequest, context: grpc.aio.ServicerContext
+        self, request: pb.TargetVerifierGenerateRequest, context: Context
     ) -> AsyncGenerator[pb.TargetVerifierGenerateResponse, None]:
         return self._generate.stream(request, context.time_remaining())
 
-    async def OpenSession(
-        self, request: pb.OpenSessionRequest, context: grpc.aio.ServicerContext
-    ) -> pb.OpenSessionResponse:
+    async def OpenSession(self, request: pb.OpenSessionRequest, context: Context) -> pb.OpenSessionResponse:
         key = session_key(caller(), request.session_id)
         asked = self._check_open(request)
         session = self.sessions.find(key)
@@ -139,11 +136,11 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         self.sessions.check_new(key)
         self._limits.check_sessions(self.sessions.owned_by(key.owner) + self._waiting[key.owner])
 
-    async def Verify(self, request: pb.VerifyRequest, context: grpc.aio.ServicerContext) -> pb.VerifyResponse:
+    async def Verify(self, request: pb.VerifyRequest, context: Context) -> pb.VerifyResponse:
         return await self._verify(request, time.perf_counter())
 
     def VerifyStream(
-        self, request_iterator: AsyncIterator[pb.VerifyRequest], context: grpc.aio.ServicerContext
+        self, request_iterator: AsyncIterator[pb.VerifyRequest], context: Context
     ) -> AsyncGenerator[pb.VerifyResponse, None]:
         return answered_in_order(
             request_iterator,
@@ -171,9 +168,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         reply.server_seconds = time.perf_counter() - arrived
         return reply
 
-    async def CloseSession(
-        self, request: pb.CloseSessionRequest, context: grpc.aio.ServicerContext
-    ) -> pb.CloseSessionResponse:
+    async def CloseSession(self, request: pb.CloseSessionRequest, context: Context) -> pb.CloseSessionResponse:
         key = session_key(caller(), request.session_id)
         session = self.sessions.find(key)
         closed = await self.checkout.drop(key)

@@ -17,6 +17,7 @@ from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.identity import ANONYMOUS, caller
 from tandem.services.security.limits import LimitReached, ServerLimits
 from tandem.services.security.names import check_name
+from tandem.services.sessions.table import CountedSessions
 from tandem.speculation.ahead import Follower
 from tandem.speculation.drafters import Drafter
 from tandem.speculation.lookahead import DraftPlan
@@ -36,7 +37,7 @@ class ProposalSession:
     tokens: list[int] = field(default_factory=list)
 
 
-class ProposalSessions:
+class ProposalSessions(CountedSessions):
     """Counts and limits open sessions and bytes per caller; totals are metrics."""
 
     def __init__(self, limits: ServerLimits) -> None:
@@ -46,7 +47,6 @@ class ProposalSessions:
         }
         self._held: dict[str, Counter[str]] = {name: Counter() for name in self._most}
         self._together = Counter[str]()
-        self.opened = self.closed = self.expired = 0
 
     def __len__(self) -> int:
         return self._together["max_proposal_sessions"]

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakValueDictionary
 
 from tandem.services.security.names import check_name
@@ -71,17 +71,13 @@ class Fence(enum.Enum):
     STALE = "stale"
 
 
-class CountedSessions(Protocol):
-    @property
-    def opened(self) -> int: ...
+class CountedSessions:
+    """Totals of sessions, for metrics."""
 
-    @property
-    def closed(self) -> int: ...
+    opened = closed = expired = 0
 
-    @property
-    def expired(self) -> int: ...
-
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        raise NotImplementedError
 
 
 @dataclass(slots=True)
@@ -149,7 +145,7 @@ class Session:
             self.recorded_base, self.recorded = -1, None
 
 
-class SessionTable:
+class SessionTable(CountedSessions):
     """Sessions by id; each use renews a lease of `lease_seconds`."""
 
     def __init__(self, clock: Callable[[], float], lease_seconds: float) -> None:
@@ -157,7 +153,6 @@ class SessionTable:
             raise ValueError(f"lease_seconds: {lease_seconds} is not above 0")
         self._clock, self.lease_seconds = clock, lease_seconds
         self._sessions: dict[SessionKey, Session] = {}
-        self.opened = self.closed = self.expired = 0  # totals
         self.on_end: list[Callable[[Session, str], None]] = []  # called with "closed" or "expired"
         self._ended: dict[SessionKey, str] = {}  # how each session ended; oldest first
         self._awaited: WeakValueDictionary[SessionKey, asyncio.Future[None]] = WeakValueDictionary()

@@ -16,17 +16,13 @@ import pytest
 
 from tandem.rpc import wire
 from tandem.rpc.errors import TandemError
-from tandem.rpc.verifier_client import VerifierClient
 from tandem.services.security.identity import ANONYMOUS
 from tandem.services.sessions.table import SessionKey
 from tandem.speculation.rejection import draft_token
 from tandem.speculation.types import (
     GenerationRequest,
-    Request,
     Rule,
     SamplingParams,
-    SparseDistribution,
-    SpeculationStats,
 )
 from tandem.v1 import generation_pb2, target_verifier_pb2_grpc
 from tandem.v1 import target_verifier_pb2 as pb
@@ -44,7 +40,6 @@ from tests.support import (
     listening,
     oracle,
     raw_stub,
-    remote_verifier,
     run,
     target_site,
     toy,
@@ -297,27 +292,5 @@ def test_a_server_that_verifies_by_another_rule_is_not_gone_on_with(replied: int
                     got = await answer(generator.generate, asked(SAMPLED, rule=Rule.AGREEMENT))
                     assert got.token_ids == oracle(PROMPT, SAMPLED, 24)
             assert site.free == 4
-
-    run(test())
-
-
-def test_what_is_sent_is_counted_and_copied_drafts_send_no_distributions() -> None:
-    sent = SparseDistribution(tuple(range(100, 132)), (1.0,) * 32)
-
-    async def test() -> None:
-        async with target_site() as site:
-            client, stats = VerifierClient(site.address, "toy"), SpeculationStats()
-            try:
-                remote = remote_verifier(client, Request(FREE, rule=Rule.REJECTION), stats)
-                await remote.open(PROMPT)
-                before = stats.bytes_up
-                verdict = await remote.verify(PROMPT, [100, 101], (sent, sent))
-                assert 2 * 32 * 5 < stats.bytes_up - before < 2 * 32 * 7 + 60
-                before = stats.bytes_up
-                await remote.verify([*PROMPT, *verdict.token_ids], [100, 101])
-                assert stats.bytes_up - before < 60
-                await remote.close()
-            finally:
-                await client.close()
 
     run(test())

@@ -14,20 +14,16 @@ import jsonschema
 import numpy as np
 import pytest
 
-from tandem.engine.batcher import Batcher
-from tandem.engine.engine import Engine
 from tandem.engine.structure_worker import grammar, vocabulary_of
 from tandem.rpc import wire
 from tandem.rpc.errors import TandemError
 from tandem.rpc.wire_sessions import VerdictBounds, answer_from_wire
-from tandem.runners.capabilities import Capabilities, Trait
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.draws import draw
 from tandem.speculation.elementary import exp, log
 from tandem.speculation.elementary import total as sum_of
 from tandem.speculation.types import (
     FinishReason,
-    InvalidField,
     Request,
     Rule,
     SamplingParams,
@@ -315,34 +311,6 @@ def test_a_session_refuses_what_it_cannot_continue_exactly() -> None:
             beyond = opening(sampling, session="l", logprobs=21)
             assert (await refused(stub.OpenSession(beyond))).startswith("INVALID_ARGUMENT logprobs: 21")
             assert site.free == 2, "what was refused holds nothing"
-
-    run(test())
-
-
-class OnDevice(ToyRunner):
-    """Says that its logits never leave the device."""
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return replace(super().capabilities, traits=frozenset({Trait.TOKENS_ONLY}))
-
-
-def test_a_model_that_keeps_its_logits_on_the_device_refuses_each_feature_by_name() -> None:
-    async def test() -> None:
-        batcher = Batcher("test")
-        engine = Engine(OnDevice(toy().limits), batcher)
-        for params in FEATURES.values():
-            with pytest.raises(InvalidField) as caught:
-                engine.admit(Request(params))
-            assert caught.value.field == params.processed[0] and "on the device" in caught.value.fault
-        with pytest.raises(InvalidField) as caught:
-            engine.admit(Request(GREEDY, logprobs=0))
-        assert caught.value.field == "logprobs"
-        engine.admit(Request(GREEDY))
-        with pytest.raises(InvalidField) as caught:
-            Engine(toy(), batcher).admit(Request(FEATURES["json"]))  # one without a tokenizer
-        assert caught.value.field == "structure"
-        await batcher.close()
 
     run(test())
 
