@@ -1,0 +1,176 @@
+"""Of two verifiers the first hangs: requests are opened, and go on, at the second, with the same tokens (G1, G12).
+
+It only has to happen here, and calls are counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tandem.rpc.verifier_client import Deadlines
+from tandem.speculation.verification_mode import Pipeline
+from tandem.v1.target_verifier_pb2_grpc import TargetVerifierServicer, add_TargetVerifierServicer_to_server
+from tests.daily import daily
+from tests.support import SAMPLED, Site, answer, distributed, ids, listening, oracle, run, target_site, until
+
+PROMPT = list(b"abcabcabcab")
+REQUEST = ids(PROMPT, 60, sampling=SAMPLED, ignore_end_of_sequence=True)
+TRUTH = oracle(PROMPT, SAMPLED, 60, past_the_end=True)
+STALL = Deadlines(stall=0.3)
+BOTH = pytest.mark.parametrize(
+    "pipeline", [Pipeline.OFF, Pipeline.ON, Pipeline.NEVER_WAITING], ids=["unary", "stream", "run"]
+)
+
+
+class Hanging(TargetVerifierServicer):
+    """A TargetVerifier in front of the real one's whose rounds and openings can hang."""
+
+    def __init__(self, site: Site) -> None:
+        self._inner = site.verifier
+        self.going = asyncio.Event()
+        self.going.set()
+        self.calls: Counter[str] = Counter()
+        self.rounds = 0
+        self.hangs_after: int | None = None
+        self.seconds = 0.0
+
+    async def _may_hang(self, method: str) -> None:
+        self.calls[method] += 1
+        await asyncio.sleep(self.seconds)
+        await self.going.wait()
+
+    async def GetModelInfo(self, request: Any, context: Any) -> Any:
+        self.calls["GetModelInfo"] += 1
+        return await self._inner.GetModelInfo(request, context)
+
+    async def OpenSession(self, request: Any, context: Any) -> Any:
+        await self._may_hang("OpenSession")
+        return await self._inner.OpenSession(request, context)
+
+    async def Verify(self, request: Any, context: Any) -> Any:
+        self._count()
+        await self._may_hang("Verify")
+        return await self._inner.Verify(request, context)
+
+    async def VerifyStream(self, requests: Any, context: Any) -> AsyncIterator[Any]:
+        async with contextlib.aclosing(self._inner.VerifyStream(requests, context)) as replies:
+            async for reply in replies:
+                self._count(1 + len(reply.next_steps))
+                await self._may_hang("VerifyStream")
+                yield reply
+
+    def _count(self, steps: int = 1) -> None:
+        self.rounds += steps
+        if self.hangs_after is not None and self.rounds > self.hangs_after:
+            self.hangs_after = None
+            self.going.clear()
+
+    async def CloseSession(self, request: Any, context: Any) -> Any:
+        return await self._inner.CloseSession(request, context)
+
+
+@contextlib.asynccontextmanager
+async def hanging_site(site: Site) -> AsyncIterator[tuple[Hanging, str]]:
+    service = Hanging(site)
+
+    async with listening(lambda server: add_TargetVerifierServicer_to_server(service, server)) as address:
+        yield service, address
+
+
+@contextlib.asynccontextmanager
+async def first_hangs(pipeline: Pipeline = Pipeline.OFF, deadlines: Deadlines = STALL) -> AsyncIterator[Any]:
+    """The first verifier, the second, both sites, and the loop, which asks the first."""
+    async with (
+        target_site() as one,
+        target_site() as two,
+        hanging_site(one) as (first, at_first),
+        hanging_site(two) as (second, at_second),
+        distributed(f"{at_first},{at_second}", "miss=0.3", pipeline=pipeline, reconnect_seconds=60) as (loop, client),
+    ):
+        client.deadlines, client.pool.current = deadlines, at_first
+        client.endpoints[at_first].suspect, client.endpoints[at_second].suspect = False, True
+        yield first, second, (one, two), loop, client
+        await until(lambda: not client.closes, 10.0)
+        assert two.free == 4
+
+
+@pytest.mark.each_value
+@BOTH
+@pytest.mark.parametrize("seconds", daily([None, 30.0], 1), ids=["no deadline", "deadline"])
+def test_a_request_is_opened_at_the_second(pipeline: Pipeline, seconds: float | None) -> None:
+    async def test() -> None:
+        async with first_hangs(pipeline) as (first, second, _, loop, client):
+            first.going.clear()
+            deadline = seconds and time.monotonic() + seconds
+            assert (await answer(loop.generate, replace(REQUEST, deadline=deadline))).token_ids == TRUTH
+            assert first.calls["OpenSession"] == 1 and second.calls["OpenSession"] >= 1
+            assert not client.endpoint.suspect  # it said what it runs before a session went there
+            assert (await answer(loop.generate, REQUEST)).token_ids == TRUTH
+            assert first.calls["OpenSession"] == 1, "the next request asks the second at once"
+
+    run(test())
+
+
+@pytest.mark.each_value
+@BOTH
+@pytest.mark.parametrize("seconds", daily([None, 30.0], 1), ids=["no deadline", "deadline"])
+def test_a_request_that_is_under_way_goes_on_at_the_second(
+    pipeline: Pipeline, seconds: float | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with first_hangs(pipeline) as (first, second, _, loop, _client):
+            first.hangs_after = 5
+            deadline = seconds and time.monotonic() + seconds
+            assert (await answer(loop.generate, replace(REQUEST, deadline=deadline))).token_ids == TRUTH
+            assert first.rounds >= 6 and second.calls["OpenSession"] >= 1 and second.rounds > 5
+
+    run(test())
+    said = [record.getMessage() for record in caplog.records if " failed (" in record.getMessage()]
+    assert "no answer came within" in said[0]
+
+
+def test_a_long_prefill_is_no_hang(caplog: pytest.LogCaptureFixture) -> None:
+    """Both take long: the first is waited for, and has not failed."""
+
+    async def test() -> None:
+        async with first_hangs() as (first, second, (one, two), loop, client):
+            first.going.clear()
+            second.going.clear()
+            asking = asyncio.create_task(answer(loop.generate, REQUEST))
+            await until(lambda: second.calls["OpenSession"] == 1, 30.0)
+            first.going.set()
+            assert (await asking).token_ids == TRUTH
+            assert (first.calls["OpenSession"], second.calls["OpenSession"], second.rounds) == (1, 1, 0)
+            assert client.address == client.pool.addresses[0] and not client.endpoints[client.address].suspect
+            assert one.free == two.free == 4
+
+    run(test())
+    assert " failed (" not in caplog.text
+
+
+@BOTH
+def test_one_verifier_alone_is_waited_for(pipeline: Pipeline) -> None:
+    async def test() -> None:
+        async with (
+            target_site() as site,
+            hanging_site(site) as (only, address),
+            distributed(address, "miss=0.3", pipeline=pipeline) as (loop, client),
+        ):
+            client.deadlines = Deadlines(stall=0.01)
+            only.hangs_after = 5
+            asking = asyncio.create_task(answer(loop.generate, REQUEST))
+            await until(lambda: not only.going.is_set())
+            await asyncio.sleep(0.1)
+            only.going.set()
+            assert (await asking).token_ids == TRUTH
+            assert only.calls["OpenSession"] == 1
+
+    run(test())
