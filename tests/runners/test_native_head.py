@@ -18,9 +18,9 @@ from tandem.runners.eagle.load import load_head
 from tandem.runners.eagle.module import EagleHead
 from tandem.runners.eagle.runner import EagleRunner
 from tandem.runners.loading import Execution
-from tandem.runners.native.features import NativeFeatures
 from tandem.runners.native.head import NativeHead, NativeHeadRunner, load_native_head
 from tandem.runners.native.runner import NativeRunner
+from tandem.runners.native.steps import NativeFeatures
 from tandem.runners.native.weights import UNQUANTISED, packing
 from tandem.runners.protocol import TAIL, Limits, PrefillRow, Proposal, ProposeRow, RunnerIdentity
 from tandem.runners.startup import Startup

@@ -19,7 +19,7 @@ from tandem.runners.feature_rows import HandedOut
 from tandem.runners.loading import Execution, Shape, dtype_name, prepared_platform
 from tandem.runners.making import QUANTISED, in_own_format
 from tandem.runners.native import NativeUnavailable
-from tandem.runners.native.features import NativeFeatures
+from tandem.runners.native.steps import NativeFeatures
 from tandem.runners.protocol import Limits, Runner, RunnerIdentity
 from tandem.runners.startup import Startup
 from tandem.runners.torch.platforms import Platform, compile_order, platform_of
