@@ -22,7 +22,7 @@ SECONDS ?= 3600
 REHEARSED := --rehearse trn2-llama-8b --rtt-ms 20 --architectures autoregressive,distributed,never_waiting \
 	--workloads counting_and_lists,code,chat,prose --prompts-per-workload 2 --max-new-tokens 24
 
-.PHONY: help setup compare serve wheels screenshot test thorough wide mutants families clients engines docs images reliability soak proto lint format clean distclean
+.PHONY: help setup compare serve wheels screenshot test thorough wide mutants families clients engines docs reliability soak proto lint format clean distclean
 
 help:
 	@echo 'make compare     run the architectures on the embedded models and compare them'
@@ -41,8 +41,6 @@ help:
 	@echo 'make engines     install the CPU build of vLLM in an environment of its own (some 4 GB), and run it with our drafts'
 	@echo 'make docs        build the documentation site into build/site, in an environment of its own, check its links, and run'
 	@echo '                 the notebook of examples/ (needs npm for the program that draws diagrams)'
-	@echo 'make images      install the pip steps of each image of deploy/Dockerfile here (downloads some hundred MB), with'
-	@echo '                 stand-ins for the packages of AWS, and start every server command of every overlay in them'
 	@echo 'make reliability run fault schedules, kill -9, fuzzing and soak at full size, and print the totals'
 	@echo 'make soak        run 32 clients for an hour (SECONDS=3600) through kills, stopped processes and hung steps;'
 	@echo '                 plots memory to results/soak-memory.png'
@@ -179,10 +177,6 @@ docs: $(STAMP) .venv-docs/.set-up
 
 families: $(STAMP)
 	@$(BIN)/python -m tests.families $(ARGS)
-
-# Makes and removes two virtual environments of about 1.5 GB.
-images: $(STAMP)
-	@$(BIN)/python -m pytest -q -m images tests/deploy/test_images.py $(ARGS)
 
 # Also writes the measurements to results/reliability.json. For the soak of an hour: ARGS="-m marathon", or make soak.
 reliability: $(STAMP)

@@ -22,7 +22,7 @@ from benchmarks.arguments import Parser, positive
 from benchmarks.links_judged import how_measured, late_steps, measured
 from benchmarks.links_page import CAPACITY, write
 from tandem.cli import compare
-from tandem.cli.values import numbers
+from tandem.cli.option import numbers
 from tandem.comparison.analysis.comparison import Comparison, read_comparison
 from tandem.host.device_times import DeviceTimes, ModelTimes, StepTime, StepTimes, text_of
 

@@ -27,7 +27,7 @@ from benchmarks.links_page import publish
 from tandem.cli import compare
 from tandem.comparison.analysis.comparison import Comparison, read_comparison
 from tandem.comparison.links.trace import read_trace
-from tandem.host.published_times import times_named
+from tandem.host.device_times import times_named
 from tests.comparison.reference_queue import generated
 
 RIVALS = f"{PLAIN},{LOOKUP},{RUNNING}"  # without waiting rounds, whose costs the formula needs

@@ -20,7 +20,7 @@ from tandem.rpc.endpoint_pool import EndpointPool, disagreement, parse_addresses
 from tandem.rpc.errors import TandemError
 from tandem.rpc.first_contact import ANSWER_SECONDS, Ask, explained, first_of, service_at
 from tandem.rpc.generation_client import GenerationClient
-from tandem.speculation.outcomes import SILENT, Outcome
+from tandem.speculation.errors import SILENT, Outcome
 from tandem.speculation.request import RequestOptions
 from tandem.speculation.retry import Persistence, RetryBudget
 from tandem.speculation.types import (

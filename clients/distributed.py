@@ -17,18 +17,17 @@ from tandem.rpc.run_stream import RunningVerifier
 from tandem.rpc.traced import traced, traced_run
 from tandem.rpc.verifier_client import VerifierClient
 from tandem.rpc.verify_stream import RemoteVerifier
-from tandem.speculation.depth import Depth, Pipeline
+from tandem.speculation.drafters import PredictionDrafter
 from tandem.speculation.estimate import Estimate
 from tandem.speculation.features import FeatureInbox, FeatureSpec
 from tandem.speculation.lookahead import LookaheadPolicy
 from tandem.speculation.loop import Rounds
 from tandem.speculation.never_waiting import NeverWaitingRounds
-from tandem.speculation.prediction import PredictionDrafter
 from tandem.speculation.request import Drafts
 from tandem.speculation.retry import Persistence
 from tandem.speculation.rounds import MAX_IN_FLIGHT, DraftedRounds
 from tandem.speculation.types import GenerationRequest, ModelInfo, Rule, SpeculationStats
-from tandem.speculation.verification_mode import ChosenRounds, never_waits
+from tandem.speculation.verification_mode import ChosenRounds, Depth, Pipeline, never_waits
 
 TARGET_SECONDS = 120.0  # default wait for a starting target
 

@@ -15,9 +15,9 @@ from tandem.engine.loading import load, load_adapters
 from tandem.engine.model_config import ModelConfig
 from tandem.rpc.channel import TARGET
 from tandem.rpc.first_contact import check_peers
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.retry import Persistence
 from tandem.speculation.types import GenerationRequest
+from tandem.speculation.verification_mode import Pipeline
 
 
 async def run_draft(

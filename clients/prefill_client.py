@@ -21,7 +21,7 @@ from tandem.rpc.endpoint_pool import parse_addresses
 from tandem.rpc.errors import from_rpc
 from tandem.rpc.request_context import Attributes, Request, current, current_span, new_id, outgoing
 from tandem.runners.pages import PAGE
-from tandem.speculation.outcomes import Outcome
+from tandem.speculation.errors import Outcome
 from tandem.v1 import prefill_worker_pb2 as pb
 from tandem.v1.prefill_worker_pb2_grpc import PrefillWorkerStub
 

@@ -14,12 +14,12 @@ from tandem.rpc.first_contact import first_of
 from tandem.rpc.propose_stream import StreamedDrafts
 from tandem.rpc.remote_drafter import DraftClient, RemoteDrafter
 from tandem.rpc.traced import traced
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.drafters import Drafter
 from tandem.speculation.estimate import Estimate
 from tandem.speculation.fallible import FallibleDrafter
 from tandem.speculation.never_waiting import DraftsElsewhere
 from tandem.speculation.types import GenerationRequest, SpeculationStats
+from tandem.speculation.verification_mode import Pipeline
 
 
 async def open_remote_draft(

@@ -22,11 +22,11 @@ from tandem.rpc.printable import printable
 from tandem.rpc.request_context import current
 from tandem.runners.protocol import RowFailed
 from tandem.services.duplex import StreamIdle
-from tandem.services.http.errors import BodyLate, BodyTooLarge, NoSuchModel, NoSuchPath, NotJson, WrongMethod
+from tandem.services.http.errors import HttpError
 from tandem.services.layers import Call, Layer
 from tandem.services.security.limits import LimitReached
 from tandem.services.sessions.table import SessionConflict, SessionExpired, SessionNotFound
-from tandem.speculation.outcomes import Outcome, outcome_of
+from tandem.speculation.errors import Outcome, outcome_of
 from tandem.speculation.rounds import OutOfStep
 from tandem.speculation.types import InvalidField, TooLong
 from tandem.v1 import generation_pb2
@@ -91,12 +91,6 @@ _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (ModelMismatch, code_pb2.FAILED_PRECONDITION, "MODEL_MISMATCH"),
     (VocabularyMismatch, code_pb2.FAILED_PRECONDITION, "TOKENIZER_MISMATCH"),
     (NotOffered, code_pb2.UNIMPLEMENTED, "NOT_OFFERED"),
-    (NoSuchModel, code_pb2.NOT_FOUND, "MODEL_NOT_FOUND"),
-    (NoSuchPath, code_pb2.NOT_FOUND, "NO_SUCH_PATH"),
-    (WrongMethod, code_pb2.UNIMPLEMENTED, "WRONG_METHOD"),
-    (NotJson, code_pb2.INVALID_ARGUMENT, "NOT_JSON"),
-    (BodyTooLarge, code_pb2.OUT_OF_RANGE, "BODY_TOO_LARGE"),
-    (BodyLate, code_pb2.DEADLINE_EXCEEDED, "BODY_LATE"),
     (NotAccepting, code_pb2.UNAVAILABLE, "DRAINING"),
     (NotRead, code_pb2.DEADLINE_EXCEEDED, "NOT_READ"),
     (StreamIdle, code_pb2.NOT_FOUND, "STREAM_IDLE"),
@@ -122,6 +116,9 @@ def to_status(error: Exception, log_prompts: bool = False) -> status_pb2.Status:
         details += [_violation(error.field, error.message)] if error.field else []
         details += [_retry(error.retry_seconds)] if error.retry_seconds else []
         return _status(code_pb2.Code.Value(error.code), error.message, details)
+    if isinstance(error, HttpError):
+        details = [_info(error.reason)] + ([_violation(error.param, str(error))] if error.param else [])
+        return _status(error.code, str(error), details)
     for kind, code, reason in _TABLE:
         if isinstance(error, kind):
             return _status(code, str(error), _details(error, code, reason))
@@ -168,17 +165,9 @@ def _retry(seconds: float) -> error_details_pb2.RetryInfo:
     return retry
 
 
-async def abort(context: grpc.aio.ServicerContext, error: Exception, log_prompts: bool = False) -> None:
-    status, request = to_status(error, log_prompts), current()
-    if request:
-        status.details.add().Pack(error_details_pb2.RequestInfo(request_id=request.id))
-    try:
-        await context.abort_with_status(rpc_status.to_status(status))
-    except grpc.aio.InternalError as gone:  # the caller has disconnected, which cancels the call
-        raise asyncio.CancelledError from gone
-
-
 class ErrorLayer(Layer):
+    """Sets the status of a call that fails, and ends it."""
+
     def __init__(self, log_prompts: bool = False) -> None:
         self._log_prompts = log_prompts
 
@@ -192,4 +181,10 @@ class ErrorLayer(Layer):
         except (grpc.aio.AbortError, asyncio.CancelledError):
             raise
         except Exception as error:
-            await abort(call.context, error, self._log_prompts)
+            call.status = to_status(error, self._log_prompts)
+            if request := current():
+                call.status.details.add().Pack(error_details_pb2.RequestInfo(request_id=request.id))
+            try:
+                await call.context.abort_with_status(rpc_status.to_status(call.status))
+            except grpc.aio.InternalError as gone:  # the caller has disconnected, which cancels the call
+                raise asyncio.CancelledError from gone

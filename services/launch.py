@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from functools import partial
 
-from tandem.engine.rank_follower import run_follower
-from tandem.engine.rank_processes import RankProcesses, rank_processes
+from tandem.engine.rank_processes import RankProcesses, rank_processes, run_follower
 from tandem.services.role_config import RoleConfig
 from tandem.services.roles import ROLES, ServerParts, ServerRole
 from tandem.services.server import serve

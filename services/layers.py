@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+from google.rpc import status_pb2
 
 from tandem.rpc.tracing import Span
 
@@ -22,7 +23,7 @@ class Call:
     """One call of `path` (/PACKAGE.SERVICE/METHOD); `code`, `reason` and `message` are set at its end.
 
     `message` never quotes the request: it may be logged. `dialogue`: requests stream. `in_run`: is a run by now.
-    `unanswered`: requests and read times.
+    `unanswered`: requests and read times. `done`: how its generations ended, for the log.
     """
 
     path: str
@@ -31,11 +32,13 @@ class Call:
     dialogue: bool = False
     request_id: str = ""
     started: float = field(default_factory=time.perf_counter)
+    status: status_pb2.Status | None = None  # of a call that failed
     code: str = ""
     reason: str = ""
     message: str = ""
     span: Span | None = None
     in_run: bool = False
+    done: dict[str, Any] = field(default_factory=dict)
     unanswered: deque[tuple[Any, float]] = field(default_factory=deque)
     context: grpc.aio.ServicerContext = field(init=False)
     method: str = field(init=False)  # as in TargetVerifier/Verify

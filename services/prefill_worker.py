@@ -26,7 +26,6 @@ from tandem.rpc import wire
 from tandem.runners.pages import PAGE
 from tandem.services.errors import ModelMismatch, QueueFull
 from tandem.services.lifecycle import Lifecycle
-from tandem.services.observability.prefill_metrics import watch_prefill, watch_prefill_pages
 from tandem.services.security.identity import caller
 from tandem.services.security.limits import ServerLimits
 from tandem.services.security.names import check_name
@@ -104,10 +103,10 @@ async def prefill(parts: ServerParts) -> HostedService:
     pages = PrefillPages(loaded.engine, await PageCopies.of(loaded.runner, parts.batcher))
     info = parts.stamped(target_info(loaded, 0))
     parts.observability.loaded(info)
-    await parts.share_prefixes(target=loaded.engine)
-    parts.observability.watch_parts(parts.lifecycle, parts.batcher, {"target": loaded.engine.slots})
+    await parts.share_prefixes(loaded.engine)
+    parts.observability.watch_parts(parts.lifecycle, parts.batcher, {"target": loaded.engine})
     if metrics := parts.observability.metrics:
-        watch_prefill_pages(metrics.states, pages)
+        metrics.states.watch("prefill pages", pages)
     log.info(
         "%s: computes prompts of %s in %d slots for targets that decode elsewhere; a page of %d tokens has %d bytes",
         info.model_name,
@@ -134,7 +133,5 @@ async def connect_remote_prefill(parts: ServerParts, engine: Engine) -> list[Cal
     client = PrefillClient(config, copies.layout, parts.config.credentials)
     engine.remote_prefill = RemotePrefill(engine, client, copies, config.min_tokens)
     await client.check()
-    if metrics := parts.observability.metrics:
-        watch_prefill(metrics.states, engine.remote_prefill)
     log.info("prompts of %d tokens and more are computed at %s", config.min_tokens, config.addresses)
     return [engine.remote_prefill.close]

@@ -15,7 +15,7 @@ from tandem.rpc.credentials import Credentials
 from tandem.services.observability.setup import ObservabilityConfig
 from tandem.services.receipts import ReceiptConfig
 from tandem.services.server import ServeConfig
-from tandem.speculation.depth import Pipeline
+from tandem.speculation.verification_mode import Pipeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

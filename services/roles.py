@@ -110,21 +110,16 @@ class ServerParts:
         receipts = Receipts(self.keys, self.role.service, adapters) if self.keys else None
         return GenerateMethod(generator, reply, self.lifecycle, observe, queue, watch, self.limits, receipts)
 
-    async def share_prefixes(self, **engines: Engine | None) -> None:
-        there = {of: engine for of, engine in engines.items() if engine}
-        await share_prefixes(list(there.values()), self.config.prefixes, prefix_scope)
-        if metrics := self.observability.metrics:
-            metrics.watch_prefixes({of: engine.prefixes for of, engine in there.items() if engine.prefixes})
+    async def share_prefixes(self, *engines: Engine | None) -> None:
+        there = [engine for engine in engines if engine]
+        await share_prefixes(there, self.config.prefixes, prefix_scope)
 
-    def share_structures(self, **engines: Engine) -> None:
-        """Makes callers take turns in slots and structure compilation. `engines`: by metric label."""
-        for engine in engines.values():
+    def share_structures(self, *engines: Engine) -> None:
+        """Makes callers take turns in slots and structure compilation."""
+        for engine in engines:
             engine.slots.caller = fairness_key
-        there = {of: engine.structures for of, engine in engines.items() if engine.structures}
-        for structures in there.values():
-            structures.turns.caller = fairness_key
-        if metrics := self.observability.metrics:
-            metrics.watch_structures(there)
+            if engine.structures:
+                engine.structures.turns.caller = fairness_key
 
     def limit_kv_memory(self, owner: Engine, *others: Engine | None) -> None:
         """Bounds the KV memory shared by `owner` and `others`. Raises ValueError."""
@@ -166,8 +161,8 @@ async def _target(parts: ServerParts) -> HostedService:
     generator = parts.finished(generator, defaults)
     _log_target(loaded, generator.info)
     parts.limit_kv_memory(loaded.engine)
-    await parts.share_prefixes(target=loaded.engine)
-    parts.share_structures(target=loaded.engine)
+    await parts.share_prefixes(loaded.engine)
+    parts.share_structures(loaded.engine)
     closing[:0] = await connect_remote_prefill(parts, loaded.engine)
     generate = parts.generate(parts.observability.traced(generator), lambda: loaded.engine.adapters.revisions)
     service = TargetVerifierService(
@@ -180,11 +175,9 @@ async def _target(parts: ServerParts) -> HostedService:
         note=parts.profile.add_session if parts.profile else None,
     )
     closing.insert(0, service.stop)
-    slots, sessions = {"target": loaded.engine.slots}, {"verify": service.sessions}
+    engines, sessions = {"target": loaded.engine}, {"verify": service.sessions}
     health = client.health if client else None
-    parts.observability.watch_parts(parts.lifecycle, parts.batcher, slots, sessions, health)
-    if metrics := parts.observability.metrics:
-        metrics.watch_adapters(loaded.engine.adapters)
+    parts.observability.watch_parts(parts.lifecycle, parts.batcher, engines, sessions, health)
     return parts.hosted(
         partial(add_TargetVerifierServicer_to_server, service),
         closing,
@@ -221,18 +214,15 @@ async def _fused(parts: ServerParts) -> HostedService:
     generator = parts.finished(generator, defaults)
     _log_target(target, generator.info)
     parts.limit_kv_memory(target.engine, draft.engine if draft else None)
-    await parts.share_prefixes(target=target.engine, draft=draft.engine if draft else None)
-    parts.share_structures(target=target.engine, **({"target_apart": unfused.target.engine} if unfused else {}))
+    await parts.share_prefixes(target.engine, draft.engine if draft else None)
+    parts.share_structures(target.engine, *([unfused.target.engine] if unfused else []))
     closing: list[Close] = [*await connect_remote_prefill(parts, target.engine), partial(close, target, parts.batcher)]
     generate = parts.generate(parts.observability.traced(generator), lambda: target.engine.adapters.revisions)
-    slots = {"target": target.engine.slots}
+    engines = {"target": target.engine}
     if unfused:
-        slots["target_apart"] = unfused.target.engine.slots
+        engines["target_apart"] = unfused.target.engine
         log.info("requests that need logits on the host are answered by the same models apart")
-    parts.observability.watch_parts(parts.lifecycle, parts.batcher, slots, drafter=health if draft else None)
-    if metrics := parts.observability.metrics:
-        metrics.watch_adapters(target.engine.adapters)
-        metrics.watch_fused(target.engine)
+    parts.observability.watch_parts(parts.lifecycle, parts.batcher, engines, drafter=health if draft else None)
     service = FusedSpeculativeServerService(generator.info, generate, target.engine.adapters)
     return parts.hosted(
         partial(add_FusedSpeculativeServerServicer_to_server, service),
@@ -273,11 +263,11 @@ async def _draft_worker(parts: ServerParts) -> HostedService:
     engine = drafting.draft.engine if drafting.draft else None
     if engine:
         parts.limit_kv_memory(engine)
-        parts.share_structures(draft=engine)
-    await parts.share_prefixes(draft=engine)
-    slots = {"draft": engine.slots} if engine else {}
+        parts.share_structures(engine)
+    await parts.share_prefixes(engine)
+    engines = {"draft": engine} if engine else {}
     health = drafting.health if engine else None
-    parts.observability.watch_parts(parts.lifecycle, parts.batcher, slots, {"propose": proposals.sessions}, health)
+    parts.observability.watch_parts(parts.lifecycle, parts.batcher, engines, {"propose": proposals.sessions}, health)
     return parts.hosted(
         partial(add_DraftWorkerServicer_to_server, DraftWorkerService(info, generate, proposals)),
         closing,
@@ -349,7 +339,7 @@ def _log_target(loaded: Loaded, info: ModelInfo) -> None:
     elif shapes.count > 1:
         log.warning(
             "bits: --fast uses %d step shapes whose last bits differ: outputs may differ from plain decoding's at "
-            "ties, and depend on concurrent requests; --exact uses one shape",
+            "ties, and depend on concurrent requests; without --fast there is one shape",
             shapes.count,
         )
     else:

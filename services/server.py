@@ -35,7 +35,7 @@ from tandem.services.shutdown import STOP_SECONDS, ShutdownDeadline, bounded
 from tandem.services.supervisor import Supervisor, Work
 
 if TYPE_CHECKING:  # uvicorn need not be installed
-    from tandem.services.http.listener import HttpPort
+    from tandem.services.http.app import HttpPort
 
 log = logging.getLogger("tandem.server")
 Register = Callable[[grpc.aio.Server], None]
@@ -208,7 +208,7 @@ def _stop_signals(ending: ShutdownDeadline, drain_seconds: float) -> asyncio.Eve
 def bound_http_port(config: ServeConfig, outermost: Sequence[Layer], grpc_port: int = 0) -> HttpPort | None:
     if config.http is None:
         return None
-    from tandem.services.http.listener import HttpPort
+    from tandem.services.http.app import HttpPort
 
     return HttpPort(config.http, config.security, outermost, grpc_port)
 

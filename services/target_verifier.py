@@ -13,6 +13,7 @@ from tandem.engine.engine import Engine
 from tandem.engine.generator import check_tokens
 from tandem.engine.sequences import TargetSequence
 from tandem.rpc import wire
+from tandem.rpc.request_context import current
 from tandem.rpc.wire_sessions import session_from_wire
 from tandem.services.duplex import answered_in_order
 from tandem.services.errors import ModelMismatch, VocabularyMismatch
@@ -124,7 +125,8 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
                 sequence.close()
                 return session
             self._check_new(key)
-            resources = VerifyResources(sequence, request.prompt_length, SpeculationStats() if self._note else None)
+            asking = current()
+            resources = VerifyResources(sequence, request.prompt_length, asking.id if asking else "")
             return self.sessions.admit(key, resources, asked, list(request.prefix), self._max_total(request))
         except Exception:
             sequence.close()
@@ -185,7 +187,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
 
     def _report_costs(self, session: VerifySession, how: str) -> None:
         of = session.resources
-        if self._note and of.stats and session.opened:
+        if self._note and session.opened:
             self._note(how, of.prompt_length, of.stats, time.perf_counter() - of.started)
 
     async def _free(self, session: VerifySession) -> None:
@@ -196,8 +198,8 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         reused = sequence.truncate_to(prefix[:-1])
         waited, worked = sequence.queue_seconds, sequence.compute_seconds
         reused += await sequence.fill(prefix[:-1])
-        if stats := session.resources.stats:
-            stats.prefill_seconds += sequence.queue_seconds + sequence.compute_seconds - waited - worked
+        stats = session.resources.stats
+        stats.prefill_seconds += sequence.queue_seconds + sequence.compute_seconds - waited - worked
         return pb.OpenSessionResponse(
             committed_length=len(session.tokens),
             reused_length=reused,

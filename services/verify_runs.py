@@ -92,11 +92,12 @@ class Run(Duplex[pb.VerifyRequest, pb.VerifyResponse]):
 
 @dataclass(slots=True)
 class VerifyResources:
-    """`steps`: begun. `stats`: for --profile. `started`: at admission."""
+    """`steps`: begun. `started`: at admission. `request_id`: of the call that opened it."""
 
     sequence: TargetSequence
     prompt_length: int
-    stats: SpeculationStats | None = None
+    request_id: str = ""
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
     run: Run | None = None
     steps: int = 0
     started: float = field(default_factory=time.perf_counter)
@@ -116,8 +117,7 @@ def commit(session: VerifySession, draft: Sequence[int], verdict: Verdict) -> pb
     """Commits a verdict on `draft`; returns the recorded reply."""
     reply = verdict_to_wire(verdict, len(session.tokens) + len(verdict.token_ids))
     session.commit(verdict.token_ids, reply)
-    if stats := session.resources.stats:
-        stats.observe(draft, verdict)
+    session.resources.stats.observe(draft, verdict)
     return reply
 
 

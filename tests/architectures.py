@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import ModelInfo
+from tandem.speculation.verification_mode import Pipeline
 from tests.support import (
     HANG,
     Generate,

@@ -48,7 +48,6 @@ from tandem.services.security.config import Security
 from tandem.services.sessions.proposals import Proposals
 from tandem.services.sessions.table import SessionKey
 from tandem.services.target_verifier import OPENING_SECONDS, TargetVerifierService
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.draws import draw
 from tandem.speculation.retry import Persistence
 from tandem.speculation.rounds import DraftedRounds
@@ -63,6 +62,7 @@ from tandem.speculation.types import (
     TokenLogprobs,
     Verdict,
 )
+from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import draft_worker_pb2, fused_speculative_server_pb2, target_verifier_pb2
 from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
 from tandem.v1.fused_speculative_server_pb2_grpc import add_FusedSpeculativeServerServicer_to_server

@@ -15,7 +15,7 @@ import tandem
 from tandem.cli import asking, configuration, main, models, tools
 from tandem.cli.command_line import RoleParser
 from tandem.cli.flags import FLAGS, Options
-from tandem.cli.role_names import BACKENDS, LOADING, SERVERS
+from tandem.cli.roles import BACKENDS, LOADING, SERVERS
 from tandem.clients.prefill_client import PrefillConfig
 from tandem.clients.terminal import ClientConfig
 from tandem.engine.model_config import ModelConfig
@@ -44,9 +44,7 @@ VALUES = {
     "neuron_config": '{"fused_qkv": true}',
     "draft_neuron_config": '{"fused_qkv": true}',
     "host": "127.0.0.2",
-    "engine_host": "127.0.0.2",
     "http_host": "127.0.0.2",
-    "workers": "127.0.0.1:9",
     "draft_host": "127.0.0.1:9",
     "prefill": "127.0.0.1:9",
     "pipeline": "on",
@@ -65,10 +63,6 @@ VALUES = {
     "rule": "rejection",
     "drafts": "none",
     "report": "other.json",
-    "logit_bias": "5:-1,3:2.5",
-    "json_schema": "schema.json",
-    "context_buckets": "128,512",
-    "decode_buckets": "256,512",
     "quantization": "int8",
     "log_format": "json",
     "convert": "safetensors",
@@ -102,7 +96,6 @@ NEEDED = {
 }
 CALLS = ("tls_ca", "tls_client_cert", "tls_client_key", "tls_server_name", "token_file", "token_env")
 ELSEWHERE = ("log_format", "debug")  # read by main itself, for every role
-SAID_ALOUD = ("exact", "backend")  # a default that may be said; and what the cases are told apart by
 
 
 def backends_of(role: str) -> tuple[str, ...]:
@@ -126,7 +119,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TANDEM_TEST_TOKEN", "a-token-of-mine-0123")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     (tmp_path / "prompt.txt").write_text("another\n")
-    (tmp_path / "schema.json").write_text("{}\n")
     for folder in ("m", "other"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "config.json").write_text("{}")
@@ -197,7 +189,7 @@ def test_a_flag_that_is_listed_is_read_and_any_other_is_refused_in_one_line(
     monkeypatch.setattr(main, "parser", lambda program="": made)  # to build one for each line took most of the time
     once = functools.cache(lambda *line: configured([*line]))  # most lines are the same without their flag
     for name in FLAGS:
-        if name in SAID_ALOUD:
+        if name == "backend":  # which the cases are told apart by
             continue
         line = words(role, backend, name)
         if lists(role, backend, name):
@@ -255,7 +247,6 @@ def test_help_with_a_role_shows_that_roles_flags_alone(role: str, capsys: pytest
         ("--role target --prefill_min_tokens 64", "prefill_min_tokens: without --prefill no server is called"),
         ("--role target --prefill here", "prefill: 'here' is not HOST:PORT"),
         ("--role target --model a --target_model b", "target_model: the same as --model here"),
-        ("--role target --exact --fast", "exact: cannot be combined with --fast"),
         ("--role client --prompt x --target_host h:1 --port 2", "port: --target_host already has the port"),
         ("--role target --max_new_tokens 0", "max_new_tokens: 0 is below 1"),
         ("--role target --prom x", "unrecognized arguments: --prom x"),

@@ -72,7 +72,7 @@ def test_the_arguments_that_start_a_role_again_have_what_was_in_the_file(tmp_pat
         ("prompt: x", "prompt: --role target does not take it; these do: client"),
         ("batch: many", "argument --batch: invalid int value: 'many'"),
         ("device: cudda", "device: 'cudda' is not one of auto, cpu, cuda, neuron; did you mean cuda?"),
-        ("exact: maybe", "config: flags.yaml: exact: 'maybe' is neither true nor false"),
+        ("fast: maybe", "config: flags.yaml: fast: 'maybe' is neither true nor false"),
         ("model: {a: b}", "config: flags.yaml: model: not the value of a flag"),
         ("- batch", "config: flags.yaml: it must have lines `flag: value`"),
         ("", "config: flags.yaml: it must have lines `flag: value`"),

@@ -23,8 +23,7 @@ MAY_IMPORT = {
     "speculation": set(),
     "host": set(),  # reads package metadata and runs small tools; any room may use it
     "checkpoints": {"speculation"},
-    "vocabularies": {"speculation", "checkpoints"},
-    "engine": {"speculation", "runners", "checkpoints", "vocabularies", "host"},
+    "engine": {"speculation", "runners", "checkpoints", "host"},
     "runners": {"speculation", "checkpoints", "host"},  # host: whether a device's software is installed
     "rpc": {"speculation", "v1"},
     "receipts": {"speculation", "engine", "checkpoints", "runners"},

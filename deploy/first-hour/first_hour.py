@@ -22,7 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from bundle import add_bundle, make_bundle
-from plans import PLANS, Plan, Step, minutes_of, price_of
+from plans import PLANS, Plan, Step
 
 ROOT = Path(__file__).resolve().parents[2]
 STATE = "state.json"
@@ -31,14 +31,14 @@ TAIL = 15
 
 @dataclass(frozen=True)
 class Outcome:
-    """The recorded outcome of a step: done or failed, and its seconds."""
+    """`status`: done or failed."""
 
     status: str
     seconds: float
 
 
 def read_state(folder: Path) -> dict[str, Outcome]:
-    """The steps that were taken. Raises ValueError if the file is another's."""
+    """Raises ValueError if the file is another program's."""
     file = folder / STATE
     if not file.exists():
         return {}
@@ -53,14 +53,12 @@ def read_state(folder: Path) -> dict[str, Outcome]:
 
 
 def write_state(folder: Path, state: dict[str, Outcome]) -> None:
-    """Replaces the state as a whole, so that a step which is cut off leaves the one before it."""
     fresh = folder / f"{STATE}.new"
     fresh.write_text(json.dumps({name: vars(one) for name, one in state.items()}, indent=2) + "\n")
     fresh.replace(folder / STATE)
 
 
 def run_step(step: Step, folder: Path) -> Outcome:
-    """Runs the commands of a step, with their output in its log and on the terminal."""
     began = time.monotonic()
     with (folder / f"{step.name}.log").open("w", encoding="utf-8") as log:
         for command in step.commands:
@@ -84,7 +82,7 @@ def run_step(step: Step, folder: Path) -> Outcome:
 
 
 def failure(plan: Plan, step: Step, folder: Path) -> str:
-    """What a failed step leaves: the end of its log, what is known of the error, and the next command to type."""
+    """The end of the step's log, the known error, and the next command."""
     log = folder / f"{step.name}.log"
     tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:])
     again = shlex.join(["python", "deploy/first-hour/first_hour.py", plan.name, "--folder", str(folder)])
@@ -94,11 +92,8 @@ def failure(plan: Plan, step: Step, folder: Path) -> str:
     return f"{tail}\n{said}step {step.name} failed; all of it is in {log}\nnext: {step.hint}\nthen: {again}"
 
 
-def run_plan(plan: Plan, folder: Path, dollars: float | None, despite: str | None = None) -> int:
-    """Takes the steps that are not done. Returns 0, or 1 at the first that fails.
-
-    `despite`: a step whose failure, if it was taken before, stays in the records and stops nothing. Raises ValueError.
-    """
+def run_plan(plan: Plan, folder: Path, despite: str | None = None) -> int:
+    """Takes the steps that are not done; `despite`: a failed one to pass over. Returns 1 at a failure, else 0."""
     folder.mkdir(parents=True, exist_ok=True)
     state = read_state(folder)
     if despite is not None and despite not in state:
@@ -115,10 +110,8 @@ def run_plan(plan: Plan, folder: Path, dollars: float | None, despite: str | Non
             return 1
         late = "" if took <= 60 * step.minutes else f", above the {step.minutes:g} minutes that were allowed for"
         print(f"[{step.name}] done in {took:.0f} s{late}")
-    seconds = sum(one.seconds for one in state.values())
     bundle = make_bundle(plan, folder, {name: vars(one) for name, one in state.items()})
-    rate = plan.dollars if dollars is None else dollars
-    print(f"\n{seconds / 60:.1f} minutes, {price_of(seconds / 60, rate)} at ${rate:g} an hour")
+    print(f"\n{sum(one.seconds for one in state.values()) / 60:.1f} minutes")
     print(add_bundle(bundle, folder / "devices.md"))
     print(
         f"read {folder / 'measured' / 'report.html'}; send back {bundle}, which has no secrets; then end the instance"
@@ -136,7 +129,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     words.add_argument("--models", type=Path, default=Path("/models"), help="folder of the models (default: /models)")
     words.add_argument("--table", type=Path, default=Path(__file__).parent / "devices.md", help="of add: the table")
     words.add_argument("--despite", metavar="STEP", help="go on although this step failed; the bundle says that it did")
-    words.add_argument("--dollars", type=float, help="what an hour costs you (default: the page's)")
     words.add_argument("--print", action="store_true", dest="dry", help="print the commands, and run none")
     return words.parse_args(argv)
 
@@ -156,9 +148,8 @@ def main(argv: list[str] | None = None) -> int:
             for step in plan.steps(folder):
                 print(f"# {step.name}: at most {step.minutes:g} minutes")
                 print("\n".join(shlex.join(command) for command in step.commands))
-            print(f"# {minutes_of(plan):g} minutes at most, {price_of(minutes_of(plan), args.dollars or plan.dollars)}")
             return 0
-        return run_plan(plan, folder, args.dollars, args.despite)
+        return run_plan(plan, folder, args.despite)
     except ValueError as error:
         print(f"first_hour.py: {error}", file=sys.stderr)
         return 2

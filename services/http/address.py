@@ -9,6 +9,13 @@ from importlib.util import find_spec
 from tandem.installing import install_command
 
 
+def check_installed(flag: str, extra: str, *libraries: str) -> None:
+    """Raises ValueError naming the first missing library."""
+    for library in libraries:
+        if find_spec(library) is None:
+            raise ValueError(f"{flag}: {library} is not installed; {install_command(extra)}")
+
+
 @dataclass(frozen=True, slots=True)
 class HttpAddress:
     """`port` 0: a free one. `allowed_hosts`: Host headers accepted without a key. Raises ValueError."""
@@ -23,6 +30,4 @@ class HttpAddress:
             raise ValueError(f"http_port: {self.port} is outside 0 to 65535")
         if not 0 < self.keep_alive_seconds < math.inf:
             raise ValueError(f"http_keep_alive_seconds: {self.keep_alive_seconds:g} is not above 0")
-        for library in ("uvicorn", "h11"):
-            if find_spec(library) is None:
-                raise ValueError(f"http_port: {library} is not installed; {install_command('http')}")
+        check_installed("http_port", "http", "uvicorn", "h11")

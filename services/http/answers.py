@@ -18,11 +18,9 @@ Scores = tuple[TokenLogprobs, ...]
 
 
 class Choice:
-    """One choice. `prompt`: token ids. `scores`: the prompt's log-probabilities, if echoed."""
-
-    def __init__(self, request: ParsedRequest, index: int, tokenizer: ChatTokenizer, scores: Scores | None) -> None:
-        self._request, self.index, self._tokenizer, self._scores = request, index, tokenizer, scores
-        self._prompt = request.prompts[request.prompt_of(index)]
+    def __init__(self, request: ParsedRequest, index: int, tokenizer: ChatTokenizer) -> None:
+        self._request, self.index, self._tokenizer = request, index, tokenizer
+        self._prompt = request.prompts[index // request.n]
         self._parser, marks = request.tools.parser(), request.tools.marks
         self._marked = MarkedText(tokenizer.stream(), marks) if marks else None
         self._offset, self._characters = 0, codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -52,17 +50,10 @@ class Choice:
         return [*parts, last | ({"receipt": json.loads(end.receipt)} if end.receipt else {})]
 
     def _first_parts(self) -> list[Json]:
-        echo, ids = self._request.says("echo"), self._request.says("return_token_ids")
         if self._request.chat:
             return [self._part({"role": "assistant", "content": ""})]
-        text = self._request.texts[self._request.prompt_of(self.index)] if echo else ""
-        first = self._part({"content": self._tokenizer.text(self._prompt) if text is None else text})
-        if self._scores is not None:
-            first["logprobs"] = lists = self._logprobs_of(self._prompt, (TokenLogprobs(0.0), *self._scores))
-            lists["token_logprobs"][0] = lists["top_logprobs"][0] = None
-        if ids:
-            first["prompt_token_ids"] = list(self._prompt)
-        return [first] if echo or ids else []
+        ids = {"prompt_token_ids": list(self._prompt)}
+        return [self._part({"content": ""}) | ids] if self._request.says("return_token_ids") else []
 
     def _part(self, delta: Delta) -> Json:
         text_or_delta: Json = {"delta": delta} if self._request.chat else {"text": delta["content"]}
@@ -84,16 +75,16 @@ class Choice:
 
     def _logprobs_of(self, token_ids: Sequence[int], logprobs: Scores) -> Json:
         entries = [
-            (self._entry(token, each.logprob), [(id, self._entry(id, logprob)) for id, logprob in each.top])
+            (self._entry(token, each.logprob), [self._entry(id, logprob) for id, logprob in each.top])
             for token, each in zip(token_ids, logprobs, strict=True)
         ]
         if self._request.chat:
-            content = [{**one, "top_logprobs": [each for _, each in top]} for one, top in entries]
+            content = [{**one, "top_logprobs": top} for one, top in entries]
             return {"content": content, "refusal": None}
         return {
             "tokens": [one["token"] for one, _ in entries],
             "token_logprobs": [one["logprob"] for one, _ in entries],
-            "top_logprobs": [_by_text(token, top) for token, (_, top) in zip(token_ids, entries, strict=True)],
+            "top_logprobs": [{each["token"]: each["logprob"] for each in reversed(top)} for _, top in entries],
             "text_offset": [self._offset_of(token) for token in token_ids],
         }
 
@@ -108,35 +99,12 @@ class Choice:
         return {"token": text, "logprob": logprob, "bytes": list(spelt)}
 
 
-def _by_text(chosen: int, top: Sequence[tuple[int, Json]]) -> dict[str, float]:
-    # Of several tokens with one text the chosen or likeliest has it; the others are named by bytes or id.
-    named = {each["token"]: token for token, each in reversed(top)}
-    named |= {each["token"]: token for token, each in top if token == chosen}
-    found: dict[str, float] = {}
-    for token, each in top:
-        name = each["token"]
-        if named[name] != token:
-            name = "bytes:" + "".join(f"\\x{byte:02x}" for byte in each["bytes"])
-        found[name if name not in found else f"token_id:{token}"] = each["logprob"]
-    return found
-
-
 class Answer:
-    """The answer to one request. `scores`: per prompt, or empty."""
+    """The answer to one request."""
 
-    def __init__(
-        self,
-        request: ParsedRequest,
-        tokenizer: ChatTokenizer,
-        info: ModelInfo,
-        request_id: str,
-        scores: Sequence[Scores] = (),
-    ) -> None:
+    def __init__(self, request: ParsedRequest, tokenizer: ChatTokenizer, info: ModelInfo, request_id: str) -> None:
         self._request = request
-        self.choices = [
-            Choice(request, index, tokenizer, scores[request.prompt_of(index)] if scores else None)
-            for index in range(len(request.requests))
-        ]
+        self.choices = [Choice(request, index, tokenizer) for index in range(len(request.requests))]
         self._kept: list[list[Json]] = [[] for _ in self.choices]  # parts, if nothing is streamed
         kind = ("chat.completion", "chat.completion.chunk") if request.chat else ("text_completion", "text_completion")
         self._common = {

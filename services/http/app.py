@@ -13,11 +13,14 @@ import grpc
 
 from tandem.hints import meant
 from tandem.services.health import HealthService
-from tandem.services.http.errors import NoSuchPath, Refusal, WrongMethod, refused
+from tandem.services.http.address import HttpAddress
+from tandem.services.http.errors import HttpError, Refusal, refused
 from tandem.services.http.exchange import Exchange
+from tandem.services.http.listener import Listener
 from tandem.services.http.service import HttpService
 from tandem.services.layers import Call, Layer
 from tandem.services.security.call_limits import MessageTimeout, TransportInterceptor, WaitLimit
+from tandem.services.security.config import Security
 from tandem.services.security.limits import ServerLimits
 
 Handler = Callable[[Call, Exchange], Awaitable[None]]
@@ -112,19 +115,20 @@ class HttpApp:
                 exchange.request_id = call.request_id
                 self._calls.count(call)
                 if wanted not in ("", "GET" if method == "HEAD" else method):
-                    raise WrongMethod(f"{path} takes {wanted}")
+                    raise HttpError("WRONG_METHOD", f"{path} takes {wanted}")
                 await handler(call, exchange)
         except grpc.aio.AbortError:
             exchange.request_id = call.request_id
-            await self._refuse(exchange)
+            await self._refuse(call, exchange)
         except asyncio.CancelledError:  # the client has left, or this process ends at once
             exchange.abandon()
             await asyncio.sleep(0)  # until uvicorn knows, which otherwise answers 500
 
-    async def _refuse(self, exchange: Exchange) -> None:
+    async def _refuse(self, call: Call, exchange: Exchange) -> None:
+        assert call.status, "ErrorLayer sets it"
         try:
             with WaitLimit(self._calls.limits.unread_seconds) as waiting:
-                await waiting.until(exchange.refuse())
+                await waiting.until(exchange.refuse(call.status))
         except MessageTimeout:
             exchange.abandon()
 
@@ -137,6 +141,31 @@ class HttpApp:
 
         async def unknown(call: Call, exchange: Exchange) -> None:
             known = ("/", *PROBES, *self._routes)
-            raise NoSuchPath(f"nothing is served at {path[:128]!r}{meant(path[:128], known)}; see GET /")
+            message = f"nothing is served at {path[:128]!r}{meant(path[:128], known)}; see GET /"
+            raise HttpError("NO_SUCH_PATH", message)
 
         return "", "Unknown", unknown
+
+
+class HttpPort(Listener):
+    """The port of OpenAI clients: serves from `start` on. Raises CannotListen."""
+
+    def __init__(
+        self, address: HttpAddress, security: Security, outermost: Sequence[Layer] = (), grpc_port: int = 0
+    ) -> None:
+        super().__init__("http_port", address.host, address.port, security.tls, address.keep_alive_seconds)
+        self._address, self._security, self._outermost, self._grpc_port = address, security, outermost, grpc_port
+        self._service: HttpService | None = None
+
+    async def start(self, service: HttpService, health: HealthService) -> None:
+        security, address = self._security, self._address
+        guarded = security.tls is not None or security.tokens is not None
+        hosts = None if guarded else AllowedHosts(address.host, address.allowed_hosts)
+        layers = security.layers(self._outermost)
+        self._service = service
+        await self.serve(HttpApp(service, security.limits, layers, health, self._grpc_port, hosts))
+
+    async def stop(self) -> None:
+        if self._service:
+            self._service.cut()
+        await super().stop()

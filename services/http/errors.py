@@ -10,19 +10,20 @@ from typing import Any
 from google.protobuf.any_pb2 import Any as Packed
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
-from tandem.speculation.outcomes import Outcome, outcome_of
+from tandem.speculation.errors import Outcome, outcome_of
 
 RETRY_SECONDS = 1  # Retry-After, if the status has none
-_BY_REASON = {
-    "MODEL_NOT_FOUND": (404, "model_not_found"),
-    "NO_SUCH_PATH": (404, "not_found"),
-    "WRONG_METHOD": (405, "method_not_allowed"),
-    "BODY_TOO_LARGE": (413, "body_too_large"),
-    "BODY_LATE": (408, "body_late"),
-    "NOT_JSON": (415, "not_json"),
-    "SEQUENCE_TOO_LONG": (400, "context_length_exceeded"),
-    "UNAUTHENTICATED": (401, "invalid_api_key"),
+REASONS = {
+    "MODEL_NOT_FOUND": (code_pb2.NOT_FOUND, 404, "model_not_found"),
+    "NO_SUCH_PATH": (code_pb2.NOT_FOUND, 404, "not_found"),
+    "WRONG_METHOD": (code_pb2.UNIMPLEMENTED, 405, "method_not_allowed"),
+    "BODY_TOO_LARGE": (code_pb2.OUT_OF_RANGE, 413, "body_too_large"),
+    "BODY_LATE": (code_pb2.DEADLINE_EXCEEDED, 408, "body_late"),
+    "NOT_JSON": (code_pb2.INVALID_ARGUMENT, 415, "not_json"),
+    "SEQUENCE_TOO_LONG": (code_pb2.OUT_OF_RANGE, 400, "context_length_exceeded"),
+    "UNAUTHENTICATED": (code_pb2.UNAUTHENTICATED, 401, "invalid_api_key"),
 }
+"""Code of gRPC, status of HTTP, code in OpenAI's API."""
 _BY_OUTCOME = {
     Outcome.GONE: 503,
     Outcome.LATE: 504,
@@ -35,31 +36,12 @@ _BY_OUTCOME = {
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
-class NoSuchPath(Exception):
-    """The server has no such path."""
+class HttpError(Exception):
+    """A refusal that only HTTP has: one of REASONS, and the field at fault."""
 
-
-class NoSuchModel(Exception):
-    """The request names a model that is not loaded."""
-
-
-class WrongMethod(Exception):
-    """The path does not support this method."""
-
-
-class NotJson(Exception):
-    """The body is not plain JSON by its headers."""
-
-
-class BodyTooLarge(Exception):
-    """The body is larger than the server's limit."""
-
-    def __init__(self, most: int) -> None:
-        super().__init__(f"the body is larger than this server's limit of {most} bytes (max_message_bytes)")
-
-
-class BodyLate(Exception):
-    """The body did not arrive in time."""
+    def __init__(self, reason: str, message: str, param: str = "") -> None:
+        super().__init__(message)
+        self.code, self.reason, self.param = REASONS[reason][0], reason, param
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +71,7 @@ def refusal(status: status_pb2.Status) -> Refusal:
         elif detail.Unpack(retry):
             wait = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
     outcome = outcome_of(code_pb2.Code.Name(status.code))
-    number, code = _BY_REASON.get(reason, (_BY_OUTCOME.get(outcome, 500), reason.lower() or None))
+    _, number, code = REASONS.get(reason, (0, _BY_OUTCOME.get(outcome, 500), reason.lower() or None))
     headers = []
     if number in (429, 503):
         headers.append(("retry-after", str(max(RETRY_SECONDS, math.ceil(wait or 0)))))

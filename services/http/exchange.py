@@ -12,14 +12,13 @@ import grpc
 from google.rpc import status_pb2
 
 from tandem.rpc.request_context import REQUEST_ID
-from tandem.services.http.errors import BodyLate, BodyTooLarge, NotJson, Refusal, refusal
+from tandem.services.http.errors import HttpError, refusal
 from tandem.services.security.call_limits import MessageTimeout, WaitLimit
 
 Json = dict[str, Any]
 DISCARD_SECONDS = 1.0
 BEGIN_SECONDS, QUIET_SECONDS = 1.0, 15.0  # seconds until a silent stream begins; between comments
 COMMENT = b": \n\n"
-_DETAILS = "grpc-status-details-bin"
 _EVENTS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store"))
 _JSON = (b"content-type", b"application/json")
 _LINE_ENDS = (("\x85", "\\u0085"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
@@ -27,13 +26,11 @@ _LINE_ENDS = (("\x85", "\\u0085"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
 
 
 class Exchange:
-    """`request_id`: sent in the headers once assigned. `param`: the field at fault, if the status names none."""
+    """`request_id`: sent in the headers once assigned."""
 
     def __init__(self, scope: Any, receive: Any, send: Any) -> None:
         self._scope, self._receive, self._send = scope, receive, send
         self.request_id, self.begun, self.streams = "", False, False
-        self.param: str | None = None
-        self._status: Any = None
         self._sent = 0.0
         self._unread = self.header("transfer-encoding") is not None or self.header("content-length") not in (None, "0")
 
@@ -47,20 +44,20 @@ class Exchange:
         return dict(self.metadata).get(name)
 
     async def body(self, most: int, seconds: float) -> bytes:
-        """Returns the body. Raises NotJson, BodyTooLarge and BodyLate."""
+        """Returns the body. Raises HttpError."""
         headers = dict(self._scope["headers"])
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if kind != b"application/json":
-            raise NotJson("the body's content-type is not application/json")
+            raise HttpError("NOT_JSON", "the body's content-type is not application/json")
         if (coding := headers.get(b"content-encoding", b"identity").decode("latin-1").strip().lower()) != "identity":
-            raise NotJson(f"content-encoding: {coding[:80]!r} is not served: send the JSON as it is")
+            raise HttpError("NOT_JSON", f"content-encoding: {coding[:80]!r} is not served: send the JSON as it is")
         if int(headers.get(b"content-length", b"0")) > most:
-            raise BodyTooLarge(most)
+            raise _too_large(most)
         try:
             with WaitLimit(seconds) as waiting:
                 return await waiting.until(self._rest(most))
         except MessageTimeout:
-            raise BodyLate(f"the body did not arrive within {seconds:g} s") from None
+            raise HttpError("BODY_LATE", f"the body did not arrive within {seconds:g} s") from None
 
     async def _rest(self, most: int) -> bytes:
         found = bytearray()
@@ -70,7 +67,7 @@ class Exchange:
                 raise asyncio.CancelledError
             found += message["body"]
             if len(found) > most:
-                raise BodyTooLarge(most)
+                raise _too_large(most)
             self._unread = message["more_body"]
         return bytes(found)
 
@@ -132,23 +129,15 @@ class Exchange:
     async def end(self) -> None:
         await self._send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
-    async def refuse(self) -> None:
-        """Sends the layers' status; in a stream, as its last event."""
-        found = self.refusal
-        found.content["error"]["param"] = found.content["error"]["param"] or self.param
+    async def refuse(self, status: status_pb2.Status) -> None:
+        """Sends a failed call's status; in a stream, as its last event."""
+        found = refusal(status)
         if not self.begun:
             headers = [(name.encode(), value.encode()) for name, value in found.headers]
             await self.answer(found.status, found.content, headers)
         elif self.streams:
             await self.events([found.content])
             await self.end()
-
-    @property
-    def refusal(self) -> Refusal:
-        for key, value in self.trailing_metadata():
-            if key == _DETAILS:
-                return refusal(status_pb2.Status.FromString(value))
-        return refusal(status_pb2.Status(code=self._status.code.value[0], message=self._status.details))
 
     def abandon(self) -> None:
         """Closes the connection at once: the client must not take a partial answer for a whole one."""
@@ -177,17 +166,12 @@ class Exchange:
         """No effect: the request id is a header."""
 
     async def abort_with_status(self, status: Any) -> NoReturn:
-        self._status = status
         raise grpc.aio.AbortError(status.details)
 
-    def code(self) -> grpc.StatusCode | None:
-        return self._status.code if self._status else None
 
-    def details(self) -> str:
-        return self._status.details if self._status else ""
-
-    def trailing_metadata(self) -> Sequence[tuple[str, bytes]]:
-        return self._status.trailing_metadata if self._status else ()
+def _too_large(most: int) -> HttpError:
+    message = f"the body is larger than this server's limit of {most} bytes (max_message_bytes)"
+    return HttpError("BODY_TOO_LARGE", message)
 
 
 def _event(message: Json) -> bytes:

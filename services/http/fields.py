@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tandem.hints import meant
@@ -61,14 +61,12 @@ def _top_k(name: str, value: Any) -> int:
 
 
 def _stream_options(name: str, value: Any) -> dict[str, Any]:
-    plain = only("events are not padded here", False)
-    return known(
-        name, value, {"include_usage": boolean, "continuous_usage_stats": boolean, "include_obfuscation": plain}
-    )
+    keys = {"include_usage": boolean, "continuous_usage_stats": boolean, "include_obfuscation": only(False)}
+    return known(name, value, keys)
 
 
 def _template_options(name: str, value: Any) -> dict[str, Any]:
-    own = ("self", "template", "messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+    own = ("self", "template", "messages", "tools", "documents", "add_generation_prompt")
     for key in mapping(name, value):
         if not key.isidentifier() or key in own:
             raise InvalidField(f"{name}.{key}", "not a variable that a request may give to a template")
@@ -78,7 +76,7 @@ def _template_options(name: str, value: Any) -> dict[str, Any]:
 _BOTH: dict[str, Parse] = {
     "model": string,
     "n": integer(1, MAX_CHOICES),
-    "max_tokens": integer(0, MOST, absent=-1),
+    "max_tokens": integer(1, MOST, absent=-1),
     "temperature": number,
     "top_p": number,
     "top_k": _top_k,
@@ -106,7 +104,6 @@ _BOTH: dict[str, Parse] = {
 SERVED: Mapping[str, Mapping[str, Parse]] = {
     "chat": {
         **_BOTH,
-        "max_tokens": integer(1, MOST, absent=-1),
         "messages": messages,
         "max_completion_tokens": integer(1, MOST, absent=-1),
         "logprobs": boolean,
@@ -114,12 +111,9 @@ SERVED: Mapping[str, Mapping[str, Parse]] = {
         "tools": tools,
         "tool_choice": tool_choice,
         "parallel_tool_calls": boolean,
-        "add_generation_prompt": boolean,
-        "continue_final_message": boolean,
-        "documents": listed(mapping),
         "chat_template_kwargs": _template_options,
     },
-    "completions": {**_BOTH, "prompt": _prompts, "logprobs": integer(0, MAX_LOGPROBS), "echo": boolean},
+    "completions": {**_BOTH, "prompt": _prompts, "logprobs": integer(0, MAX_LOGPROBS)},
 }
 LABELS: Mapping[str, Parse] = {
     "user": string,
@@ -127,46 +121,40 @@ LABELS: Mapping[str, Parse] = {
     "safety_identifier": string,
     "prompt_cache_key": string,
 }  # no effect on the output
-_FIXED: tuple[tuple[Any, ...], ...] = (
-    ("store", "answers are not kept here", False),
-    ("service_tier", "there is one tier", "auto", "default"),
-    ("modalities", "text alone is made", ["text"]),
-    ("verbosity", "the model takes no length of its answer", "medium"),
-    ("prompt_cache_retention", "prefixes are kept in memory alone", "in_memory"),
-    ("include_reasoning", "reasoning is a part of the answer", True),
-    ("reasoning_effort", "reasoning has no effort of its own here", "none"),
-    ("best_of", "all choices are answered", 1),
-    ("use_beam_search early_stopping", "beams are not searched", False),
-    ("length_penalty", "it is for beam search, which is not served", 1),
-    ("min_tokens", "not served: the end may come with any token", 0),
-    ("skip_special_tokens", "special tokens have no text here", True),
-    ("spaces_between_special_tokens", "not served", True, False),
-    ("include_stop_str_in_output", "the text ends before its stop string", False),
-    ("priority", "requests wait in turn", 0),
-    ("bad_words logits_processors", "not served: bias single tokens with logit_bias", []),
-    ("vllm_xargs", "not served", {}),
-    ("suffix", "inserting text is not served", ""),
-    ("return_tokens_as_token_ids", "use return_token_ids", False),
-    ("truncate_prompt_tokens", "prompts are not cut"),
-    ("request_id", "use the header x-request-id"),
-    ("functions function_call", "use tools and tool_choice"),
-    ("audio mm_processor_kwargs", "text alone is read and made"),
-    ("web_search_options", "this server searches nothing"),
-    ("moderation", "nothing is moderated here"),
-    ("thinking_token_budget", "reasoning has no effort of its own here"),
-    ("prompt_cache_options", "prefixes are kept by the server's own rule"),
-    ("chat_template", "the model's own template is used"),
-    ("prompt_logprobs", "log-probabilities of a prompt come with echo"),
-    ("allowed_token_ids", "not served: bias single tokens with logit_bias"),
-    ("structural_tag", "structures are JSON schemas, regular expressions, choices and grammars"),
-    ("kv_transfer_params", "pages come from PrefillWorkers: --prefill"),
-    ("prompt_embeds", "prompts are texts and token ids"),
-    ("data_parallel_rank", "this server has one rank that answers"),
-    ("guided_json guided_regex guided_choice guided_grammar guided_decoding_backend", "use structured_outputs"),
-    ("guided_whitespace_pattern", "JSON has no whitespace here; a schema may ask for it"),
-)
-FIXED: Mapping[str, tuple[Any, ...]] = {name: tuple(fixed) for names, *fixed in _FIXED for name in names.split()}
-"""Unsupported fields: the reason, then the values accepted because they change nothing."""
+FIXED: Mapping[str, Sequence[Any]] = {
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "modalities": (["text"],),
+    "verbosity": ("medium",),
+    "prompt_cache_retention": ("in_memory",),
+    "include_reasoning": (True,),
+    "reasoning_effort": ("none",),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "early_stopping": (False,),
+    "length_penalty": (1,),
+    "min_tokens": (0,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True, False),
+    "include_stop_str_in_output": (False,),
+    "priority": (0,),
+    "bad_words": ([],),
+    "logits_processors": ([],),
+    "vllm_xargs": ({},),
+    "suffix": ("",),
+    "echo": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+}
+"""Fields that are served with these values alone, which change nothing."""
+INSTEAD: Mapping[str, str] = {
+    "functions": "tools",
+    "function_call": "tool_choice",
+    "request_id": "the header x-request-id",
+    "allowed_token_ids": "logit_bias",
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), "structured_outputs"),
+}
 
 
 def read(of: str, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,8 +165,8 @@ def read(of: str, body: Mapping[str, Any]) -> dict[str, Any]:
             continue
         parse = SERVED[of].get(name) or LABELS.get(name) or (only(*FIXED[name]) if name in FIXED else None)
         if parse is None:
-            names = (*SERVED[of], *LABELS, *FIXED)
-            raise InvalidField(name[:64], f"unknown field of {of}{meant(name[:64], names)}")
+            hint = f"; use {INSTEAD[name]}" if name in INSTEAD else meant(name[:64], (*SERVED[of], *LABELS, *FIXED))
+            raise InvalidField(name[:64], f"not a field of {of} that is served here{hint}")
         if (parsed := parse(name, value)) is not None:
             found[name] = parsed
     if "stream_options" in found and not found.get("stream"):

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from tandem.checkpoints.tokenizers import ChatTokenizer, Tokenizer
-from tandem.engine.chats import TEMPLATE
 from tandem.engine.generator import LONG_TEXT, Generator
-from tandem.services.http.errors import NoSuchModel
+from tandem.services.http.errors import HttpError
 from tandem.services.http.fields import MAX_CHOICES
 from tandem.services.http.tool_calls import FORMATS
 from tandem.services.http.tools import ToolChoice, ToolUse
 from tandem.services.security.limits import ServerLimits, check_stops
 from tandem.speculation.request import members
-from tandem.speculation.types import GenerationRequest, InvalidField, SamplingParams, Structure, StructureKind
+from tandem.speculation.types import GenerationRequest, InvalidField, SamplingParams, Structure
 
 _SEEDS = 2**64
 MANY_MESSAGES = 64
@@ -28,13 +26,12 @@ PROMPTS = {"chat": "messages", "completions": "prompt"}
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """`requests`: `n` per prompt. `texts`: of prompts; None for token ids. `given`: all fields."""
+    """`requests`: `n` per prompt. `given`: all fields."""
 
     chat: bool
     model: str
     requests: tuple[GenerationRequest, ...]
     prompts: tuple[tuple[int, ...], ...]
-    texts: tuple[str | None, ...]
     given: Mapping[str, Any]
     tools: ToolUse
 
@@ -42,35 +39,8 @@ class ParsedRequest:
     def n(self) -> int:
         return len(self.requests) // len(self.prompts)
 
-    @property
-    def scores_prompts(self) -> bool:
-        return self.says("echo") and "logprobs" in self.given
-
-    @property
-    def generates(self) -> bool:
-        return self.given.get("max_tokens") != 0
-
-    def prompt_of(self, choice: int) -> int:
-        return choice // self.n
-
     def says(self, name: str) -> bool:
         return bool(self.given.get(name) or self.given.get("stream_options", {}).get(name))
-
-
-def known_output(request: GenerationRequest, longest_draft: int) -> GenerationRequest:
-    """Returns a request whose known output is `request`'s prompt after its first token, to score it."""
-    first, *rest = request.token_ids or ()
-    return replace(
-        request,
-        token_ids=(first,),
-        sampling=SamplingParams(structure=Structure(StructureKind.TOKENS, json.dumps(rest))),
-        max_new_tokens=len(rest),
-        stop_token_ids=(),
-        stop_strings=(),
-        ignore_end_of_sequence=True,
-        prediction="",
-        speculation_length=None if request.speculation_length == 0 else longest_draft,
-    )
 
 
 class RequestReader:
@@ -86,43 +56,37 @@ class RequestReader:
         return self._generator.info.model_name
 
     def adapter(self, model: str) -> str:
-        """Returns a model name's adapter; "" is the target. Raises NoSuchModel."""
+        """Returns a model name's adapter; "" is the target. Raises HttpError."""
         if model in ("", self.model):
             return ""
         if model not in self.adapters():
             names = ", ".join((self.model, *self.adapters()))
-            raise NoSuchModel(f"model: there is no {model[:128]!r} here; this server has {names}")
+            message = f"model: there is no {model[:128]!r} here; this server has {names}"
+            raise HttpError("MODEL_NOT_FOUND", message, "model")
         return model
 
     async def completion(self, given: Mapping[str, Any]) -> ParsedRequest:
         if "prompt" not in given:
             raise InvalidField("prompt", "missing")
-        texts = tuple(each if isinstance(each, str) else None for each in given["prompt"])
         special = given.get("add_special_tokens", True)
         prompts = [await self.tokens(p, special) if isinstance(p, str) else p for p in given["prompt"]]
-        return self._parsed(False, given, prompts, texts, ToolUse())
+        return self._parsed(False, given, prompts, ToolUse())
 
     async def chat(self, given: Mapping[str, Any]) -> ParsedRequest:
         tools = self._tool_use(given)
         prompt = await self.chat_tokens(given, tools)
-        return self._parsed(True, given, [prompt], (None,), tools)
+        return self._parsed(True, given, [prompt], tools)
 
     async def chat_tokens(self, given: Mapping[str, Any], tools: ToolUse) -> tuple[int, ...]:
         if "messages" not in given:
             raise InvalidField("messages", "missing")
-        options = {name: given.get(name, usual) for name, usual in TEMPLATE.items()}
-        if options["continue_final_message"]:
-            if options["add_generation_prompt"] and "add_generation_prompt" in given:
-                raise InvalidField("continue_final_message", "cannot be combined with add_generation_prompt")
-            options["add_generation_prompt"] = False
-        options |= given.get("chat_template_kwargs", {})
-        options |= {"tools": list(tools.tools) or None, "documents": given.get("documents")}
+        options = {**given.get("chat_template_kwargs", {}), "tools": list(tools.tools) or None}
         text = await self._rendered([self._format.shown(each) for each in given["messages"]], options)
         return await self.tokens(text, given.get("add_special_tokens", False))
 
     async def _rendered(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
         def render() -> str:
-            return self.tokenizer.render(messages, **options)
+            return self.tokenizer.render(messages, add_generation_prompt=True, **options)
 
         small = len(messages) <= MANY_MESSAGES and sum(len(each["content"]) for each in messages) <= LONG_TEXT
         try:
@@ -142,7 +106,6 @@ class RequestReader:
         chat: bool,
         given: Mapping[str, Any],
         prompts: Sequence[tuple[int, ...]],
-        texts: tuple[str | None, ...],
         tools: ToolUse,
     ) -> ParsedRequest:
         model = given.get("model", "")
@@ -162,7 +125,7 @@ class RequestReader:
         first = GenerationRequest(
             token_ids=(),
             sampling=sampling,
-            max_new_tokens=given.get("max_completion_tokens", given.get("max_tokens") or None),
+            max_new_tokens=given.get("max_completion_tokens", given.get("max_tokens")),
             stop_token_ids=stop_ids,
             stop_strings=stop,
             ignore_end_of_sequence=given.get("ignore_eos", False),
@@ -178,7 +141,7 @@ class RequestReader:
             for prompt in prompts
             for i in range(n)
         )
-        return ParsedRequest(chat, model or self.model, requests, tuple(prompts), texts, given, tools)
+        return ParsedRequest(chat, model or self.model, requests, tuple(prompts), given, tools)
 
     def _tool_use(self, given: Mapping[str, Any]) -> ToolUse:
         tools = tuple(given.get("tools", ()))

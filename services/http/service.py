@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from google.protobuf.wrappers_pb2 import StringValue
@@ -15,10 +14,10 @@ from tandem.rpc.request_context import Request, begin, current_span, set_prefix_
 from tandem.services.errors import Interrupted, NotAccepting, NotOffered, NotRead
 from tandem.services.generation import GenerateMethod, Generations
 from tandem.services.http import fields
-from tandem.services.http.answers import Answer, Scores, models
-from tandem.services.http.errors import NoSuchModel
+from tandem.services.http.answers import Answer, models
+from tandem.services.http.errors import HttpError
 from tandem.services.http.exchange import Exchange
-from tandem.services.http.requests import PROMPTS, ParsedRequest, RequestReader, known_output, own_name
+from tandem.services.http.requests import PROMPTS, ParsedRequest, RequestReader, own_name
 from tandem.services.http.values import read_json
 from tandem.services.layers import Call
 from tandem.services.observability.setup import version
@@ -26,19 +25,16 @@ from tandem.services.security.call_limits import MessageTimeout, WaitLimit
 from tandem.services.security.identity import caller
 from tandem.speculation.types import (
     Chunk,
-    FinishReason,
     GenerationEnd,
     GenerationRequest,
     InvalidField,
-    SpeculationStats,
-    TokenLogprobs,
     TooLong,
 )
 
 LARGE_BODY = 32 * 1024  # bytes; larger bodies are parsed in a thread
 Events = AsyncGenerator[tuple[int, Chunk | GenerationEnd], None]
-Metrics = Callable[[str], tuple[bytes, str]]
-"""Returns the metrics page and its content type for an Accept header."""
+Metrics = Callable[[str], Awaitable[tuple[bytes, str]]]
+"""Returns the metrics and their content type for an Accept header."""
 
 
 class HttpService:
@@ -54,7 +50,6 @@ class HttpService:
         self._generate, self._metrics, self._most, self._started = generate, metrics, most, int(time.time())
         self._reader = RequestReader(generate.generator, generate.limits, adapters)
         self._works: set[Generations] = set()
-        self._scraping = ThreadPoolExecutor(1, "metrics page")
 
     @property
     def model(self) -> str:
@@ -81,13 +76,10 @@ class HttpService:
         except Interrupted as error:
             cause = own_name(error.cause, of, given) if isinstance(error.cause, InvalidField) else error.cause
             raise Interrupted(cause, error.produced) from None
-        except NoSuchModel:
-            exchange.param = "model"
-            raise
         except TooLong as error:
             message = str(error).replace("max_new_tokens", "max_tokens")
-            exchange.param = "max_tokens" if message != str(error) else PROMPTS[of]
-            raise TooLong(message) from None
+            param = "max_tokens" if message != str(error) else PROMPTS[of]
+            raise HttpError("SEQUENCE_TOO_LONG", message, param) from None
 
     async def _read(self, of: str, call: Call, exchange: Exchange) -> dict[str, Any]:
         data = await exchange.body(self._most, self._generate.limits.message_seconds)
@@ -106,10 +98,8 @@ class HttpService:
         try:
             with WaitLimit(self._generate.limits.unread_seconds) as waiting:
                 async with _unless_gone(exchange, streams):
-                    scores = await self._scored(request) if request.scores_prompts else ()
-                    answer = Answer(request, self._reader.tokenizer, info, call.request_id, scores)
-                    events = self._events(request.requests) if request.generates else _nothing(request.requests)
-                    async with contextlib.aclosing(events):
+                    answer = Answer(request, self._reader.tokenizer, info, call.request_id)
+                    async with contextlib.aclosing(self._events(request.requests)) as events:
                         async for choice, event in events:
                             call.replied(self._generate.reply(event))
                             if parts := answer.parts(choice, event):
@@ -126,17 +116,6 @@ class HttpService:
             exchange.abandon()
             raise NotRead("the answer was not read in time") from None
 
-    async def _scored(self, request: ParsedRequest) -> list[Scores]:
-        longest = self._generate.generator.info.max_speculation_length
-        firsts = list(enumerate(request.requests[:: request.n]))
-        known = [(i, known_output(each, longest)) for i, each in firsts if len(each.token_ids or ()) > 1]
-        found: list[list[TokenLogprobs]] = [[] for _ in firsts]
-        async with contextlib.aclosing(self._events([each for _, each in known])) as events:
-            async for index, event in events:
-                if isinstance(event, Chunk):
-                    found[known[index][0]] += event.logprobs
-        return [tuple(each) for each in found]
-
     async def _events(self, requests: Sequence[GenerationRequest]) -> Events:
         work = Generations(self._generate, requests, None)
         self._works.add(work)
@@ -150,7 +129,7 @@ class HttpService:
     async def models(self, call: Call, exchange: Exchange, name: str | None = None) -> None:
         found = models(self.model, self._reader.adapters(), self._generate.generator.info, self._started)
         if name is not None and name not in found:
-            raise NoSuchModel(f"model: there is no {name[:128]!r} here")
+            raise HttpError("MODEL_NOT_FOUND", f"model: there is no {name[:128]!r} here")
         await exchange.answer(200, found[name] if name else {"object": "list", "data": list(found.values())})
 
     async def version(self, call: Call, exchange: Exchange) -> None:
@@ -164,14 +143,8 @@ class HttpService:
         if self._metrics is None:
             raise NotOffered("this server lacks prometheus-client, of tandem-speculative[metrics]")
         accept = next(iter(call.given("accept")), "")
-        page, kind = await asyncio.get_running_loop().run_in_executor(self._scraping, self._metrics, accept)
+        page, kind = await self._metrics(accept)
         await exchange.page(200, page, ((b"content-type", kind.encode()),))
-
-
-async def _nothing(requests: Sequence[GenerationRequest]) -> Events:
-    for index, request in enumerate(requests):
-        yield index, Chunk()
-        yield index, GenerationEnd(FinishReason.LENGTH, len(request.token_ids or ()), 0, SpeculationStats())
 
 
 @contextlib.asynccontextmanager

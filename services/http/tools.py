@@ -55,7 +55,7 @@ _KINDS: dict[str, Parse] = {
     "choice": _choice,
     "grammar": _text(StructureKind.GRAMMAR),
     "json_object": lambda name, value: json_schema(name, ANY_OBJECT) if boolean(name, value) else None,
-    "disable_any_whitespace": only("JSON has no whitespace here; a schema may ask for it", True),
+    "disable_any_whitespace": only(True),
 }
 
 

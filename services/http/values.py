@@ -123,12 +123,12 @@ def known(name: str, value: Any, keys: Mapping[str, Parse], needed: str = "") ->
     return found
 
 
-def only(why: str, *values: Any) -> Parse:
-    """Accepts only values that ask for the built-in behaviour."""
+def only(*values: Any) -> Parse:
+    """Accepts only these values."""
 
     def parse(name: str, value: Any) -> Any:
         if not any(isinstance(value, bool) == isinstance(each, bool) and value == each for each in values):
-            raise InvalidField(name, why)
+            raise InvalidField(name, f"only {', '.join(map(json.dumps, values))} is served")
         return value
 
     return parse

@@ -9,19 +9,16 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-import grpc
-from google.rpc import error_details_pb2, status_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
 
-from tandem.rpc.request_context import REQUEST_ID, Request, begin, new_id, valid_id
+from tandem.rpc.request_context import REQUEST_ID, Request, begin, current, new_id, valid_id
 from tandem.services.layers import Call, Layer
 from tandem.speculation.types import FinishReason
 
 log = logging.getLogger("tandem.rpc")
 
-_DETAILS = "grpc-status-details-bin"
 DEADLINE_SLACK = 0.25  # seconds before a deadline at which a cancellation counts as exceeding it
 _QUOTES = "INVALID_FIELD"  # messages with this reason quote the request
-_CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
 class CallObserver:
@@ -66,9 +63,9 @@ class CallLayer(Layer):
             call.code = _why_cancelled(call.seconds, call.context.time_remaining())
             raise
         except BaseException:
-            call.code = _code(call.context)
-            call.reason = _reason(call.context)
-            call.message = "" if call.reason == _QUOTES else _text(call.context.details())
+            status = call.status or status_pb2.Status(code=code_pb2.UNKNOWN)
+            call.code, call.reason = code_pb2.Code.Name(status.code), _reason(status)
+            call.message = "" if call.reason == _QUOTES else status.message
             raise
         finally:
             self._notify("ended", call)
@@ -89,6 +86,8 @@ class CallLayer(Layer):
             call.unanswered.popleft()
         request, read = call.unanswered.popleft() if answered else call.unanswered[-1]
         seconds = time.perf_counter() - read
+        if call.method.endswith("/Generate") and reply.WhichOneof("event") == "completion":
+            _add_end(call.done, reply.completion, request)
         for step in (reply, *getattr(reply, "next_steps", ())):
             self._notify("replied", call, request, step, seconds)
 
@@ -103,19 +102,20 @@ class CallLayer(Layer):
                 log.exception("an observer failed")
 
 
-def end_of(reply: Any) -> dict[str, Any] | None:
-    """Returns how a generation ended, or None before its last reply."""
-    if reply.WhichOneof("event") != "completion":
-        return None
-    done, stats = reply.completion, reply.completion.stats
-    return {
-        "finish_reason": FinishReason(done.finish_reason).name.lower(),
-        "prompt_tokens": done.prompt_tokens,
-        "output_tokens": done.output_tokens,
-        "rounds": stats.rounds,
-        "drafted": stats.drafted,
-        "accepted": stats.accepted,
-    }
+def _add_end(done: dict[str, Any], completion: Any, request: Any) -> None:
+    """Adds how a generation ended. Choices of one request share its prompt."""
+    stats = completion.stats
+    counts = {"output_tokens": completion.output_tokens}
+    counts |= {name: getattr(stats, name) for name in ("rounds", "drafted", "accepted")}
+    if done:
+        done |= {name: done[name] + count for name, count in counts.items()}
+        return
+    done |= {"finish_reason": FinishReason(completion.finish_reason).name.lower()}
+    done |= {"prompt_tokens": completion.prompt_tokens, **counts}
+    has_adapter = "generation" in request.DESCRIPTOR.fields_by_name  # over HTTP the context has it
+    context = current()
+    adapter = request.generation.adapter if has_adapter else context.adapter if context else ""
+    done |= {"adapter": adapter} if adapter else {}
 
 
 def begins_run(request: Any) -> bool:
@@ -127,20 +127,6 @@ def _why_cancelled(seconds: float, left: float | None) -> str:
     return "CANCELLED" if left is None or left > min(DEADLINE_SLACK, seconds / 3) else "DEADLINE_EXCEEDED"
 
 
-def _code(context: grpc.aio.ServicerContext) -> str:
-    code = context.code()
-    return code.name if isinstance(code, grpc.StatusCode) else _CODES.get(code, "UNKNOWN")
-
-
-def _text(details: str | bytes | None) -> str:
-    return details.decode(errors="replace") if isinstance(details, bytes) else details or ""
-
-
-def _reason(context: grpc.aio.ServicerContext) -> str:
-    for key, value in context.trailing_metadata() or ():
-        if key == _DETAILS:
-            for detail in status_pb2.Status.FromString(value).details:
-                info = error_details_pb2.ErrorInfo()
-                if detail.Unpack(info):
-                    return str(info.reason)
-    return ""
+def _reason(status: status_pb2.Status) -> str:
+    info = error_details_pb2.ErrorInfo()
+    return next((str(info.reason) for detail in status.details if detail.Unpack(info)), "")

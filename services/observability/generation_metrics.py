@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from tandem.speculation.types import Chunk, FinishReason, GenerationEnd, SpeculationStats
 
@@ -25,30 +28,34 @@ _WHOLE = (
     *(1920.0, 7680.0),
 )
 OWN_PLACEMENT = "own"
-_CAUSES = ("prefill", "draft", "verify", "queue", "network")
+CAUSES = ("prefill", "draft", "verify", "queue", "network")
+COUNTS = (
+    ("vllm:spec_decode_num_draft_tokens", "drafted", "Draft tokens verified."),
+    ("vllm:spec_decode_num_accepted_tokens", "accepted", "Draft tokens accepted."),
+    ("tandem:speculation_rounds", "rounds", "Rounds, those without a draft token included."),
+    ("tandem:undrafted_rounds", "undrafted_rounds", "Rounds whose drafter failed."),
+    ("tandem:stale_rounds_sent", "stale_rounds", "Rounds that were sent ahead and became stale."),
+    ("tandem:wasted_run_steps", "wasted_steps", "Steps that a target ran on for nothing."),
+    ("tandem:unverified_draft_tokens", "stale_drafts", "Draft tokens that no step verified."),
+    ("tandem:feature_bytes", "feature_bytes", "Bytes of the target's features, for a draft head."),
+)
+BY_POSITION = (
+    ("vllm:spec_decode_num_accepted_tokens_per_pos", "accepted_per_position", "Draft tokens accepted"),
+    ("tandem:draft_tokens_per_pos", "drafted_per_position", "Draft tokens verified"),
+)
+"""Metric, field of SpeculationStats, help."""
 
 
-class GenerationMetrics:
+class GenerationMetrics(Collector):
+    """Sums the statistics of running requests, of ended ones and of sessions. `most`: draft tokens."""
+
     def __init__(self, registry: CollectorRegistry, model: str, most: int) -> None:
-        self._registry, self._model = registry, (model, "0")
+        self._registry, self._model, self._most = registry, (model, "0"), most
+        self._lock, self._ended = threading.Lock(), SpeculationStats()  # scrapes run on another thread
+        self._running: dict[int, SpeculationStats] = {}
+        registry.register(self)
         self.prompt = self._counter("vllm:prompt_tokens", "Prompt tokens of successful requests and of sessions.")
         self.output = self._counter("vllm:generation_tokens", "Tokens committed.")
-        self._drafts = self._counter("vllm:spec_decode_num_drafts", "Rounds with at least one draft token.")
-        self._drafted = self._counter("vllm:spec_decode_num_draft_tokens", "Draft tokens verified.")
-        self._accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted.")
-        # Counters by position, looked up once.
-        self._accepted_at = self._by_position(
-            "vllm:spec_decode_num_accepted_tokens_per_pos", "Draft tokens accepted, by position from 0.", most
-        )
-        self._drafted_at = self._by_position(
-            "tandem:draft_tokens_per_pos", "Draft tokens verified, by position from 0.", most
-        )
-        self._rounds = self._counter("tandem:speculation_rounds", "Rounds, those without a draft token included.")
-        self._undrafted = self._counter("tandem:undrafted_rounds", "Rounds whose drafter failed.")
-        self._stale = self._counter("tandem:stale_rounds_sent", "Rounds that were sent ahead and became stale.")
-        self._wasted = self._counter("tandem:wasted_run_steps", "Steps that a target ran on for nothing.")
-        self._unverified = self._counter("tandem:unverified_draft_tokens", "Draft tokens that no step verified.")
-        self._features = self._counter("tandem:feature_bytes", "Bytes of the target's features, for a draft head.")
         success = Counter(
             "vllm:request_success",
             "Finished requests, by reason.",
@@ -64,8 +71,6 @@ class GenerationMetrics:
             _PER_TOKEN,
         )
         self.whole = self._seconds("vllm:e2e_request_latency_seconds", "Seconds from request to end.", _WHOLE)
-        spent = Counter("tandem:request_seconds", "Seconds of requests, by cause.", ("cause",), registry=registry)
-        self._spent = {cause: spent.labels(cause) for cause in _CAUSES}
         self._placed = tuple(
             Counter(
                 f"tandem:placed_{what}", f"{what.title()} of requests, by placement.", ("placement",), registry=registry
@@ -73,75 +78,73 @@ class GenerationMetrics:
             for what in ("tokens", "seconds")
         )
 
+    def collect(self) -> Iterable[Metric]:
+        total = SpeculationStats()
+        with self._lock:
+            for stats in (self._ended, *self._running.values()):
+                _add(total, stats)
+        drafts = total.drafted_per_position[0] if total.drafted_per_position else 0
+        said = "Rounds with at least one draft token."
+        yield _family("vllm:spec_decode_num_drafts", said, MODEL_LABELS, [(self._model, drafts)])
+        for name, field, help_text in COUNTS:
+            yield _family(name, help_text, MODEL_LABELS, [(self._model, getattr(total, field))])
+        for name, field, help_text in BY_POSITION:
+            counts = itertools.zip_longest(range(self._most), getattr(total, field), fillvalue=0)
+            at = [((*self._model, str(i)), count) for i, (_, count) in enumerate(counts)]
+            yield _family(name, f"{help_text}, by position from 0.", (*MODEL_LABELS, "position"), at)
+        spent = [((cause,), getattr(total, f"{cause}_seconds")) for cause in CAUSES]
+        yield _family("tandem:request_seconds", "Seconds of requests, by cause.", ("cause",), spent)
+
     def request(self, stats: SpeculationStats) -> WatchedRequest:
+        with self._lock:
+            self._running[id(stats)] = stats
         return WatchedRequest(self, stats)
 
-    def round(self, drafted: int, accepted: int) -> None:
-        self._rounds.inc()
-        self._drafts.inc(drafted > 0)
-        self._drafted.inc(drafted)
-        self._accepted.inc(accepted)
-        for position in range(drafted):
-            self._drafted_at(position).inc()
-        for position in range(accepted):
-            self._accepted_at(position).inc()
-
-    def count_growth(self, stats: SpeculationStats, before: tuple[int, int, int, list[int], list[int]]) -> None:
-        """Counts the growth since `before`: rounds, undrafted, stale, drafted and accepted by position."""
-        rounds, undrafted, stale, drafted_at, accepted_at = before
-        self._undrafted.inc(stats.undrafted_rounds - undrafted)
-        self._rounds.inc(stats.rounds - rounds)
-        self._stale.inc(stats.stale_rounds - stale)
-        for position, now in enumerate(stats.drafted_per_position):
-            drafted = now - (drafted_at[position] if position < len(drafted_at) else 0)
-            accepted = stats.accepted_per_position[position]
-            accepted -= accepted_at[position] if position < len(accepted_at) else 0
-            if drafted:
-                self._drafts.inc(drafted if position == 0 else 0)
-                self._drafted.inc(drafted)
-                self._accepted.inc(accepted)
-                self._drafted_at(position).inc(drafted)
-                self._accepted_at(position).inc(accepted)
-
-    def wasted(self, stats: SpeculationStats) -> None:
-        """Counts a request's discarded work, and bytes sent to its draft head."""
-        self._features.inc(stats.feature_bytes)
-        self._wasted.inc(stats.wasted_steps)
-        self._unverified.inc(stats.stale_drafts)
-
-    def spent(self, stats: SpeculationStats) -> None:
-        for cause, counter in self._spent.items():
-            counter.inc(getattr(stats, f"{cause}_seconds"))
-
-    def placed(self, stats: SpeculationStats, tokens: int, seconds: float) -> None:
-        """Counts a finished request by the placement that answered."""
+    def ended(self, stats: SpeculationStats, tokens: int, seconds: float) -> None:
+        with self._lock:
+            _add(self._ended, self._running.pop(id(stats)))
         for counter, value in zip(self._placed, (tokens, seconds), strict=True):
             counter.labels(stats.placement or OWN_PLACEMENT).inc(value)
 
+    def round(self, drafted: int, accepted: int) -> None:
+        """Counts a session's round."""
+        at = [1] * drafted, [1] * accepted + [0] * (drafted - accepted)
+        with self._lock:
+            _add(self._ended, SpeculationStats(1, drafted, accepted, at[1], at[0]))
+
     def _counter(self, name: str, help_text: str) -> Any:
         return Counter(name, help_text, MODEL_LABELS, registry=self._registry).labels(*self._model)
-
-    def _by_position(self, name: str, help_text: str, most: int) -> Callable[[int], Counter]:
-        counter = Counter(name, help_text, (*MODEL_LABELS, "position"), registry=self._registry)
-        at = functools.cache(lambda position: counter.labels(*self._model, str(position)))
-        for position in range(most):
-            at(position)
-        return at
 
     def _seconds(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Any:
         histogram = Histogram(name, help_text, MODEL_LABELS, registry=self._registry, buckets=buckets)
         return histogram.labels(*self._model)
 
 
+def _add(total: SpeculationStats, stats: SpeculationStats) -> None:
+    for name in (*(field for _, field, _ in COUNTS), *(f"{cause}_seconds" for cause in CAUSES)):
+        setattr(total, name, getattr(total, name) + getattr(stats, name))
+    for _, name, _ in BY_POSITION:
+        both = itertools.zip_longest(getattr(total, name), getattr(stats, name), fillvalue=0)
+        setattr(total, name, [a + b for a, b in both])
+
+
+def _family(
+    name: str, help_text: str, labels: tuple[str, ...], samples: Iterable[tuple[tuple[str, ...], float]]
+) -> Metric:
+    family = CounterMetricFamily(name, help_text, labels=labels)
+    for values, value in samples:
+        family.add_metric(values, value)
+    return family
+
+
 class WatchedRequest:
-    """Counts one Generate request's rounds as they come, even if it fails."""
+    """Times one Generate request."""
 
     def __init__(self, metrics: GenerationMetrics, stats: SpeculationStats) -> None:
         self._metrics, self._stats = metrics, stats
         self._began = time.perf_counter()
         self._first = self._last = 0.0
         self._tokens = 0
-        self._seen: tuple[int, int, int, list[int], list[int]] = (0, 0, 0, [], [])
 
     def chunk(self, chunk: Chunk) -> None:
         now = time.perf_counter()
@@ -153,26 +156,16 @@ class WatchedRequest:
         self._last = now
         self._tokens += len(chunk.token_ids)
         self._metrics.output.inc(len(chunk.token_ids))
-        self._count()
 
     def ended(self, end: GenerationEnd | BaseException) -> None:
         now, metrics = time.perf_counter(), self._metrics
-        self._count()
-        metrics.spent(self._stats)
-        metrics.wasted(self._stats)
         metrics.finished[_finished(end)].inc()
         metrics.whole.observe(now - self._began)
-        metrics.placed(self._stats, self._tokens, now - self._began)
+        metrics.ended(self._stats, self._tokens, now - self._began)
         if isinstance(end, GenerationEnd):
             metrics.prompt.inc(end.prompt_tokens)
             if self._tokens > 1:
                 metrics.per_token.observe((self._last - self._first) / (self._tokens - 1))
-
-    def _count(self) -> None:
-        stats = self._stats
-        self._metrics.count_growth(stats, self._seen)
-        drafted, accepted = list(stats.drafted_per_position), list(stats.accepted_per_position)
-        self._seen = (stats.rounds, stats.undrafted_rounds, stats.stale_rounds, drafted, accepted)
 
 
 def _finished(end: GenerationEnd | BaseException) -> str:

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, TypeVar
 
 import tandem
 from tandem.engine.batcher import Batcher
+from tandem.engine.engine import Engine
 from tandem.engine.generator import Generator
-from tandem.engine.slots import SlotPool
-from tandem.installing import install_command
 from tandem.rpc.tracing import Tracing, open_tracing
 from tandem.runners.startup import Startup
 from tandem.services.generation import Watch
+from tandem.services.http.address import check_installed
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.calls import CallLayer, CallObserver
 from tandem.services.observability.request_log import RequestLog
 from tandem.services.observability.spans import CallSpans
 from tandem.services.sessions.table import CountedSessions, SessionTable
-from tandem.services.shutdown import bounded_call
+from tandem.services.shutdown import bounded, bounded_call
 from tandem.speculation.fallible import DrafterHealth
 from tandem.speculation.types import ModelInfo
 
 if TYPE_CHECKING:
     from tandem.services.observability.metrics import Metrics
-    from tandem.services.observability.metrics_server import MetricsServer
+    from tandem.services.observability.metrics_port import MetricsPort
 
 log = logging.getLogger("tandem.server")
 
@@ -54,7 +56,8 @@ class Observability:
         self._role = role
         self._counts = config.metrics_port is not None or (http and find_spec("prometheus_client") is not None)
         self.metrics: Metrics | None = None  # None: off, or before `loaded`
-        self._server = _metrics_server(config)
+        self._port = _metrics_port(config)
+        self._scraping = ThreadPoolExecutor(1, "metrics page")  # so that a scrape delays no round
         self._tracing: Tracing | None = open_tracing(config.otlp_endpoint, f"tandem-{role}")
         self._log = RequestLog(role)
         self._observers: list[CallObserver] = [CallSpans(self._tracing)] if self._tracing else []
@@ -64,21 +67,20 @@ class Observability:
     def loaded(self, info: ModelInfo) -> None:
         if self._counts:
             from tandem.services.observability.metrics import Metrics
-            from tandem.services.observability.rehearsal_metrics import watch_rehearsals
 
             name = info.model_name or info.draft_name
-            self.metrics = Metrics(self._role, name, info.max_speculation_length, _build(info))
-            watch_rehearsals(self.metrics.states, info.rehearsals)
+            self.metrics = Metrics(self._role, name, info.max_speculation_length, _build(info), info.rehearsals)
             self._observers.append(self.metrics)
-            if self._server:
-                self._server.registry = self.metrics.registry
+            if self._port:
+                self._port.page = self.page
 
-    def page(self, accept: str) -> tuple[bytes, str]:
+    async def page(self, accept: str) -> tuple[bytes, str]:
         from prometheus_client.exposition import choose_encoder
 
         assert self.metrics
         encode, content_type = choose_encoder(accept)
-        return encode(self.metrics.registry), content_type
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._scraping, encode, self.metrics.registry), content_type
 
     @property
     def watch(self) -> Watch | None:
@@ -96,52 +98,53 @@ class Observability:
         self,
         lifecycle: Lifecycle,
         batcher: Batcher,
-        slots: Mapping[str, SlotPool],
+        engines: Mapping[str, Engine],
         sessions: Mapping[str, CountedSessions] | None = None,
         drafter: DrafterHealth | None = None,
     ) -> None:
-        """Observes slots of "target" or "draft" and sessions that "verify" or "propose"."""
+        """Observes finished engines of "target", "target_apart", "draft" and sessions that "verify" or "propose"."""
         sessions = sessions or {}
         if isinstance(verifying := sessions.get("verify"), SessionTable):
             verifying.on_end.append(self._log.session_ended)
         if not self.metrics:
             return
+        states = self.metrics.states
         self.metrics.watch_steps(batcher)
-        self.metrics.watch_requests(lifecycle, list(sessions.values()), list(slots.values()))
-        for of, pool in slots.items():
-            self.metrics.watch_slots(of, pool)
+        states.watch_requests(lifecycle, list(sessions.values()), [each.slots for each in engines.values()])
+        states.watch_engines(engines)
         for kind, table in sessions.items():
-            self.metrics.watch_sessions(kind, table)
+            states.watch("sessions", table, {"kind": kind})
         if drafter:
-            self.metrics.watch_drafter(drafter)
+            states.watch("drafter", drafter)
 
     def ready(self, startup: Startup) -> dict[str, object]:
         """Records start-up times; returns entries for the ready file."""
         if self.metrics:
             self.metrics.started({**startup.seconds, "total": startup.total()})
-        if not self._server:
+        if not self._port:
             return {}
-        log.info("metrics at http://%s:%d/metrics", self._server.host, self._server.port)
-        return {"metrics_host": self._server.host, "metrics_port": self._server.port}
+        log.info("metrics at http://%s:%d/metrics", self._port.host, self._port.port)
+        return {"metrics_host": self._port.host, "metrics_port": self._port.port}
 
     async def during(self, serving: Awaitable[Result]) -> Result:
+        if self._port:
+            await self._port.serve(self._port)
         try:
             return await serving
         finally:
-            if self._server:
-                await bounded_call(self._server.close, "closing the metrics port")
+            if self._port:
+                await bounded(self._port.stop(), "the metrics port")
             if self._tracing:
                 await bounded_call(self._tracing.close, "sending the last traces")
 
 
-def _metrics_server(config: ObservabilityConfig) -> MetricsServer | None:
+def _metrics_port(config: ObservabilityConfig) -> MetricsPort | None:
     if config.metrics_port is None:
         return None
-    try:
-        from tandem.services.observability.metrics_server import MetricsServer
-    except ImportError:
-        raise ValueError(f"metrics_port: prometheus-client is not installed; {install_command('metrics')}") from None
-    return MetricsServer(config.metrics_host, config.metrics_port)
+    check_installed("metrics_port", "metrics", "prometheus_client", "uvicorn", "h11")
+    from tandem.services.observability.metrics_port import MetricsPort
+
+    return MetricsPort(config.metrics_host, config.metrics_port)
 
 
 def _build(info: ModelInfo) -> dict[str, str]:

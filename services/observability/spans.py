@@ -11,7 +11,7 @@ from tandem.rpc.request_context import Attributes
 from tandem.rpc.tracing import Span, Tracing
 from tandem.rpc.wire_sessions import drafted_in
 from tandem.services.layers import Call
-from tandem.services.observability.calls import CallObserver, end_of
+from tandem.services.observability.calls import CallObserver
 
 _NUMBERS = {code.name: code.value[0] for code in grpc.StatusCode}
 
@@ -52,12 +52,11 @@ class CallSpans(CallObserver):
         elif method == "Propose":
             about = {"rows": reply.step_rows, "drafted": len(reply.draft_tokens), "base_length": reply.base_length}
             _step(call.span, "propose", reply.queue_seconds, reply.compute_seconds, about, now)
-        elif method == "Generate" and (done := end_of(reply)):
-            call.span.note({name: done[name] for name in ("prompt_tokens", "output_tokens")})
 
     def ended(self, call: Call) -> None:
         if call.span:
             call.span.note({"rpc.grpc.status_code": _NUMBERS.get(call.code, 2)})
+            call.span.note({name: call.done[name] for name in ("prompt_tokens", "output_tokens") if call.done})
             failed = call.code not in ("OK", "CANCELLED")
             call.span.end(f"{call.code}: {call.message}" if failed else "")
 

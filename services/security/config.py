@@ -14,7 +14,7 @@ from tandem.rpc.addresses import bare_host
 from tandem.rpc.credentials import on_this_machine
 from tandem.services.errors import ErrorLayer
 from tandem.services.layers import Layer
-from tandem.services.observability.prompt_log import PromptLayer
+from tandem.services.observability.request_log import PromptLayer
 from tandem.services.security.call_limits import TransportInterceptor
 from tandem.services.security.identity import IdentityLayer
 from tandem.services.security.limits import MESSAGE_BYTES, ServerLimits

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from tandem.services.duplex import Duplex, Incoming
-from tandem.speculation.draft_follower import Follower
+from tandem.speculation.ahead import Follower
 from tandem.speculation.drafters import Drafter
 from tandem.speculation.lookahead import DraftPlan
 from tandem.v1 import draft_worker_pb2 as pb

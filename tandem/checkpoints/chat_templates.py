@@ -101,28 +101,21 @@ def render(
     template: str,
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Any] | None = None,
-    documents: Sequence[Any] | None = None,
-    continue_final_message: bool | str = False,
     add_generation_prompt: bool = False,
     **options: Any,
 ) -> str:
     if not messages:
         raise ValueError("Cannot apply chat template to an empty conversation. Provide at least one message.")
-    if continue_final_message and add_generation_prompt:
-        raise ValueError("continue_final_message and add_generation_prompt are not compatible")
-    for what, values in (("Tools", tools), ("Documents", documents)):
-        if not all(isinstance(each, dict) for each in values or ()):
-            raise ValueError(f"{what} should be a list of objects")
+    if not all(isinstance(each, dict) for each in tools or ()):
+        raise ValueError("Tools should be a list of objects")
     chat = [_aliased(_plain({k: v for k, v in message.items() if v is not None})) for message in messages]
-    said = _marked(template, chat, continue_final_message) if continue_final_message else None
-    text = _compiled(template).render(
+    return _compiled(template).render(
         messages=chat,
         tools=_plain(None if tools is None else list(tools)),
-        documents=_plain(None if documents is None else list(documents)),
+        documents=None,
         add_generation_prompt=add_generation_prompt,
         **_plain(options),
     )
-    return text if said is None else _continued(text, said)
 
 
 def _aliased(message: dict[str, Any]) -> dict[str, Any]:
@@ -143,30 +136,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_plain(item) for item in value) if type(value) in (list, tuple) else list(map(_plain, value))
     return f"<{type(value).__name__}>"
-
-
-def _marked(template: str, chat: list[dict[str, Any]], continued: bool | str) -> str:
-    name = continued if isinstance(continued, str) else "content"
-    said = chat[-1].get(name)
-    if said is None:
-        raise ValueError(f'continue_final_message is set but the final message has no "{name}" to continue!')
-    names = [name] if name not in _REASONING else [each for each in _REASONING if chat[-1].get(each) == said]
-    if not any(each in template for each in names):
-        raise ValueError(f'continue_final_message is set to "{name}" but the chat template does not read it')
-    if isinstance(said, list | tuple):
-        for part in reversed(said):
-            if "text" in part:
-                text = str(part["text"])
-                part["text"] = text + _TAG
-                return text
-        raise ValueError("continue_final_message is set but the final message has no text to continue!")
-    for each in names:
-        chat[-1][each] = said + _TAG
-    return str(said)
-
-
-def _continued(text: str, said: str) -> str:
-    if said.strip() not in text or _TAG.strip() not in text:
-        raise ValueError("continue_final_message is set but the chat template does not show the final message whole")
-    at = text.rindex(_TAG.strip())
-    return text[:at] if text[at : at + len(_TAG)] == _TAG else text[:at].rstrip()

@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from tandem.cli.flags import Options
-from tandem.cli.option import built
-from tandem.cli.values import auto_or_count, credentials, split_list, with_default_ports
+from tandem.cli.option import auto_or_count, built, credentials, with_default_ports
 from tandem.clients.messages import read_chat
 from tandem.clients.prompts import read_prompts
 from tandem.clients.terminal import ClientConfig, run_client
 from tandem.installing import install_command
 from tandem.rpc.channel import FUSED
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.request import members
 from tandem.speculation.sampling import member_named
-from tandem.speculation.types import SAMPLING_FIELDS, GenerationRequest, SamplingParams, Structure, StructureKind
+from tandem.speculation.types import SAMPLING_FIELDS, GenerationRequest, SamplingParams
+from tandem.speculation.verification_mode import Pipeline
 
 Run = Coroutine[Any, Any, int]
 
@@ -93,26 +92,7 @@ def client_config(args: Options) -> ClientConfig:
 
 def sampling(args: Options) -> SamplingParams:
     """The sampling options, with defaults for the rest. Raises ValueError."""
-    return built(SamplingParams, args, logit_bias=biases(args.logit_bias), structure=structure(args))
-
-
-def biases(text: str | None) -> tuple[tuple[int, float], ...]:
-    """(token id, bias) pairs of a list such as `50256:-100,11:2.5`, by id. Raises ValueError."""
-    pairs = [part.partition(":") for part in split_list(text)]
-    try:
-        return tuple(sorted((int(token), float(bias)) for token, _, bias in pairs))
-    except ValueError:
-        raise ValueError(f"logit_bias: {text!r} is not a list of id:bias, as in 50256:-100,11:2.5") from None
-
-
-def structure(args: Options) -> Structure | None:
-    """The structure of --json_schema or --regex. Raises ValueError."""
-    if args.json_schema is None:
-        return None if args.regex is None else Structure(StructureKind.REGEX, args.regex)
-    try:
-        return Structure(StructureKind.JSON_SCHEMA, Path(args.json_schema).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"json_schema: {args.json_schema} cannot be read: {error}") from None
+    return built(SamplingParams, args)
 
 
 def _file_prompts(file: str | None) -> tuple[str, ...]:

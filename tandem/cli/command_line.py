@@ -6,37 +6,37 @@ import argparse
 import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import tandem
-from tandem.cli.config_file import with_config
 from tandem.cli.flags import FLAGS, Options
 from tandem.cli.option import Flag, OptionParser
-from tandem.cli.role_names import (
+from tandem.cli.roles import (
     ASKING,
     BACKENDS,
     CALLING,
+    COMMANDS,
     LISTENING,
-    PROMPTED,
+    ROLES,
     SERVE,
     SERVE_FLAGS,
     SERVERS,
     TARGETS,
-    VERIFYING,
 )
 from tandem.hints import meant
 from tandem.rpc.addresses import has_port
 from tandem.speculation.types import SAMPLING_FIELDS
 
+YES, NO = ("true", "yes", "on"), ("false", "no", "off")
+
 
 class RoleParser(OptionParser[Options]):
-    """`roles` and `commands` map names to help texts.
+    """--help shows the flags of --role; without a role, the roles."""
 
-    --help shows the flags of --role; without a role, the roles.
-    """
-
-    def __init__(self, roles: Mapping[str, str], program: str, commands: Mapping[str, str]) -> None:
+    def __init__(self, program: str) -> None:
         command = f"{program} ROLE" if program != "main.py" else "main.py --role ROLE"
+        texts = {name: role.help for name, role in ROLES.items()} | COMMANDS
         super().__init__(
             Options,
             FLAGS,
@@ -45,9 +45,8 @@ class RoleParser(OptionParser[Options]):
             description="Speculative decoding over gRPC: servers, clients, and single models.",
             formatter_class=argparse.RawDescriptionHelpFormatter,
             epilog=f"roles ({command} --help shows the flags of one role):\n"
-            + "\n".join(f"  {name:14} {text}" for name, text in {**roles, **commands}.items()),
+            + "\n".join(f"  {name:14} {text}" for name, text in texts.items()),
         )
-        self._roles, self._names = tuple(roles), (*roles, *commands)
         self.add_argument("--role", required=True, metavar="ROLE", help="the role to run; the list is below")
         file_help = "read flags from this YAML file (docs/running.md)"
         self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=file_help)
@@ -57,9 +56,10 @@ class RoleParser(OptionParser[Options]):
         """Raises ValueError for a flag that the role or its backend does not use."""
         argv = _served(with_config(sys.argv[1:] if args is None else args, FLAGS))
         role = _role_in(argv)
-        if role is not None and role not in self._roles:
-            known = ", ".join(self._roles)
-            self.error(f"argument --role: invalid choice: {role!r}{meant(role, self._names)} (choose from {known})")
+        if role is not None and role not in ROLES:
+            known = ", ".join(ROLES)
+            hint = meant(role, (*ROLES, *COMMANDS))
+            self.error(f"argument --role: invalid choice: {role!r}{hint} (choose from {known})")
         for action in self._actions:
             if action.dest in FLAGS and role not in FLAGS[action.dest].roles:
                 action.help = argparse.SUPPRESS
@@ -112,7 +112,6 @@ _PORTED = "--target_host already has the port"
 _ONE = "the same as --model here; give one of them"
 _OWN_DRAFT = "the same as --draft_model here (with --draft ngram, as --target_model); give one of them"
 _OWN_HEAD = "--convert eagle takes --draft_model, the head"
-_NO_STRUCTURE = "an output has one structure; leave json_schema out"
 _UNQUANTIZED = "needs a --quantization other than auto and none"
 
 NEEDS = (
@@ -132,8 +131,6 @@ NEEDS = (
     Need(("metrics_host",), LISTENING, lambda a: a.metrics_port is not None, "give --metrics_port as well"),
     Need(("target_model", "draft_model"), ("convert",), lambda a: a.convert == "eagle", "is for --convert eagle"),
     Need(("model",), ("convert",), lambda a: a.convert != "eagle", _OWN_HEAD),
-    Need(("exact",), VERIFYING, lambda a: not a.fast, "cannot be combined with --fast"),
-    Need(("regex",), PROMPTED, lambda a: a.json_schema is None, _NO_STRUCTURE),
     Need(("chat",), ("accept",), lambda a: a.prompt or a.prompt_text, "is for your own prompts"),
     Need(("modules_to_not_convert",), ("plan",), lambda a: a.quantization not in ("auto", "none"), _UNQUANTIZED),
     Need(("target_model",), MAIN_TARGET, lambda a: a.model is None, _ONE),
@@ -175,3 +172,51 @@ def _refuse_backend(flag: Flag, role: str, backend: str) -> None:
 def _wants_port(hosts: str) -> bool:
     """Whether a host has no port, or has a scheme, which is refused later."""
     return any("://" in host or not has_port(host) for host in map(str.strip, hosts.split(",")))
+
+
+def with_config(argv: Sequence[str], flags: Mapping[str, Flag]) -> tuple[str, ...]:
+    """Puts the flags of --config before the other arguments. Raises ValueError."""
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    first.add_argument("--config", type=Path)
+    try:
+        found, rest = first.parse_known_args(argv)
+    except argparse.ArgumentError as error:
+        raise ValueError("config: give --config FILE") from error
+    if found.config is None:
+        return tuple(argv)
+    names = {spelling: name for name, flag in flags.items() for spelling in flag.spellings(False)} | {"--role": "role"}
+    given = {names.get(word.partition("=")[0]) for word in rest}
+    words: list[str] = []
+    for key, value in _settings(found.config).items():
+        if (name := names.get(f"--{key}")) is None:
+            raise ValueError(f"config: {found.config}: no flag is called {key!r}{meant(key, names.values())}")
+        if name not in given:
+            words += _words(name, flags[name].kind if name in flags else "str", value, found.config)
+    return (*words, *rest)
+
+
+def _settings(path: Path) -> dict[str, object]:
+    import yaml
+
+    try:
+        # Every value as it is written: YAML takes `off` and `on`, which some flags have as values, for booleans.
+        read = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+    except OSError as error:
+        raise ValueError(f"config: {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"config: {path}: {error}") from None
+    if not isinstance(read, dict):
+        raise ValueError(f"config: {path}: it must have lines `flag: value`")
+    return {str(key): value for key, value in read.items()}
+
+
+def _words(name: str, kind: str, value: object, path: Path) -> list[str]:
+    given = value if isinstance(value, list) else [value]
+    values = [each for each in given if isinstance(each, str)]
+    if len(values) < len(given):
+        raise ValueError(f"config: {path}: {name}: not the value of a flag; JSON stands in quotes, as one string")
+    if kind == "bool":
+        if value not in (*YES, *NO):
+            raise ValueError(f"config: {path}: {name}: {value!r} is neither true nor false")
+        return [f"--{name}"] if value in YES else []
+    return [f"--{name}={each}" for each in (values if kind.startswith("tuple[") else [",".join(values)])]

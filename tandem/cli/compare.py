@@ -1,56 +1,57 @@
-"""`tandem compare`: measures plain, distributed, fused and remote-draft decoding on the same prompts.
-
-Starts server processes or connects to running ones, appends each measurement to records.jsonl, and publishes the run.
-Imports nothing heavy before the options are checked.
-"""
+"""`tandem compare`: measures architectures on the same prompts. Imports nothing heavy until the options are checked."""
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 from tandem.cli.compare_flags import COMPARE_FLAGS, PROMPTS_PER_WORKLOAD, STARTED, CompareOptions, build_parser
-from tandem.cli.compare_placement import placement_of, refuse_flags_of_other_backends
-from tandem.cli.option import built
-from tandem.cli.values import auto_or_count, credentials, numbers, split_list
+from tandem.cli.option import auto_or_count, built, credentials, numbers, split_list
 from tandem.comparison.links.settings import LINK_KINDS
-from tandem.comparison.measuring.architectures import HEADED
-from tandem.comparison.measuring.config import ComparisonConfig, parse_connect
+from tandem.comparison.measuring.architectures import COMPARED, HEADED
+from tandem.comparison.measuring.config import ONE_LENGTH, ComparisonConfig, parse_connect
 from tandem.comparison.measuring.workloads import BUILT_IN, Prompt, built_in_prompts, given_prompts, read_prompt_file
+from tandem.host.cores import parse_cores
+from tandem.host.devices import find_devices
 from tandem.speculation.sampling import member_named
 from tandem.speculation.types import Rule, SamplingParams
+from tandem.workshops.planning.host_placement import HostPlacement, place_on_cpus, place_on_gpus, place_on_neuron
+from tandem.workshops.planning.plan import PlanConfig
 
-STARTING = tuple(name for name, flag in COMPARE_FLAGS.items() if flag.group == STARTED)
+SPLIT = {architecture.name for architecture in COMPARED.values() if architecture.split}
+EMULATING = {"rtt_ms", "bandwidth_mbps", "up_mbps", "jitter_ms"}
 
 
 def refuse_unused_flags(options: CompareOptions) -> None:
-    """Raises ValueError for a flag that others make ineffective."""
+    """Raises ValueError for the first flag that others make ineffective."""
+    given, started = options.given, started_here(options)
     if options.render:
-        for name in sorted(options.given - {"render"}):
+        for name in sorted(given - {"render"}):
             raise ValueError(f"{_flag(name)}: --render measures nothing, and takes no other flag")
         return
-    started = started_here(options)
-    for name in STARTING:
-        if name in options.given and not started:
+    for name, flag in COMPARE_FLAGS.items():
+        if name in given and flag.group == STARTED and not started:
             raise ValueError(f"{_flag(name)}: is for servers that are started here, and all are connected")
-    refuse_flags_of_other_backends(options)
-    if "pipeline" in options.given and not started & {"distributed", "remote_draft", HEADED.name}:
+        if name in given and options.backend not in flag.backends:
+            others = f"{' and '.join(flag.backends)} {'do' if len(flag.backends) > 1 else 'does'}"
+            raise ValueError(f"{_flag(name)}: --backend {options.backend} does not take it; {others}")
+    if "pipeline" in given and not started & {"distributed", "remote_draft", HEADED.name}:
         raise ValueError("pipeline: is for the architectures distributed and remote_draft, and neither is started here")
-    emulating = options.rtt_ms or options.given & {"bandwidth_mbps", "up_mbps", "up_share", "jitter_ms"}
-    if options.link[0] in LINK_KINDS and "link" in options.given and not emulating:
+    if "link" in given and options.link[0] in LINK_KINDS and not given & EMULATING:
         raise ValueError("link: is for --rtt-ms and --bandwidth-mbps, and neither is given")
     for name in ("draft_model", "draft", "draft_adapters"):
-        if name in options.given and started <= {"autoregressive"}:
+        if name in given and started <= {"autoregressive"}:
             raise ValueError(f"{_flag(name)}: is for architectures that draft, and none is started here")
     if options.draft == "eagle" and "remote_draft" in started:
         raise ValueError(
             "draft: eagle reads its target's features, and a target that asks for drafts sends none; leave remote_draft"
             " out of --architectures"
         )
-    if "head" in options.given and HEADED.name not in started:
+    if "head" in given and HEADED.name not in started:
         raise ValueError(f"head: is for the architecture {HEADED.name}, and it is not started here")
 
 
@@ -91,21 +92,60 @@ def build_config(options: CompareOptions) -> ComparisonConfig:
 
 
 def choose_prompts(options: CompareOptions) -> tuple[Prompt, ...]:
-    """The prompts of the flags. Raises ValueError."""
-    given = options.prompt_file is not None or options.prompt
+    """Returns the prompts that the flags choose. Raises ValueError."""
     if options.prompt_file is not None and options.prompt:
         raise ValueError("prompt: give either --prompt or --prompt-file")
-    if given and (options.workloads is not None or options.prompts_per_workload is not None):
-        raise ValueError("workloads: the built-in prompts do not go together with your own")
-    if options.raw and not given:
-        raise ValueError("raw: is for your own prompts, the built-in ones know for themselves")
-    if options.prompt_file is not None:
-        return read_prompt_file(options.prompt_file, chat=not options.raw)
-    if options.prompt:
+    if options.prompt_file is not None or options.prompt:
+        if options.workloads is not None or options.prompts_per_workload is not None:
+            raise ValueError("workloads: the built-in prompts do not go together with your own")
+        if options.prompt_file is not None:
+            return read_prompt_file(options.prompt_file, chat=not options.raw)
         return given_prompts(options.prompt, chat=not options.raw)
+    if options.raw:
+        raise ValueError("raw: is for your own prompts, the built-in ones know for themselves")
     per_workload = PROMPTS_PER_WORKLOAD if options.prompts_per_workload is None else options.prompts_per_workload
-    kinds = tuple(BUILT_IN) if options.workloads is None else split_list(options.workloads)
-    return built_in_prompts(kinds, per_workload)
+    return built_in_prompts(split_list(options.workloads) if options.workloads is not None else BUILT_IN, per_workload)
+
+
+def placement_of(options: CompareOptions, started: Collection[str]) -> HostPlacement | None:
+    """Returns the cores of the servers of `started`; None: the system's choice. Raises ValueError.
+
+    Neuron cores are always placed, because a process takes all cores unless some are named.
+    """
+    if not started:
+        return None
+    if options.draft_device and options.draft_cores:
+        raise ValueError("draft-cores: --draft-device cpu leaves the draft no cores of the device")
+    cores = parse_cores(options.cores) if options.cores else None
+    draft = parse_cores(options.draft_cores, "draft-cores") if options.draft_cores else None
+    if options.backend == "nxdi" or options.device == "neuron":
+        apart = bool(set(started) & SPLIT) and options.draft_device is None
+        return place_on_neuron(_plan_of(options), find_devices(Path("/"), os.environ), cores, draft, apart)
+    if cores is None:
+        if draft is not None:
+            raise ValueError("draft-cores: give --cores as well, which these are some of")
+        return None
+    if options.device not in ("cpu", "cuda"):
+        raise ValueError("cores: name the --device whose cores these are")
+    place = place_on_cpus if options.device == "cpu" else place_on_gpus
+    return place(cores, draft, options.tp_degree)
+
+
+def _plan_of(options: CompareOptions) -> PlanConfig:
+    if options.model is None:
+        raise ValueError("model: give --model DIR, whose config.json tells how it can be divided among cores")
+    length = auto_or_count("speculation-length", options.speculation_length)
+    return PlanConfig(
+        instance="found",
+        target_model=options.model,
+        draft_model=None if options.draft == "ngram" else options.draft_model,
+        backend=options.backend,
+        dtype=options.dtype,
+        batch=4 if options.batch is None else options.batch,
+        length=options.sequence_length,
+        drafts=ONE_LENGTH if length is None else length or 5,
+        degree=options.tp_degree if options.tp_degree > 1 else None,
+    )
 
 
 def render_again(path: Path) -> int:

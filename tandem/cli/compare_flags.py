@@ -8,7 +8,7 @@ from typing import Any
 
 from tandem.cli.flags import FLAGS
 from tandem.cli.option import DIR, FILE, LIST, NAME, SECONDS, OptionParser, flags_of, option, switch
-from tandem.cli.role_names import BACKENDS, REAL, TORCH
+from tandem.cli.roles import OURS, REAL, TORCH
 from tandem.comparison.links.settings import LINK_KINDS
 from tandem.comparison.measuring.architectures import HEADED, PIPELINED
 from tandem.comparison.measuring.config import CLIENTS, ONE_LENGTH, ComparisonConfig
@@ -64,7 +64,6 @@ class CompareOptions:
     rtt_ms: LIST | None = option("emulated round trips, such as 0,20,50,100; the first is the base", group="links")
     bandwidth_mbps: float | None = option("bandwidth of the emulated link in each direction (default: no limit)")
     up_mbps: float | None = option("bandwidth from the draft's side to the target's, if it is another one")
-    up_share: float = option("share of the round trip that is on the way up")
     jitter_ms: float = option("delay segments by up to so much more each way, at random")
     link: tuple[str, ...] = option(
         "a delay proxy on loopback (default), or a recorded link in Mahimahi's format that it replays (docs/links.md), "
@@ -114,7 +113,7 @@ class CompareOptions:
     model: str | None = option("target (default: the embedded one)", also="target_model", group=STARTED)
     draft_model: str | None = same("draft_model")
     draft: str = same("draft")
-    adapters: str | None = same("adapters", "LoRA adapters of the target, of which --adapter takes one", BACKENDS)
+    adapters: str | None = same("adapters", "LoRA adapters of the target, of which --adapter takes one", OURS)
     draft_adapters: str | None = same("draft_adapters", "those of the draft model, by the same names")
     head: DIR | None = option(f"the EAGLE-3 head of {HEADED.name}, beside the drafter of distributed")
     hand_out_features: str = same("hand_out_features")

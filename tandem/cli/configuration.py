@@ -8,9 +8,8 @@ from typing import Any
 from tandem.cli.asking import sampling
 from tandem.cli.flags import Options
 from tandem.cli.models import command, model_config
-from tandem.cli.option import built
+from tandem.cli.option import built, credentials, split_list, with_default_ports
 from tandem.cli.roles import STARTED
-from tandem.cli.values import credentials, split_list, with_default_ports
 from tandem.clients.prefill_client import PrefillConfig
 from tandem.engine.generator import RequestDefaults
 from tandem.engine.prefix_cache import PrefixSharing
@@ -28,8 +27,8 @@ from tandem.services.security.tls import tls_config
 from tandem.services.security.tokens import AcceptedTokens
 from tandem.services.server import ServeConfig
 from tandem.services.shutdown import ShutdownDeadline
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.sampling import SAMPLING_FIELDS, member_named
+from tandem.speculation.verification_mode import Pipeline
 
 
 def serve(args: Options) -> Coroutine[Any, Any, int]:

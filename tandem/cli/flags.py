@@ -16,12 +16,13 @@ from tandem.cli.option import (
     NAME,
     SECONDS,
     URL,
+    auto_or_count,
     choice,
     flags_of,
     option,
     switch,
 )
-from tandem.cli.role_names import (
+from tandem.cli.roles import (
     ALONE,
     APART,
     ASKING,
@@ -44,15 +45,13 @@ from tandem.cli.role_names import (
     TORCH,
     VERIFYING,
 )
-from tandem.cli.tool_flags import ToolOptions
-from tandem.cli.values import auto_or_count
 
 ADAPTED = (*TARGETS, "prefill", *ALONE, "accept", "check")
 _CALLING = {"nxdi": (*ASKING, *SESSIONS)}  # a fused_target calls PrefillWorkers alone
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class Options(ToolOptions):
+class Options:
     """`argv`: the parsed arguments; `given`: names of the options in them."""
 
     model: str | None = option(
@@ -70,7 +69,6 @@ class Options(ToolOptions):
         "auto|hybrid|model|eagle|ngram",
         DRAFTING,
     )
-    foreign_draft: bool = switch("the draft model has another tokenizer (docs/drafts.md)", DRAFTING, OURS)
     hand_out_features: str = choice(
         "the layers whose hidden states go to EAGLE-3 heads elsewhere; on: the usual ones",
         "off|on|L1,L2,L3",
@@ -83,8 +81,8 @@ class Options(ToolOptions):
     )
     adapters: ADAPTERS | None = option(
         "LoRA adapters of the target, in PEFT's folders, which requests choose by name",
-        (*ADAPTED, "compile"),
-        only={"torch": ADAPTED, "toy": ADAPTED},
+        ADAPTED,
+        OURS,
     )
     draft_adapters: ADAPTERS | None = option(
         "LoRA adapters of the draft model, for requests with the target's of that name",
@@ -112,7 +110,6 @@ class Options(ToolOptions):
         LOADING,
         TORCH,
     )
-    exact: bool = switch("use only step shapes whose results agree bit for bit (default)", VERIFYING, REAL)
     recertify: bool = switch("check native steps though they passed on this CPU before", LOADING, TORCH)
     untested_model: bool = switch("try a family of models that was never tested here (docs/models.md)", LOADING, TORCH)
     fast: bool = switch("use all step shapes, even if their results differ in the last bits", VERIFYING, REAL)
@@ -316,15 +313,6 @@ class Options(ToolOptions):
     generation_config: str = choice(
         "auto: defaults of sampling are those of the model's generation_config.json", "auto|none", SERVERS
     )
-    logit_bias: LIST | None = option(
-        "add to the logits of single tokens, as in 50256:-100,11:2.5 (id:bias, -100 to 100)", PROMPTED
-    )
-    presence_penalty: float | None = option("lower the logit of generated tokens (-2 to 2; default 0)", PROMPTED)
-    frequency_penalty: float | None = option(
-        "lower it once for each time the token was generated (-2 to 2; default 0)", PROMPTED
-    )
-    json_schema: FILE | None = option("the output is JSON that this schema allows", PROMPTED)
-    regex: str | None = option("the output matches this regular expression", PROMPTED, metavar="EXPRESSION")
     logprobs: int | None = option(
         "print every token's log-probability, and the N likeliest tokens in its place (0 to 20)", PROMPTED
     )
@@ -352,6 +340,48 @@ class Options(ToolOptions):
     log_format: str = choice("json: one object per line", "text|json", EVERY)
     profile: bool = switch("write performance_*.csv and .json: a row for each request", (*SERVERS, *PROMPTED))
     debug: bool = switch("log more, and show tracebacks", EVERY)
+
+    output: str | None = option(
+        "accept: JSON file for the figures; convert: empty folder to write to",
+        ("accept", "convert"),
+        group="measuring and advice",
+    )
+    report: str | None = option("the comparison.json to use", ("advise",))
+    rtt_ms: float | None = option("round trip between client and target (default: as measured)", ("advise",))
+    clients: int = option("clients of one target at once", ("advise",), default=1)
+
+    receipt: FILE | None = option(
+        "the receipt; also without --receipt, after the role", ("check",), group="receipts (role check)"
+    )
+    keys: FILE | None = option(
+        "the server's public keys, as it publishes them at /v1/receipt_keys (default: not compared)", ("check",)
+    )
+    sample: int | None = option("draw only so many spans of 64 tokens again (default: all)", ("check",))
+    margin: float = option(
+        "how far a token may be from being drawn, in logits, where arithmetic differs", ("check",), default=0.5
+    )
+    signature_only: bool = switch("check signature and digests, without a model", ("check",))
+
+    convert: str | None = option(
+        "rescale FP8 weights for Neuron; complete an EAGLE head (--draft_model); or write safetensors",
+        ("convert",),
+        metavar="fp8|eagle|safetensors",
+        group="converting checkpoints (docs/trainium-nxdi.md)",
+    )
+    shard_gb: float = option("most GB of a file", ("convert",), default=5.0)
+
+    instance: str | None = option(
+        "an instance type such as trn2.48xlarge, or FAMILY:CHIPS such as trn3:4",
+        ("plan",),
+        group="planning (docs/trainium.md)",
+    )
+    lnc: int | None = option("physical cores per logical one (default: the chip's, 2 on Trn2 and Trn3)", ("plan",))
+    quantization: str = choice(
+        "quantization of the target; auto: as config.json says", "auto|none|int8|f8e4m3|f8e5m2", ("plan",)
+    )
+    modules_to_not_convert: LIST = option("modules to leave unquantized", ("plan",), default="lm_head")
+    log: FILE | None = option("a log: name its known errors, with cause and next command (docs/errors.md)", ("doctor",))
+    json: bool = switch("print JSON", ("plan", "doctor", "check"))
 
     role: str
     argv: tuple[str, ...]

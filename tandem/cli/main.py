@@ -9,14 +9,14 @@ import sys
 from collections.abc import Sequence
 
 from tandem.cli.command_line import RoleParser
-from tandem.cli.role_names import SERVE
-from tandem.cli.roles import COMMANDS, COMPARE, COMPLETION, ROLES
+from tandem.cli.roles import COMPARE, ROLES, SERVE
 from tandem.hints import hinted
 from tandem.installing import install_command, missing_package
 from tandem.rpc.logs import set_up
 from tandem.rpc.printable import printable
+from tandem.speculation.errors import TandemError
 
-EXTRAS = {
+EXTRAS = {  # libraries by extra
     "serve": ("gguf", "huggingface_hub", "safetensors", "tokenizers"),
     "torch": ("accelerate", "torch", "transformers"),
     "config": ("yaml",),
@@ -26,12 +26,11 @@ EXTRAS = {
     "mtls": ("cryptography",),
     "ray": ("ray",),
 }
-"""Libraries by extra."""
 
 
 def parser(program: str = "main.py") -> RoleParser:
     """`program`: the name in help and errors."""
-    return RoleParser({name: role.help for name, role in ROLES.items()}, program, COMMANDS)
+    return RoleParser(program)
 
 
 def console() -> int:
@@ -43,11 +42,13 @@ def main(argv: Sequence[str] | None = None, program: str = "main.py") -> int:
     """Runs a role. Exit codes: 0 done, 1 failed, 2 cannot start (one line on stderr)."""
     debug = False
     arguments = with_role(sys.argv[1:] if argv is None else argv)
-    if arguments[:2] == ["--role", COMPARE]:
-        return _compare(arguments[2:], program)
-    if arguments[:2] == ["--role", COMPLETION]:
-        return _complete(arguments[2:], program)
+    if comparing := arguments[:2] == ["--role", COMPARE]:
+        program = "compare_architectures.py" if program == "main.py" else f"{program} {COMPARE}"
     try:
+        if comparing:
+            from tandem.cli.compare import main as compare
+
+            return compare(arguments[2:], program)
         args = parser(program).parse_args(arguments)
         debug = args.debug
         if not debug:
@@ -58,20 +59,24 @@ def main(argv: Sequence[str] | None = None, program: str = "main.py") -> int:
         return asyncio.run(ROLES[args.role].start(args)) or 0
     except KeyboardInterrupt:
         return 130
-    except ValueError as error:
-        return _refuse(str(error), error, 2, debug, program)
-    except ModuleNotFoundError as error:
-        if (missing := _missing(error)) is None:
-            raise
-        return _refuse(missing, error, 2, debug, program)
-    except RuntimeError as error:
-        if "home directory" not in str(error):  # pathlib's, of a path with ~
-            raise
-        return _refuse("HOME: not set, and this user has no account: name paths without ~", error, 2, debug, program)
     except Exception as error:
-        if type(error).__name__ != "TandemError":
+        message, code = _reason(error)
+        if not message or (comparing and not isinstance(error, ModuleNotFoundError)):
             raise
-        return _refuse(str(error), error, 1, debug, program)
+        return _refuse(message, error, code, debug, program)
+
+
+def _reason(error: Exception) -> tuple[str, int]:
+    """Returns the line that explains an error, and the exit code; "" for a defect."""
+    if isinstance(error, ValueError):
+        return str(error) or repr(error), 2
+    if isinstance(error, TandemError):
+        return str(error), 1
+    if isinstance(error, ModuleNotFoundError):
+        return _missing(error) or "", 2
+    if isinstance(error, RuntimeError) and "home directory" in str(error):  # pathlib's, of a path with ~
+        return "HOME: not set, and this user has no account: name paths without ~", 2
+    return "", 2
 
 
 def _require_libraries() -> None:
@@ -90,28 +95,6 @@ def with_role(argv: Sequence[str]) -> list[str]:
     flag = {SERVE: "--model", "check": "--receipt"}.get(words[1]) if words[:1] == ["--role"] and words[1:] else None
     given = [flag] if flag and words[2:] and not words[2].startswith("-") else []
     return [*words[:2], *given, *words[2:]]
-
-
-def _complete(argv: Sequence[str], program: str) -> int:
-    from tandem.cli.completion import script
-
-    try:
-        print(script(" ".join(argv)), end="")
-    except ValueError as error:
-        return _refuse(str(error), error, 2, False, program)
-    return 0
-
-
-def _compare(argv: list[str], program: str) -> int:
-    from tandem.cli.compare import main as compare
-
-    command = "compare_architectures.py" if program == "main.py" else f"{program} {COMPARE}"
-    try:
-        return compare(argv, command)
-    except ModuleNotFoundError as error:
-        if (missing := _missing(error)) is None:
-            raise
-        return _refuse(missing, error, 2, False, command)
 
 
 def _missing(error: ModuleNotFoundError) -> str | None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from tandem.checkpoints.adapter_files import adapter_choices
 from tandem.cli.flags import Options
-from tandem.cli.option import built
-from tandem.cli.values import auto_or_count, numbers
+from tandem.cli.option import auto_or_count, built, numbers
 from tandem.engine.model_config import DraftChoice, ModelConfig
-from tandem.host.published_times import times_named
+from tandem.host.device_times import times_named
 from tandem.launch import LAUNCH
 from tandem.runners.backends import BackendSettings, backend_named
 from tandem.runners.loading import CHUNK, Execution, Shape
@@ -37,7 +36,6 @@ def model_config(args: Options, model: str | None) -> ModelConfig:
             args.draft_model,
             member_named(FeatureFormat, "feature_format", args.feature_format),
             args.feature_context,
-            args.foreign_draft,
         ),
         backend=args.backend,
         default_k=auto_or_count("speculation_length", args.speculation_length),
@@ -72,7 +70,6 @@ def nxdi_settings(args: Options) -> BackendSettings:
         args,
         neuron_config=read_neuron_config(args.neuron_config),
         draft_neuron_config=read_neuron_config(args.draft_neuron_config, "draft_neuron_config"),
-        adapters=adapter_choices(args.adapters),
     )
 
 

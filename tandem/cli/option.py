@@ -1,4 +1,4 @@
-"""Declares an option once, as a dataclass field: type, default and metadata make flag and help."""
+"""Declares an option once, as a dataclass field; parses command lines and values."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeAlias, TypeVar
 
-from tandem.cli.role_names import BACKENDS
+from tandem.cli.roles import BACKENDS
 from tandem.hints import hinted, meant
+from tandem.rpc.addresses import has_port, is_ipv6, joined
+from tandem.speculation.types import InvalidField
+
+if TYPE_CHECKING:
+    from tandem.rpc.credentials import Credentials
 
 FILE: TypeAlias = str  # a type in capitals is what --help shows for the value
 DIR: TypeAlias = str
@@ -29,6 +34,7 @@ SHOWN = {"int": "N", "ADDRESS": "HOST:PORT", "ADDRESSES": "HOST:PORT[,...]", "AD
 
 Parsed = TypeVar("Parsed")
 Config = TypeVar("Config")
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,3 +175,54 @@ def built(kind: type[Config], options: object, **computed: Any) -> Config:
     """
     same = {each.name: getattr(options, each.name, None) for each in fields(kind)}  # type: ignore[arg-type]
     return kind(**{name: value for name, value in same.items() if value is not None} | computed)
+
+
+def split_list(text: str | None) -> tuple[str, ...]:
+    """The non-empty parts of a list such as `a, b`."""
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
+
+
+def numbers(flag: str, text: str | None, kind: Callable[[str], Number]) -> tuple[Number, ...]:
+    """The numbers of a list such as `1,2,4`. Raises ValueError."""
+    try:
+        return tuple(kind(part) for part in split_list(text))
+    except ValueError:
+        raise ValueError(f"{flag}: {text!r} is not a list of numbers, as in 1,4") from None
+
+
+def auto_or_count(flag: str, text: str | None) -> int | None:
+    """K of `auto|K`; None for `auto` or no text. Raises ValueError."""
+    if text is None or text == "auto":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{flag}: {text!r} is neither a number nor auto") from None
+
+
+def with_default_ports(hosts: str, port: int) -> str:
+    """HOST:PORT for each HOST or HOST:PORT of a list."""
+    return ",".join(_with_default_port(host.strip(), port) for host in hosts.split(","))
+
+
+def _with_default_port(host: str, port: int) -> str:
+    if "://" in host or has_port(host):
+        return host  # of which the former is refused where addresses are checked
+    before, _, last = host.rpartition(":")
+    if last.isdecimal() and is_ipv6(before):
+        raise InvalidField("target_host", f"{host!r} may be an address, [{host}], or have a port, [{before}]:{last}")
+    return joined(host, port, "target_host")
+
+
+def credentials(options: Any) -> Credentials:
+    """Credentials of outgoing calls."""
+    from tandem.rpc.credentials import Credentials
+
+    return built(
+        Credentials,
+        options,
+        ca=options.tls_ca,
+        cert=options.tls_client_cert,
+        key=options.tls_client_key,
+        server_name=options.tls_server_name,
+    )

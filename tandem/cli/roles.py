@@ -1,17 +1,45 @@
-"""The roles: name, help, and the function that starts them."""
+"""The roles of the command line: groups that take the same flags, help texts, and the functions that start them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tandem.cli.flags import Options
-from tandem.cli.role_names import SERVE
+if TYPE_CHECKING:
+    from tandem.cli.flags import Options
 
 STARTED = time.monotonic()
-Start = Callable[[Options], Coroutine[Any, Any, Any]]
+BACKENDS = ("torch", "nxdi", "toy")
+TORCH, NXDI, REAL, OURS = ("torch",), ("nxdi",), ("torch", "nxdi"), ("torch", "toy")
+
+TARGETS = ("target", "fused_target")
+SERVERS = (*TARGETS, "draft_worker")
+APART = ("draft", "draft_worker")  # draft for a target elsewhere
+SESSIONS = ("target", "draft_worker")
+ASKING = ("client", "fused_client", "draft")  # send their own prompts to a server
+CALLING = (*ASKING, *SERVERS)  # show their credentials to servers
+ALONE = ("verify_target", "verify_draft")
+PROMPTED = (*ASKING, *ALONE)
+PROMPTS = (*PROMPTED, "accept")
+GENERATING = (*PROMPTS, *SERVERS)
+DRAFTING = ("fused_target", "draft_worker", "draft", "accept", "compile")
+VERIFYING = (*TARGETS, *ALONE, "accept", "check")
+LISTENING = (*SERVERS, "prefill")
+LOADING = (*LISTENING, "draft", *ALONE, "accept", "check", "compile")
+SHAPED = (*LOADING, "plan")
+FUSING = ("fused_target", "compile")
+EVERY = (*LOADING, "client", "fused_client", "advise", "plan", "doctor", "convert")
+
+COMPARE, SERVE = "compare", "serve"  # commands in a role's place
+SERVE_FLAGS = ("--role", "fused_target", "--http_port", "8080", "--port", "0")  # of `serve`; other flags override them
+COMMANDS = {
+    SERVE: "serve [MODEL]: a fused_target for OpenAI clients, over HTTP at port 8080",
+    COMPARE: "compares the architectures on the same prompts; see compare --help",
+}
+
+Start = Callable[["Options"], Coroutine[Any, Any, Any]]
 
 
 class Role(NamedTuple):
@@ -58,12 +86,3 @@ ROLES = {
         doctor="reports what this machine has, where models can run on it, and what to do next",
     ),
 }
-COMPARE = "compare"
-"""A command with its own flags, not a role."""
-COMPARE_HELP = "compares the architectures on the same prompts; see compare --help"
-SERVE_HELP = "serve [MODEL]: a fused_target for OpenAI clients, over HTTP at port 8080"
-COMPLETION = "completion"
-"""`completion SHELL` prints a script; not a role."""
-COMPLETION_HELP = "completion bash|zsh: prints what completes roles, flags and values in that shell"
-COMMANDS = {SERVE: SERVE_HELP, COMPARE: COMPARE_HELP, COMPLETION: COMPLETION_HELP}
-"""Commands in a role's place, with their help."""

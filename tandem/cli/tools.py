@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tandem.cli.flags import Options
-from tandem.cli.option import built
-from tandem.cli.values import auto_or_count, split_list
+from tandem.cli.option import auto_or_count, built, split_list
 
 if TYPE_CHECKING:
     from tandem.engine.compile_ahead import CompileConfig

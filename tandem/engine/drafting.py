@@ -9,7 +9,7 @@ from tandem.checkpoints.tokenizers import Tokenizer
 from tandem.engine.batcher import Batcher
 from tandem.engine.compatibility import refusal
 from tandem.engine.generators import default_length, draft_name, drafter_health, make_drafter, rehearsals, tolerance
-from tandem.engine.loading import Loaded, foreign, load_adapters, load_draft, load_target_tokenizer
+from tandem.engine.loading import Loaded, load_adapters, load_draft, load_target_tokenizer
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.runners.capabilities import FeaturesIn, No
 from tandem.runners.startup import Startup
@@ -44,8 +44,7 @@ class Drafting:
     @property
     def vocab_size(self) -> int:
         """Upper bound of token ids in calls."""
-        own = self.draft if self.draft and not self.draft.translation else None
-        return own.runner.limits.vocab_size if own else self.tokenizer.vocab_size
+        return self.draft.runner.limits.vocab_size if self.draft else self.tokenizer.vocab_size
 
     def drafter(
         self,
@@ -64,8 +63,8 @@ async def load_drafting(config: ModelConfig, batcher: Batcher, startup: Startup 
     """Loads the drafter, alone on `batcher`'s device thread. Raises ValueError, one line."""
     draft = await load_draft(config, batcher, startup)
     await load_adapters(config, None, draft)
-    tokenizer = draft.tokenizer if draft and not config.draft.foreign else await load_target_tokenizer(config)
-    return Drafting(foreign(draft, config.draft, tokenizer), tokenizer, config.draft, drafter_health(draft))
+    tokenizer = draft.tokenizer if draft else await load_target_tokenizer(config)
+    return Drafting(draft, tokenizer, config.draft, drafter_health(draft))
 
 
 def check_has_target(drafting: Drafting) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from tandem.checkpoints.tokenizers import ChatTokenizer, Tokenizer
-from tandem.engine.chats import chat_length, chat_tokens
 from tandem.engine.fair_turns import FairThread
+from tandem.speculation.chat import ChatMessage
 from tandem.speculation.estimate import Estimate
 from tandem.speculation.length import AdaptiveLength, FixedLength, LengthPolicy
 from tandem.speculation.loop import Rounds, speculate
@@ -192,3 +192,20 @@ def check_tokens(field: str, tokens: list[int] | tuple[int, ...], vocab_size: in
     for token in tokens:
         if not 0 <= token < vocab_size:
             raise InvalidField(field, f"token id {token} is outside the vocabulary of {vocab_size}")
+
+
+def chat_tokens(tokenizer: Tokenizer, messages: Sequence[ChatMessage]) -> list[int]:
+    """Token ids of a chat, up to the assistant's next turn. Raises InvalidField."""
+    if not isinstance(tokenizer, ChatTokenizer):
+        raise InvalidField("messages", "this server's tokenizer renders no chats")
+    shown = [each.for_template for each in messages]
+    try:
+        text = tokenizer.render(shown, add_generation_prompt=True, tools=None)
+    except ValueError as error:
+        raise InvalidField("messages", str(error)) from None
+    return tokenizer.tokens(text, special=False)
+
+
+def chat_length(messages: Sequence[ChatMessage]) -> int:
+    """Characters of a chat; each message counts as some."""
+    return sum(16 + each.length for each in messages)

@@ -9,33 +9,35 @@ from functools import partial
 from tandem.checkpoints.tokenizers import same_tokens
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.generator import Generator
-from tandem.engine.head_sequences import HeadSequence
 from tandem.engine.loading import Loaded, UnfusedPair
 from tandem.engine.local_run import LocalRunVerifier, UndraftedRounds
 from tandem.engine.model_config import DraftChoice, ModelConfig
-from tandem.engine.model_drafter import DraftSequence, ModelDrafter
+from tandem.engine.model_drafter import DraftSequence, HeadSequence, ModelDrafter
 from tandem.engine.sequences import LocalVerifier
 from tandem.engine.slots import NoFreeSlot
 from tandem.runners.capabilities import No, Trait
 from tandem.runners.protocol import RowFailed
-from tandem.speculation.depth import Pipeline
-from tandem.speculation.drafters import BonusDrafter, Drafter, NgramDrafter
+from tandem.speculation.drafters import BonusDrafter, Drafter, NgramDrafter, PredictionDrafter
 from tandem.speculation.estimate import Estimate
 from tandem.speculation.fallible import DrafterHealth, FallibleBonusDrafter
 from tandem.speculation.features import FeatureInbox
-from tandem.speculation.hybrid import HybridDrafter
 from tandem.speculation.length import FIRST
 from tandem.speculation.lookahead import LookaheadPolicy
-from tandem.speculation.lookup_policy import PolicedLookup
+from tandem.speculation.lookup_policy import HybridDrafter, PolicedLookup
 from tandem.speculation.loop import Rounds
-from tandem.speculation.model_info import Rehearsal
 from tandem.speculation.never_waiting import DraftsElsewhere, NeverWaitingRounds
-from tandem.speculation.prediction import PredictionDrafter
 from tandem.speculation.request import Drafts
 from tandem.speculation.rounds import DraftedRounds
-from tandem.speculation.types import GenerationRequest, InvalidField, ModelInfo, Request, Rule, SpeculationStats
-from tandem.speculation.verification_mode import ChosenRounds, never_waits
-from tandem.vocabularies.drafter import ForeignDrafter
+from tandem.speculation.types import (
+    GenerationRequest,
+    InvalidField,
+    ModelInfo,
+    Rehearsal,
+    Request,
+    Rule,
+    SpeculationStats,
+)
+from tandem.speculation.verification_mode import ChosenRounds, Pipeline, never_waits
 
 
 def target_info(loaded: Loaded, default_k: int | None, draft: str = "") -> ModelInfo:
@@ -223,7 +225,7 @@ def fused_generator(
             choice = replace(choice, kind="model")
     # Shared by all requests: rows can share steps only of the same pair, and the health of the draft is common.
     health = health or drafter_health(draft)
-    pair = FusedPair(target.engine, draft.engine, health) if draft and not draft.translation else None
+    pair = FusedPair(target.engine, draft.engine, health) if draft else None
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
         if request.predicted:
@@ -287,14 +289,7 @@ def model_drafter(
 ) -> BonusDrafter:
     """Returns one request's model drafter."""
     begin = partial(HeadSequence, inbox) if inbox else DraftSequence
-    engine, limits = draft.engine, draft.runner.limits
-    if draft.translation is None:
-        return ModelDrafter(engine, request, vocab_size, slot_seconds, begin)
-
-    def own(request: Request) -> BonusDrafter:
-        return ModelDrafter(engine, request, limits.vocab_size, slot_seconds, begin)
-
-    return ForeignDrafter(draft.translation, own, request, vocab_size, limits.max_length)
+    return ModelDrafter(draft.engine, request, vocab_size, slot_seconds, begin)
 
 
 def tolerance(health: DrafterHealth, stats: SpeculationStats) -> Callable[[BonusDrafter], BonusDrafter]:

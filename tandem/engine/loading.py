@@ -12,7 +12,7 @@ from tandem.checkpoints.tokenizers import HuggingFaceTokenizer, Tokenizer, same_
 from tandem.engine.batcher import CLOSE_SECONDS, Batcher
 from tandem.engine.compatibility import able, excluded, refusal
 from tandem.engine.engine import Engine
-from tandem.engine.model_config import DraftChoice, ModelConfig
+from tandem.engine.model_config import ModelConfig
 from tandem.engine.structures import Structures
 from tandem.runners.backends import Backend, LoadRequest, backend_named
 from tandem.runners.capabilities import No, Trait
@@ -23,8 +23,6 @@ from tandem.runners.rehearsal import bare, rehearsed
 from tandem.runners.startup import Startup
 from tandem.runners.torch.tensor_parallel import DRAFT, TARGET, Leader, RankLink
 from tandem.speculation.estimate import Estimate
-from tandem.vocabularies.mapping import Translation
-from tandem.vocabularies.reading import translated
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +32,6 @@ class Loaded:
     engine: Engine
     tokenizer: Tokenizer
     estimate: Estimate = field(default_factory=Estimate)
-    translation: Translation | None = None
 
     @property
     def runner(self) -> Runner:
@@ -144,17 +141,10 @@ async def load_pair(
         apart = await _load_both_apart(config, requests, tokenizer, batcher, startup)
         return apart.target, apart.draft
     target = await load(config, batcher, startup, await named_head(config))
-    draft = foreign(await load_draft(config, batcher, startup, target), config.draft, target.tokenizer)
-    if draft and not draft.translation and not isinstance(fuse := target.engine.can.fuse, No):
+    draft = await load_draft(config, batcher, startup, target)
+    if draft and not isinstance(fuse := target.engine.can.fuse, No):
         await batcher.on_device(fuse, draft.runner, startup)
     return target, draft
-
-
-def foreign(draft: Loaded | None, choice: DraftChoice, target: Tokenizer) -> Loaded | None:
-    """The draft, with a translation if it may have another tokenizer. Raises ValueError."""
-    if draft is None or not choice.foreign:
-        return draft
-    return replace(draft, tokenizer=target, translation=translated(target, draft.tokenizer))
 
 
 async def named_head(config: ModelConfig) -> Checkpoint | None:

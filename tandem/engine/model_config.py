@@ -27,7 +27,6 @@ class DraftChoice:
     model: str | None = None
     feature_format: FeatureFormat = FeatureFormat.BFLOAT16  # for a remote head
     feature_context: int = DEFAULT_CONTEXT  # last positions of a prompt
-    foreign: bool = False  # the draft model may have another tokenizer
 
     def __post_init__(self) -> None:
         if self.kind not in DRAFTS:

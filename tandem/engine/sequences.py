@@ -12,12 +12,11 @@ from tandem.engine.stepper import Step, Stepper
 from tandem.runners.feature_rows import FeatureRow
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import PrefillRow, ProposeRow, RowFailed, StructureEnded, VerifyRow
-from tandem.speculation.common_prefix import common
 from tandem.speculation.features import FeatureSpec
 from tandem.speculation.processing import Processing, Processor
 from tandem.speculation.rounds import VerifierHere
 from tandem.speculation.run_on import SelfPacedRun
-from tandem.speculation.types import Request, SparseDistribution, SpeculationStats, Verdict
+from tandem.speculation.types import Request, SparseDistribution, SpeculationStats, Verdict, common
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -1,8 +1,8 @@
 """Allocates a fixed number of KV slots, lowest first, to waiting requests.
 
 A free slot goes to the caller with the fewest, then to the earliest request, so a caller waits for one sequence to end
-at most. If slots share less memory than all may take, requests also wait for memory, and later ones that fit pass. A
-request holds back later ones for a bounded time (holds.py), if only they have the memory that it needs.
+at most. If slots share less memory than all may take, requests also wait for memory, and later ones that fit pass. But
+after MAX_PASSED of them the first that waits for memory is next, and holds back the others for up to HOLD_SECONDS.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tandem.engine.holds import Holds
-
 if TYPE_CHECKING:
     from tandem.engine.kv_memory import KVMemory
 
 MAX_WAITING = 256  # requests, besides `reserved_places`
 KEPT_SECONDS = 2.0  # for a named request to return after its wait timed out
+MAX_PASSED, HOLD_SECONDS = 16, 8.0
 _AFTER = 0.01  # seconds added to a timer, so that its time has passed at any clock resolution
 
 
@@ -43,6 +42,8 @@ class _Place:
     tokens: int | None = None  # the sequence's maximum; None: a slot's
     turn: asyncio.Future[int] | None = None  # None: kept for a retry
     kept_until: float = 0.0
+    passed: int = 0  # later requests served while it was the first to wait for memory, since its last hold
+    holds_until: float = 0.0
 
 
 class SlotPool:
@@ -53,7 +54,6 @@ class SlotPool:
         self.queue: list[_Place] = []
         self._numbers = itertools.count()
         self._taken: dict[int, _Place] = {}  # the request that has the slot
-        self._holds = Holds()
         self._max_waiting = max_waiting
         self._closed: Exception | None = None
         self.memory: KVMemory | None = None
@@ -65,13 +65,17 @@ class SlotPool:
         return len(self._free)
 
     @property
+    def used(self) -> int:
+        return self.count - len(self._free)
+
+    @property
     def waiting(self) -> int:
         return sum(place.turn is not None for place in self.queue)
 
     @property
     def usage(self) -> float:
         """The share of memory reserved, or of slots taken."""
-        return self.memory.reserved / self.memory.limit if self.memory else (self.count - self.free) / self.count
+        return self.memory.reserved / self.memory.limit if self.memory else self.used / self.count
 
     def take(self, tokens: int | None = None) -> int:
         """A free slot for at most `tokens` (None: as many as fit). Raises NoFreeSlot."""
@@ -81,6 +85,8 @@ class SlotPool:
     def _take(self, place: _Place) -> int:
         if not self.fits(place.tokens):
             raise NoFreeSlot(self._full())
+        first = next((each for each in self.queue if not self.fits(each.tokens)), place)
+        first.passed += first.number < place.number
         slot = self._free.pop(0)
         self._taken[slot] = place
         if self.memory:
@@ -92,11 +98,9 @@ class SlotPool:
         self._check()
         place = self._place(name)
         place.tokens = tokens
-        if self.fits(tokens) and not self._held_back(place):
+        if self.fits(tokens) and not any(map(self._holds, self.queue)):
             self._leave(place)
-            slot = self._take(place)
-            self._serve()  # those whom this place held back
-            return slot
+            return self._take(place)
         if place not in self.queue:
             if len(self.queue) >= self._max_waiting:
                 away = next((each for each in reversed(self.queue) if each.turn is None), None)
@@ -109,32 +113,22 @@ class SlotPool:
     def fits(self, tokens: int | None) -> bool:
         return bool(self._free) and (self.memory is None or self.memory.fits(tokens))
 
-    def _held_back(self, place: _Place) -> bool:
-        """Whether an earlier place holds `place` back; begins a hold if allowed."""
-        memory, holder = self.memory, self._holder()
-        if memory is None or holder is None or holder.number >= place.number:
+    def _holds(self, place: _Place) -> bool:
+        """Whether a request that waits for memory holds back the others. A hold is bounded: others may not end soon."""
+        memory, waits = self.memory, place.turn is not None and not place.turn.done()
+        if memory is None or not waits or place.passed < MAX_PASSED or self.fits(place.tokens):
             return False
-        both = memory.cost(holder.tokens) + memory.cost(place.tokens)
-        if memory.reserved + both <= memory.limit and len(self._free) > 1:
-            return False  # the holder has left for a moment, and its own is free beside this
+        earlier = sum(memory.reserved_by(slot) for slot, other in self._taken.items() if other.number < place.number)
+        if earlier + memory.cost(place.tokens) > memory.limit:
+            return False  # the others do not take what it waits for
         loop = asyncio.get_running_loop()
-        if self._holds.begins(holder, loop.time()):
-            loop.call_at(self._holds.until + _AFTER, self._serve)
-        return self._holds.on(loop.time())
-
-    def _holder(self) -> _Place | None:
-        """The first place that would fit if no later request had a slot."""
-        if self.memory is None or not self.queue:
-            return None
-        taken = sorted((place.number, slot) for slot, place in self._taken.items())
-        before, reserved = 0, 0
-        for place in self.queue:
-            while before < len(taken) and taken[before][0] < place.number:
-                reserved += self.memory.reserved_by(taken[before][1])
-                before += 1
-            if before < self.count and reserved + self.memory.cost(place.tokens) <= self.memory.limit:
-                return place
-        return None
+        if not place.holds_until:
+            place.holds_until = loop.time() + HOLD_SECONDS
+            loop.call_at(place.holds_until + _AFTER, self._serve)
+        if loop.time() < place.holds_until:
+            return True
+        place.passed, place.holds_until = 0, 0.0
+        return False
 
     def _full(self) -> str:
         if self.memory is None or not self._free:
@@ -177,13 +171,10 @@ class SlotPool:
         if place.name is None:
             self._leave(place)
             self._serve()
-        elif self.memory:
-            loop.call_later(KEPT_SECONDS + _AFTER, self._serve)  # it may hold others back that long
 
     def _leave(self, place: _Place) -> None:
         if place in self.queue:
             self.queue.remove(place)
-            self._holds.over(place, asyncio.get_running_loop().time())
 
     def close(self, error: Exception) -> None:
         """Waiting and later requests get `error`."""
@@ -214,11 +205,10 @@ class SlotPool:
             place.turn.set_result(self._take(place))
 
     def _next(self) -> _Place | None:
-        if not self._free:
+        if not self._free or any(map(self._holds, self.queue)):
             return None
         having = Counter(place.caller for place in self._taken.values())
-        for place in sorted(self.queue, key=lambda place: having[place.caller]):
-            ready = place.turn is not None and not place.turn.done()
-            if ready and self.fits(place.tokens) and not self._held_back(place):
+        for place in sorted(self.queue, key=lambda place: (place.passed < MAX_PASSED, having[place.caller])):
+            if place.turn is not None and not place.turn.done() and self.fits(place.tokens):
                 return place
         return None

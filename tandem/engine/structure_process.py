@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
-import signal
 import socket
 import subprocess
 import sys
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,20 +15,8 @@ from typing import Any
 import numpy as np
 
 from tandem.engine import structure_worker
-from tandem.engine.structure_worker import (
-    ADVANCE,
-    COMPILE,
-    COMPILED,
-    DIED,
-    DONE,
-    FORK,
-    MASK,
-    NOTHING,
-    PACKET,
-    TAKEN,
-    TEXT,
-)
-from tandem.speculation.draws import BadLogits, StructureFailed
+from tandem.engine.structure_worker import ADVANCE, COMPILE, COMPILED, DONE, FORK, MASK, NOTHING, PACKET, TAKEN, TEXT
+from tandem.speculation.draws import StructureFailed
 from tandem.speculation.processing import Mask
 from tandem.speculation.sampling import InvalidField, Structure
 
@@ -40,7 +27,7 @@ LEXER_STATES = 50_000  # llguidance's own limit, at 1 to 2 kB each
 STALLED_SECONDS = 10.0  # wall-clock limit of an answer, far above its processor time
 HUNG_SECONDS = 120.0  # the same for starting and compiling, for which no step waits
 _END_SECONDS = 1.0
-TRIES = 2  # at work whose process ends within its limits
+TRIES = 2  # at work whose process ends early
 _TOKENS = PACKET // 4  # in one packet
 
 
@@ -49,34 +36,22 @@ class Refused(ValueError):
 
 
 class Died(RuntimeError):
-    """The process has ended, by `signal`; None: unknown."""
+    """The process has ended. `late`: it had all its time; else it lacked memory, or was killed."""
 
-    def __init__(self, number: int | None = None) -> None:
-        super().__init__(f"ended by signal {number}" if number else "ended")
-        self.signal = number
-
-
-LIMITS: dict[int | None, str] = {
-    signal.SIGPROF: "time",
-    signal.SIGABRT: "memory",
-    signal.SIGSEGV: "nesting",
-    signal.SIGBUS: "nesting",
-}  # exceeded limits by the signal that ended a process
+    def __init__(self, late: bool = False) -> None:
+        super().__init__("ended")
+        self.late = late
 
 
 def refusal(structure: Structure, error: Refused | Died, doing: str) -> InvalidField:
     """The request's error. `doing`: "compile" or "follow"."""
     match error:
-        case Died(signal=signal.SIGPROF) if doing == "compile":
+        case Died(late=True) if doing == "compile":
             why = f"it took more than {COMPILE_SECONDS:g} s of processor time to compile"
-        case Died(signal=signal.SIGPROF):
+        case Died(late=True):
             why = f"it took more than {STEP_SECONDS:g} s of processor time to follow one token"
-        case Died(signal=signal.SIGABRT):
-            why = f"it needed more than {MEMORY_MIB} MiB of memory to {doing}"
-        case Died(signal=signal.SIGSEGV | signal.SIGBUS):
-            why = "it is nested too deeply"
         case Died():
-            why = f"the processes that were to {doing} it were killed"
+            why = f"it needed more than {MEMORY_MIB} MiB of memory to {doing}, or is nested too deeply"
         case Refused() if str(error).startswith("NoExtension"):
             why = "no output can match it" if doing == "compile" else "no token can follow the output"
         case Refused():
@@ -87,20 +62,16 @@ def refusal(structure: Structure, error: Refused | Died, doing: str) -> InvalidF
 class StructureProcess:
     """A process that ends with this object; one thread at a time may query it, any may `fork`."""
 
-    def __init__(
-        self,
-        own: socket.socket,
-        parent: StructureProcess | None = None,
-        process: subprocess.Popen[bytes] | None = None,
-    ) -> None:
-        self._own, self._parent = own, parent  # the parent lives as long, to send how this one ended
+    def __init__(self, own: socket.socket, process: subprocess.Popen[bytes] | None = None) -> None:
+        self._own = own
         self._answer = bytearray(PACKET + TAKEN.size)
         self._expected = 0  # tokens that are to be taken
+        self._late_at = 0.0  # when a process that answers has used up its time
         self.close = weakref.finalize(self, _ended, own, process)
 
     @classmethod
     def started(cls, given: Mapping[str, Any]) -> StructureProcess:
-        """Starts a process to fork from once `ready`; blocks milliseconds. Raises OSError."""
+        """Starts a process to fork from; blocks until it is ready. Raises OSError, Refused or Died."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, structure_worker.__file__, str(theirs.fileno())]
@@ -116,14 +87,13 @@ class StructureProcess:
         assert process.stdin is not None
         with process.stdin as pipe:
             pipe.write(json.dumps({**given, **limits}).encode())
-        return cls(ours, process=process)
-
-    async def ready(self) -> None:
-        """Waits until a `started` process can fork. Raises Refused or Died."""
-        await self._answered()
+        started = cls(ours, process)
+        started._wait(HUNG_SECONDS, HUNG_SECONDS)
+        started.answer()
+        return started
 
     def fork(self) -> StructureProcess:
-        """A copy of this process, which may still be starting. Raises Died."""
+        """A copy of this process. Raises Died."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
@@ -131,23 +101,25 @@ class StructureProcess:
             except OSError:
                 ours.close()
                 raise Died from None
-        return StructureProcess(ours, self)
+        return StructureProcess(ours)
 
-    async def compile(self, kind: str, text: str) -> int:
-        """Compiles a structure; returns the bytes used. Raises Refused and Died."""
+    def compile(self, kind: str, text: str) -> int:
+        """Compiles a structure; returns the bytes used. Blocks. Raises Refused and Died."""
+        self._wait(HUNG_SECONDS, COMPILE_SECONDS)
         raw = text.encode("utf-8", "surrogatepass")
-        for at in range(0, len(raw), PACKET):
-            await self._sent(bytes([TEXT]) + raw[at : at + PACKET])
-        await self._sent(bytes([COMPILE]) + kind.encode())
-        return int(COMPILED.unpack(await self._answered())[1])
+        with contextlib.suppress(OSError):  # `answer` raises the reason
+            for at in range(0, len(raw), PACKET):
+                self._own.send(bytes([TEXT]) + raw[at : at + PACKET])
+            self._own.send(bytes([COMPILE]) + kind.encode())
+        return int(COMPILED.unpack(self._read())[1])
 
-    async def take(self, tokens: Sequence[int]) -> int:
-        """Takes tokens while they match; returns how many did. Raises Refused and Died."""
+    def take(self, tokens: Sequence[int]) -> int:
+        """Takes tokens while they match; returns how many did. Blocks. Raises Refused and Died."""
         taken = 0
         for at in range(0, len(tokens), _TOKENS):
             part = tokens[at : at + _TOKENS]
-            await self._sent(structure_worker.step(NOTHING, 0, part))
-            taken += TAKEN.unpack_from(await self._answered())[1]
+            self.ask(NOTHING, 0, part)
+            taken += TAKEN.unpack_from(self._read())[1]
             if taken < at + len(part):
                 break
         return taken
@@ -159,47 +131,36 @@ class StructureProcess:
             self.ask(NOTHING, back, tokens[at : at + _TOKENS])
             self.answer()
             back = 0
-        if not self._own.gettimeout():
-            self._own.settimeout(STALLED_SECONDS)
+        self._wait(STALLED_SECONDS, STEP_SECONDS)
         with contextlib.suppress(OSError):  # `answer` raises the reason
             self._own.send(structure_worker.step(question, back, tokens[last:], token))
         self._expected = len(tokens) - last
 
     def answer(self) -> memoryview:
         """The last answer, valid until the next one; blocks. Raises Refused and Died."""
-        try:
-            answer = self._read(self._own.recv_into(self._answer))
-        except OSError:
-            raise Died from None
-        if TAKEN.unpack_from(answer)[1] < self._expected:
+        answer = self._read()
+        if self._expected and TAKEN.unpack_from(answer)[1] < self._expected:
             raise Refused("the output does not match it")
         return answer[TAKEN.size :]
 
-    async def _sent(self, packet: bytes) -> None:
-        self._own.setblocking(False)
-        with contextlib.suppress(OSError):  # `_answered` raises the reason
-            await asyncio.get_running_loop().sock_sendall(self._own, packet)
+    def stop(self) -> None:
+        """Ends it from any thread, also while another waits for an answer."""
+        with contextlib.suppress(OSError):
+            self._own.shutdown(socket.SHUT_RDWR)
 
-    async def _answered(self) -> memoryview:
-        self._own.setblocking(False)
-        loop = asyncio.get_running_loop()
-        hangs = loop.call_later(HUNG_SECONDS, self._own.shutdown, socket.SHUT_RDWR)
-        try:
-            return self._read(await loop.sock_recv_into(self._own, self._answer))
-        except OSError:
-            raise Died from None
-        finally:
-            hangs.cancel()
+    def _wait(self, seconds: float, processor_seconds: float) -> None:
+        with contextlib.suppress(OSError):  # it is closed
+            self._own.settimeout(seconds)
+        self._late_at = time.perf_counter() + processor_seconds
 
-    def _read(self, size: int) -> memoryview:
-        answer = memoryview(self._answer)[:size]
-        if not size:
-            raise Died
-        if answer[0] == DIED:
-            raise Died(answer[1])
-        if answer[0] != DONE:
-            raise Refused(str(answer[1:], errors="replace"))
-        return answer
+    def _read(self) -> memoryview:
+        with contextlib.suppress(OSError):
+            answer = memoryview(self._answer)[: self._own.recv_into(self._answer)]
+            if answer and answer[0] != DONE:
+                raise Refused(str(answer[1:], errors="replace"))
+            if answer:
+                return answer
+        raise Died(late=time.perf_counter() >= self._late_at)
 
 
 def _ended(own: socket.socket, process: subprocess.Popen[bytes] | None) -> None:
@@ -228,11 +189,14 @@ class RemoteMatcher:
         self._mask: Mask | None = None
         self._failed = ""
 
-    async def take(self, tokens: Sequence[int]) -> int:
+    def take(self, tokens: Sequence[int]) -> int:
         """See StructureProcess.take."""
-        taken = await self._process.take(tokens) if tokens else 0
+        taken = self._process.take(tokens)
         self._tokens, self._sent, self._shared = list(tokens[:taken]), list(tokens[:taken]), taken
         return taken
+
+    def stop(self) -> None:
+        self._process.stop()
 
     def mask(self) -> Mask:
         if self._mask is None:
@@ -275,13 +239,13 @@ class RemoteMatcher:
         return self._packed
 
     def _ask(self, question: int, token: int = 0) -> memoryview:
-        """Brings the process to the output's end and queries it. Raises StructureFailed, or another BadLogits."""
-        for _ in range(TRIES):
+        """Brings the process to the output's end and queries it. Raises StructureFailed."""
+        for attempt in range(TRIES):
             if self._failed:
                 break
-            wanted = question == MASK and self._shared == len(self._sent) == len(self._tokens)
+            ahead = self._due and question == MASK and self._shared == len(self._sent) == len(self._tokens)
             try:
-                if not (self._due and wanted):
+                if not ahead:
                     self._drop_answer()
                     self._process.ask(question, len(self._sent) - self._shared, self._tokens[self._shared :], token)
                     self._sent[self._shared :] = self._tokens[self._shared :]
@@ -289,13 +253,12 @@ class RemoteMatcher:
                 self._due = False
                 return self._process.answer()
             except (Refused, Died) as error:
-                if isinstance(error, Refused) or error.signal in LIMITS:
+                # a look-ahead's time is not known, since nobody waited for it
+                if isinstance(error, Refused) or attempt or (error.late and not ahead):
                     self._failed = refusal(self._structure, error, "follow").fault
                 else:
                     self._again()
-        if self._failed:
-            raise StructureFailed(self._failed)
-        raise BadLogits("the processes that follow the structure were killed")
+        raise StructureFailed(self._failed)
 
     def _drop_answer(self) -> None:
         # reads an unwanted answer; a failed process is replaced

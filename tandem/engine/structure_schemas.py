@@ -10,7 +10,6 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 Compiles = Callable[[str], bool]
-TextOf = Callable[[int], bytes]  # a token's bytes
 # Keywords of an object itself, and those with the schemas of what is in an object or an array.
 OF_OBJECTS = ("properties", "patternProperties", "additionalProperties", "required", "minProperties")
 NAMED = ("properties", "patternProperties")
@@ -27,11 +26,6 @@ CALLS = f"""start: (begin call "\\n"? "</tool_call>")* TEXT
 TEXT: /(?s:.*)/
 begin[lazy]: TEXT "{CALL_BEGIN}"
 call: "\\n"? %json """  # text with tool calls between marks; `call_schema`'s schema of a call follows
-MOST_DIGITS = 20  # digits in a row: a float has 17 significant ones, an integer of 64 bits 20
-EXPONENT_DIGITS = 3
-LONGEST_NUMBER = 400  # the same if the schema itself has such numbers: 1e308 has 309
-_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_NUMBER = re.compile(rb"([0-9][eE][+-]?)?([0-9]*)$")
 _DECODER = json.JSONDecoder()
 _LOOKING = ("(?=", "(?!", "(?<=", "(?<!", r"\b", r"\B")
 
@@ -124,10 +118,7 @@ def without_looking(pattern: str) -> tuple[list[str] | None, str]:
 
 
 def _bound(root: Any, schema: dict[str, Any]) -> None:
-    # a limit of digits may leave no multiples, and no unique values
-    if "multipleOf" in schema:
-        for key, other, bound in (("minimum", "exclusiveMinimum", -(10**15)), ("maximum", "exclusiveMaximum", 10**15)):
-            schema.update({} if key in schema or other in schema else {key: bound})
+    # so that a masked output leaves unique values
     values = _resolved(root, schema.get("items")).get("enum")
     if schema.get("uniqueItems") and isinstance(values, list):
         schema["maxItems"] = min(len(values), schema.get("maxItems", len(values)))
@@ -216,104 +207,44 @@ def calls_in(text: str) -> Iterator[tuple[str, Any]]:
             return
 
 
-class Calls:
-    """Checks an output's calls against the original schemas."""
+class Rest:
+    """Checks whole outputs, or with `of_calls` each call of an output, against the original schema."""
 
-    def __init__(self, schema: str) -> None:
-        self._rests = {
-            key: Rest(json.dumps({"$ref": f"#/$defs/{step(key)}", "$defs": {key: each}}))
-            for key, each in json.loads(schema)["$defs"].items()
-        }
+    def __init__(self, text: str, of_calls: bool) -> None:
+        self.of_calls = of_calls
+        schemas = {"": json.loads(text)}
+        if of_calls:
+            defined = schemas[""]["$defs"]
+            schemas = {key: {"$ref": f"#/$defs/{step(key)}", "$defs": {key: defined[key]}} for key in defined}
+        self._validators = {key: _validator(schema) for key, schema in schemas.items()}
         self._fault_of = lru_cache(64)(self._checked)  # most steps end no call
 
     def fault(self, output: str) -> str:
-        """Where and how the first wrong call breaks its schema, or ""."""
-        found = (self._fault_of(name, json.dumps(arguments)) for name, arguments in calls_in(output))
-        return next(filter(None, found), "")
+        """Where and how an output, or its first wrong call, breaks the schema, or ""."""
+        if not self.of_calls:
+            return self._checked("", output)
+        calls = ((f"tools.{name}", json.dumps(arguments)) for name, arguments in calls_in(output))
+        found = ((key, self._fault_of(key, arguments)) for key, arguments in calls)
+        return next((f"{key}: {fault}" for key, fault in found if fault), "")
 
-    def _checked(self, name: str, arguments: str) -> str:
-        key = f"tools.{name}"
-        fault = self._rests[key].fault(arguments)
-        return f"{key}: {fault}" if fault else ""
-
-
-class Rest:
-    """Checks whole outputs against the original schema."""
-
-    def __init__(self, text: str) -> None:
-        from jsonschema import Draft7Validator, Draft202012Validator, FormatChecker, validators
-        from referencing import Registry
-
-        schema = json.loads(text)
-        for _, part, _ in _parts(schema):  # forms of older drafts, which llguidance takes too
-            if isinstance(part.get("items"), list):
-                part |= {"prefixItems": part["items"], "items": part.get("additionalItems", True)}
-            for key in ("exclusiveMinimum", "exclusiveMaximum"):
-                if isinstance(part.get(key), bool) and part.pop(key):
-                    part[key] = part.pop(key.removeprefix("exclusive").lower(), None)
-        Draft202012Validator.check_schema(schema, FormatChecker(()))  # Python does not have all patterns
-        own = {"pattern": _pattern, "dependencies": Draft7Validator.VALIDATORS["dependencies"]}
-        kind = validators.extend(Draft202012Validator, own)
-        self._validator = kind(schema, registry=Registry())  # which retrieves nothing
-
-    def fault(self, output: str) -> str:
-        """Where and how an output breaks the schema, or ""."""
-        found = next(self._validator.iter_errors(json.loads(output)), None)
+    def _checked(self, key: str, output: str) -> str:
+        found = next(self._validators[key].iter_errors(json.loads(output)), None)
         return f"{found.json_path}: {found.message}" if found else ""
 
 
-class JsonText:
-    """Reads JSON output; masks `digits` (tokens that begin with one) after `most` digits in a row."""
+def _validator(schema: Any) -> Any:
+    from jsonschema import Draft7Validator, Draft202012Validator, FormatChecker, validators
+    from referencing import Registry
 
-    def __init__(self, digits: int, most: int, text_of: TextOf, rest: Rest | Calls | None = None) -> None:
-        self._digits, self._most, self._text_of, self._rest = digits, most, text_of, rest
-        self._texts: list[bytes] = []
-        self.fault = ""
-
-    def take(self, token: int) -> None:
-        self._texts.append(self._text_of(token))
-
-    def back(self, count: int) -> None:
-        del self._texts[len(self._texts) - count :]
-
-    def limit(self, mask: bytearray, may_end: bool) -> None:
-        """Masks tokens with one digit too many, unless no others are allowed."""
-        outside = _STRINGS.sub(b"", b"".join(self._texts))
-        number = _NUMBER.search(outside)
-        assert number, "it matches what is empty"
-        if b'"' in outside or len(number[2]) < (EXPONENT_DIGITS if number[1] else self._most):
-            return
-        left = int.from_bytes(mask, "little") & ~self._digits
-        if left or may_end:
-            mask[:] = left.to_bytes(len(mask), "little")
-
-    def complete(self) -> bool:
-        self.fault = self._rest.fault(b"".join(self._texts).decode(errors="replace")) if self._rest else ""
-        return not self.fault
-
-
-class CallText(JsonText):
-    """Reads output with tool calls; `rest` checks each before its end mark, which may be a stop string."""
-
-    def limit(self, mask: bytearray, may_end: bool) -> None:
-        if not self.complete():
-            raise ValueError(f"the output breaks it at {self.fault}")
-
-
-def reader(schema: str, calls: bool, dropped: bool, digits: int, text_of: TextOf) -> JsonText | None:
-    """The reader of a schema's outputs, or with `calls` of CALLS; None if it would do nothing."""
-    if calls:
-        return CallText(0, 0, text_of, Calls(schema)) if dropped else None
-    return JsonText(digits, digits_needed(schema), text_of, Rest(schema) if dropped else None)
-
-
-def digit_tokens(vocabulary: Any, vocab_size: int) -> int:
-    return sum(1 << token for token in range(vocab_size) if vocabulary.decode_bytes([token])[:1].isdigit())
-
-
-def digits_needed(schema: str) -> int:
-    """Digits in a row that a number may have: MOST_DIGITS, or as many as in the schema."""
-    return min(LONGEST_NUMBER, max(MOST_DIGITS, *map(len, re.findall("[0-9]+", schema)), 0))
+    for _, part, _ in _parts(schema):  # forms of older drafts, which llguidance takes too
+        if isinstance(part.get("items"), list):
+            part |= {"prefixItems": part["items"], "items": part.get("additionalItems", True)}
+        for key in ("exclusiveMinimum", "exclusiveMaximum"):
+            if isinstance(part.get(key), bool) and part.pop(key):
+                part[key] = part.pop(key.removeprefix("exclusive").lower(), None)
+    Draft202012Validator.check_schema(schema, FormatChecker(()))  # Python does not have all patterns
+    own = {"pattern": _pattern, "dependencies": Draft7Validator.VALIDATORS["dependencies"]}
+    return validators.extend(Draft202012Validator, own)(schema, registry=Registry())  # which retrieves nothing
 
 
 def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:

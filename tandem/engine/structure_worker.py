@@ -1,14 +1,14 @@
 """A process that compiles structures and follows outputs with llguidance, apart from the server.
 
-The first process builds the vocabulary and forks one process per structure, which forks one per output: each can be
-killed alone and has its limits. Messages are packets on its socket; a closed socket kills it, and its parent reports
-its signal. Imports only structure_schemas.py of Tandem, to start quickly.
+The first process builds the vocabulary and forks one process per structure, which forks one per output: each has its
+limits, and ends alone. Messages are packets on its socket; a process ends when that is closed, even while it compiles.
+Imports only structure_schemas.py of Tandem, to start quickly.
 """
 
 from __future__ import annotations
 
 import array
-import contextlib
+import fcntl
 import gc
 import json
 import os
@@ -19,16 +19,16 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:  # main makes it importable
-    from tandem.engine.structure_schemas import JsonText
+    from tandem.engine.structure_schemas import Rest
 
 # A message begins with what to do.
 FORK, TEXT, COMPILE, STEP = b"FTCS"
-# The answer to it begins with one of these. DIED comes from the parent, with the signal.
-DONE, REFUSED, DIED = b"+!X"
+# The answer to it begins with one of these.
+DONE, REFUSED = b"+!"
 # What a STEP asks about, once the output has changed.
 NOTHING, ADVANCE, MASK = range(3)
 
@@ -37,6 +37,9 @@ TAKEN = struct.Struct("<cI")  # DONE, how many of the tokens were taken
 COMPILED = struct.Struct("<cQ")  # DONE, bytes that the process took to compile
 
 PACKET = 64 * 1024  # bytes of a text or of tokens per packet; a socket buffers about three times as many
+MOST_DIGITS = 20  # in a row: a float has 17 significant ones, an integer of 64 bits 20
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_LONG_NUMBER = re.compile(rb'^(?:[^"]|"")*[0-9]{%d}$' % MOST_DIGITS)
 _SCHEMA = re.compile(r"^(.*%json )(\{.*\})$", re.MULTILINE)
 _PAGE = resource.getpagesize()
 
@@ -47,12 +50,24 @@ def step(question: int, back: int, tokens: Sequence[int], token: int = 0) -> byt
 
 
 class Follower:
-    """Follows an output through a structure; if it may end, any of `end_ids` ends it."""
+    """Follows an output through a structure; if it may end, any of `end_ids` ends it.
+
+    `rest` checks the output's text, spelled by `text_of`, against the part of the structure that the matcher lacks.
+    `digits`: the tokens that begin with a digit, a bit each; none follows MOST_DIGITS digits of a JSON number.
+    """
 
     def __init__(
-        self, matcher: Any, vocab_size: int, end_ids: Sequence[int], json_text: JsonText | None = None
+        self,
+        matcher: Any,
+        vocab_size: int,
+        end_ids: Sequence[int],
+        rest: Rest | None = None,
+        text_of: Callable[[int], bytes] = lambda token: b"",
+        digits: int = 0,
     ) -> None:
-        self._matcher, self._vocab_size, self._end_ids, self._json = matcher, vocab_size, end_ids, json_text
+        self._matcher, self._vocab_size, self._end_ids = matcher, vocab_size, end_ids
+        self._rest, self._text_of, self._digits = rest, text_of, digits
+        self._texts: list[bytes] = []
         self._ended = 0  # end-of-sequence tokens taken
 
     def mask(self) -> bytes:
@@ -62,25 +77,26 @@ class Follower:
             made = self._matcher.compute_bitmask()[: len(mask)]
             self.check()
             mask[: len(made)] = made
-        may_end = self._may_end()
-        if self._json:
-            self._json.limit(mask, may_end)
+        may_end, fault = self._may_end()
+        if self._digits and _LONG_NUMBER.search(_STRINGS.sub(b'""', b"".join(self._texts))):
+            left = int.from_bytes(mask, "little") & ~self._digits
+            mask[:] = left.to_bytes(len(mask), "little") if left or may_end else mask
         for token in self._end_ids:
             mask[token // 8] &= ~(1 << token % 8)
             mask[token // 8] |= may_end << token % 8
-        if self._json and self._json.fault and not any(mask):
-            raise ValueError(f"the output breaks it at {self._json.fault}")
+        if fault and not any(mask):
+            raise ValueError(f"the output breaks it at {fault}")
         return bytes(mask)
 
     def advance(self, token: int) -> bool:
         # any spelling of a token is accepted; the mask has only the tokenizer's own
         if token in self._end_ids:
-            may = self._may_end()
-            self._ended += may
-            return may
+            may_end, _ = self._may_end()
+            self._ended += may_end
+            return may_end
         taken = not self._ended and bool(self._matcher.try_consume_tokens([token]))
-        if taken and self._json:
-            self._json.take(token)
+        if taken and (self._rest or self._digits):
+            self._texts.append(self._text_of(token))
         return taken
 
     def back(self, count: int) -> None:
@@ -88,17 +104,22 @@ class Follower:
         self._ended -= ends
         if count > ends:
             self._matcher.rollback(count - ends)
-            if self._json:
-                self._json.back(count - ends)
+            del self._texts[ends - count :]
 
     def check(self) -> None:
         if self._matcher.is_error():
             raise ValueError(self._matcher.get_error())
 
-    def _may_end(self) -> bool:
-        if self._ended or not self._matcher.is_accepting():
-            return self._ended > 0
-        return self._json is None or self._json.complete()
+    def _may_end(self) -> tuple[bool, str]:
+        """Whether the output may end, and where it breaks the rest."""
+        calls = self._rest is not None and self._rest.of_calls  # which are checked before the output's end
+        complete = not self._ended and self._matcher.is_accepting()
+        if not self._rest or not (complete or calls):
+            return self._ended > 0 or complete, ""
+        fault = self._rest.fault(b"".join(self._texts).decode(errors="replace"))
+        if fault and calls:
+            raise ValueError(f"the output breaks it at {fault}")
+        return self._ended > 0 or (complete and not fault), fault
 
 
 class Bytes:
@@ -171,17 +192,15 @@ class Worker:
     """Serves one structure process. `given`: the vocabulary's spelling, and the limits."""
 
     def __init__(self, own: socket.socket, given: dict[str, Any]) -> None:
-        from tandem.engine.structure_schemas import digit_tokens
-
         self._own, self._given = own, given
         spelling = given["spelling"]
         spelled = spelling if isinstance(spelling, str) else [bytes.fromhex(token) for token in spelling]
         self._vocabulary = vocabulary_of(spelled, given["vocab_size"], given["end_ids"][0])
-        self._digits = digit_tokens(self._vocabulary, given["vocab_size"])
+        spellings = (self._text_of(token) for token in range(given["vocab_size"]))
+        self._digits = sum(1 << token for token, spelled in enumerate(spellings) if spelled[:1].isdigit())
         self._follower: Follower | None = None
         self._text = b""
         self._packet = bytearray(PACKET + STEP_HEADER.size)
-        self._begin()
 
     def _text_of(self, token: int) -> bytes:
         return bytes(self._vocabulary.decode_bytes([token]))
@@ -206,6 +225,7 @@ class Worker:
         except BaseException as error:  # also panics of Rust
             answer = bytes([REFUSED]) + str(error).encode(errors="replace")[:PACKET]
         signal.setitimer(signal.ITIMER_PROF, 0)
+        fcntl.fcntl(self._own, fcntl.F_SETFL, os.O_RDWR)
         self._own.send(answer)
 
     def _compile(self, kind: str) -> bytes:
@@ -213,15 +233,19 @@ class Worker:
 
         from tandem.engine import structure_schemas
 
+        fcntl.fcntl(self._own, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(self._own, fcntl.F_SETFL, os.O_RDWR | os.O_ASYNC)  # SIGIO ends this process if the server leaves
+        if select.select([self._own], [], [], 0)[0]:
+            os._exit(0)  # it has left
         before, most = _address_space(), self._given["memory_bytes"]
         resource.setrlimit(resource.RLIMIT_AS, (before + most, before + most))
         limits = llguidance.LLParserLimits(max_lexer_states=self._given["lexer_states"], verbose_errors=False)
         text = self._text.decode("utf-8", "surrogatepass")
-        calls, made, read = kind == "grammar" and text.startswith(structure_schemas.CALLS), "", None
+        calls, made, rest = kind == "grammar" and text.startswith(structure_schemas.CALLS), "", None
         if calls or kind == "json_schema":
             schema = text.removeprefix(structure_schemas.CALLS)
             made, dropped = structure_schemas.rewritten(schema, compiles)
-            read = structure_schemas.reader(schema, calls, bool(dropped), self._digits, self._text_of)
+            rest = structure_schemas.Rest(schema, calls) if dropped else None
             form = lark(structure_schemas.CALLS + made) if calls else json_grammar(made)
         else:
             form = grammar(kind, text)
@@ -229,7 +253,8 @@ class Worker:
         if made and matcher.is_error():
             why = (calls and fault(made)) or matcher.get_error()
             raise ValueError(structure_schemas.blamed(made, why, fault))
-        self._follower = Follower(matcher, self._given["vocab_size"], self._given["end_ids"], read)
+        given, digits = self._given, self._digits if kind == "json_schema" else 0
+        self._follower = Follower(matcher, given["vocab_size"], given["end_ids"], rest, self._text_of, digits)
         self._follower.check()
         if not any(self._follower.mask()):
             raise ValueError("no output can match it")
@@ -258,71 +283,23 @@ class Worker:
             return
         given = socket.socket(fileno=fd)
         try:
-            pid = os.fork()
+            if os.fork():
+                return given.close()
         except OSError:
             return given.close()
-        if pid:
-            self._children[fd] = pid, given
-            self._poll.register(fd, 0)  # tells only that the other end is closed
-            return
-        for other in (self._own, *(other for _, other in self._children.values())):
-            other.close()
-        os.close(self._woken)
+        self._own.close()
         self._own = given
-        self._begin()
         if self._follower:
             self._step(memoryview(step(MASK, 0, ())))  # touches what the first question will, while nobody waits
 
-    def _begin(self) -> None:
-        self._children: dict[int, tuple[int, socket.socket]] = {}
-        self._woken, write = os.pipe()
-        for end in (self._woken, write):
-            os.set_blocking(end, False)
-        before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        if before >= 0:
-            os.close(before)
-        self._poll = select.poll()
-        self._poll.register(self._own, select.POLLIN)
-        self._poll.register(self._woken, select.POLLIN)
-
     def _received(self) -> tuple[int, int | None]:
-        """The next packet's size and descriptor; ends with its children at the socket's end."""
-        while self._children and not self._watched():
-            pass
+        """The next packet's size and descriptor; ends at the socket's end."""
         room = socket.CMSG_SPACE(array.array("i").itemsize)
         size, ancillary, _, _ = self._own.recvmsg_into([self._packet], room)
         if not size:
-            for pid, _ in self._children.values():
-                os.kill(pid, signal.SIGKILL)
             os._exit(0)
         fds = array.array("i", b"".join(data for _, _, data in ancillary))
         return size, fds[0] if fds else None
-
-    def _watched(self) -> bool:
-        """Kills children with closed sockets until a packet comes; returns whether one did."""
-        found = dict(self._poll.poll())
-        if self._woken in found:
-            self._reap()
-        for fd in found.keys() & self._children.keys():
-            os.kill(self._children[fd][0], signal.SIGKILL)
-            self._poll.unregister(fd)
-        return self._own.fileno() in found
-
-    def _reap(self) -> None:
-        """Reaps dead children; sends the signals that killed them to their sockets' other ends."""
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._woken, PACKET)
-        for fd, (pid, other) in list(self._children.items()):
-            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended:
-                with contextlib.suppress(OSError):
-                    if ended.si_code in (os.CLD_KILLED, os.CLD_DUMPED):
-                        other.send(bytes([DIED, ended.si_status]), socket.MSG_DONTWAIT)
-                del self._children[fd]
-                with contextlib.suppress(KeyError):
-                    self._poll.unregister(fd)
-                other.close()
-                os.waitpid(pid, 0)
 
 
 def _address_space() -> int:
@@ -334,7 +311,7 @@ def main() -> None:
     own = socket.socket(fileno=int(sys.argv[1]))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # it ends with the server, which may have requests to finish
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # so that it wakes
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps what it forks
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         worker = Worker(own, json.load(sys.stdin))

@@ -5,23 +5,25 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
 from tandem.engine.fair_turns import FairTurns
-from tandem.engine.structure_process import LIMITS, TRIES, Died, Refused, RemoteMatcher, StructureProcess, refusal
+from tandem.engine.structure_process import TRIES, Died, Refused, RemoteMatcher, StructureProcess, refusal
 from tandem.speculation.processing import Mask, Matcher
 from tandem.speculation.sampling import InvalidField, Structure, StructureKind
 
 KEPT = 16  # compiled structures, the last used ones, each in a process
 KEPT_BYTES = 256 * 2**20  # limit of their memory, except the last used one's
 COMPILING = 2  # at a time, one per caller
+FOLLOWING = 2  # threads besides those that compile
 WAITING = 256  # requests of a caller
-OUTCOMES = ("compiled", "refused", "time", "memory", "nesting", "killed", "cancelled")  # of a compilation
+OUTCOMES = ("compiled", "refused", "time", "memory", "cancelled")  # of a compilation
+Result = TypeVar("Result")
 _MISMATCH = "the output in it does not match the structure"
 
 
@@ -50,7 +52,8 @@ class Structures:
         self.compiling: dict[tuple[Hashable, Structure], _Compiling] = {}
         self._starting: asyncio.Task[StructureProcess] | None = None
         self.turns = FairTurns("their structure to be compiled", COMPILING, WAITING)
-        self.outcomes: Counter[str] = Counter()
+        self._threads = ThreadPoolExecutor(COMPILING + FOLLOWING, "structures")
+        self.outcomes = Counter[str](dict.fromkeys(OUTCOMES, 0))
 
     async def check(self, structure: Structure) -> None:
         """Compiles and keeps a structure. Raises InvalidField if it cannot be enforced, and TooManyWaiting."""
@@ -70,12 +73,12 @@ class Structures:
             compiled = await self._compiled(structure)
             try:
                 matcher = RemoteMatcher(structure, compiled, self._vocab_size)
-                if await matcher.take(output) < len(output):
+                if output and await self._blocking(matcher.stop, matcher.take, output) < len(output):
                     raise InvalidField("prefix", _MISMATCH)
                 return matcher
             except Died as died:
                 self.kept.pop(structure, None)
-                if attempt == TRIES - 1 or died.signal in LIMITS:
+                if attempt == TRIES - 1 or died.late:
                     raise refusal(structure, died, "follow") from None
             except Refused as error:
                 raise refusal(structure, error, "follow") from None
@@ -117,7 +120,7 @@ class Structures:
             outcome = "cancelled"
             raise
         except Died as died:
-            outcome = LIMITS.get(died.signal, "killed")
+            outcome = "time" if died.late else "memory"
             raise refusal(structure, died, "compile") from None
         except Refused as error:
             raise refusal(structure, error, "compile") from None
@@ -130,16 +133,16 @@ class Structures:
 
     async def _tried(self, structure: Structure) -> tuple[StructureProcess, int]:
         for attempt in range(TRIES):
-            process = None
+            starting = self._starting
             try:
                 process = (await self._first()).fork()
-                return process, await process.compile(structure.kind.value, structure.text)
-            except BaseException as error:
-                if process:
-                    process.close()  # which kills it
-                if not isinstance(error, Died) or attempt == TRIES - 1 or error.signal in LIMITS:
+                starting = None
+                kind, text = structure.kind.value, structure.text
+                return process, await self._blocking(process.stop, process.compile, kind, text)
+            except Died as died:
+                if attempt == TRIES - 1 or died.late:
                     raise
-                if error.signal is None:  # it may be the first that is gone
+                if starting:  # the first is gone
                     self._starting = None
         raise AssertionError("the last try returns or raises")
 
@@ -157,13 +160,18 @@ class Structures:
             raise InvalidField("structure", "this server does not know how its tokens are spelled")
         if not self._end_ids:
             raise InvalidField("structure", "this model has no end-of-sequence token to end the output with")
-        thread = ThreadPoolExecutor(1, "structures")
-        process = await asyncio.get_running_loop().run_in_executor(thread, self._start, self._tokenizer)
         try:
-            await process.ready()
+            return await self._blocking(lambda: None, self._start, self._tokenizer)
         except (Refused, Died) as error:
             raise InvalidField("structure", f"not available: {error}") from None
-        return process
+
+    async def _blocking(self, stop: Callable[[], None], function: Callable[..., Result], *args: object) -> Result:
+        """Runs a function that blocks, in a thread; `stop` ends it if this is cancelled."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+        except asyncio.CancelledError:
+            stop()
+            raise
 
     def _start(self, tokenizer: Spelled) -> StructureProcess:
         spelling = tokenizer.spelling()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 FORMAT = "tandem-step-times-1"
 POINT = ("ms", "width", "rows", "length")
+PUBLISHED = Path(__file__).with_name("step_times")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,39 +51,32 @@ class StepTimes:
 
     def seconds(self, width: int, rows: int = 1, length: int = 0) -> float:
         """Seconds of a step: `width` is the widest row's tokens, `length` the longest row's."""
-        lengths = sorted({point.length for point in self.points})
-        nearest = min(max(length, lengths[0]), lengths[-1])
-        return _between(lengths, nearest, lambda at: self._at_length(at, width, rows)) / 1000
+        lengths = {point.length for point in self.points}
+        return _between({at: self._at_length(at, width, rows) for at in lengths}, length) / 1000
 
     def _at_length(self, length: int, width: int, rows: int) -> float:
         points = [point for point in self.points if point.length == length]
-        counts = sorted({point.rows for point in points})
+        counts = {point.rows for point in points}
         if len(counts) > 1 and all(len({p.width for p in points if p.rows == each}) > 1 for each in counts):
-            width = math.ceil(width * max(1.0, rows / counts[-1]))
-            nearest = min(max(rows, counts[0]), counts[-1])
-            return _between(counts, nearest, lambda at: _curve({p.width: p.ms for p in points if p.rows == at}, width))
+            width = math.ceil(width * max(1.0, rows / max(counts)))
+            return _between({at: _curve({p.width: p.ms for p in points if p.rows == at}, width) for at in counts}, rows)
         return _curve({point.tokens: point.ms for point in points}, width * rows)
 
 
 def _curve(ms: Mapping[int, float], at: int) -> float:
     """A curve through `ms` at `at`: level before the first point, never falling after the last."""
-    known = sorted(ms)
-    if at <= known[0] or len(known) == 1:
-        return ms[known[0]]
-    if at <= known[-1]:
-        return _between(known, at, ms.__getitem__)
-    before, last = known[-2:]
+    if len(ms) == 1 or at <= max(ms):
+        return _between(ms, at)
+    before, last = sorted(ms)[-2:]
     return ms[last] + max(0.0, (ms[last] - ms[before]) / (last - before)) * (at - last)
 
 
-def _between(known: Sequence[int], at: int, value: Callable[[int], float]) -> float:
-    """Interpolates between the neighbours of `at`, which is within `known`."""
-    low = max(each for each in known if each <= at)
-    high = min(each for each in known if each >= at)
-    if low == high:
-        return value(low)
-    share = (at - low) / (high - low)
-    return value(low) * (1 - share) + value(high) * share
+def _between(values: Mapping[int, float], at: int) -> float:
+    """Interpolates between the neighbours of `at`; beyond the ends, the nearest."""
+    at = min(max(at, min(values)), max(values))
+    low, high = max(each for each in values if each <= at), min(each for each in values if each >= at)
+    share = (at - low) / (high - low) if low < high else 0.0
+    return values[low] * (1 - share) + values[high] * share
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,38 +129,61 @@ def _part_as_json(model: ModelTimes) -> dict[str, Any]:
     return {"model": model.model, "steps": [asdict(point) for point in model.steps.points], **prefill}
 
 
+def presets() -> tuple[str, ...]:
+    """Names of the published step times, files in step_times/ with their sources."""
+    return tuple(sorted(file.stem for file in PUBLISHED.glob("*.json")))
+
+
+def times_named(given: str) -> DeviceTimes:
+    """Step times of a preset or file. Raises ValueError, one line."""
+    preset = given in presets()
+    if not preset and not Path(given).is_file():
+        raise ValueError(f"rehearse: {given!r} is neither a file nor one of {', '.join(presets())}")
+    try:
+        return read_times(PUBLISHED / f"{given}.json" if preset else Path(given))
+    except ValueError as error:
+        raise ValueError(f"rehearse: {error}") from None
+
+
 def read_times(path: Path) -> DeviceTimes:
     """Reads a file of step times. Raises ValueError, one line that names the key."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(document, dict) or document.get("format") != FORMAT:
+        if not isinstance(document, dict) or document.pop("format", None) != FORMAT:
             raise ValueError(f'"format" is not "{FORMAT}"')
-        known = {"format", "name", "device", "source", "assumed", "target", "draft"}
-        if unknown := sorted(set(document) - known):
-            raise ValueError(f"{unknown[0]!r} is not one of {', '.join(sorted(known))}")
-        texts = {key: _text(document, key) for key in ("name", "device", "source", "assumed")}
-        return DeviceTimes(
-            **texts, target=_part(document.get("target"), "target"), draft=_part(document.get("draft"), "draft")
-        )
+        _only(document, ("assumed", "device", "draft", "name", "source", "target"))
+        target, draft = (_part(document.pop(part, None), part) for part in ("target", "draft"))
+        texts = {"name": "", "device": "", "source": "", "assumed": ""} | _texts(document)
+        return DeviceTimes(texts["name"], texts["device"], texts["source"], target, draft, texts["assumed"])
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"{path}: {why}") from None
 
 
-def _text(document: Mapping[str, Any], key: str) -> str:
-    value = document.get(key, "")
-    if not isinstance(value, str):
-        raise ValueError(f"{key}: {value!r} is not a text")
-    return value
+def _only(given: Any, keys: Sequence[str], needed: str = "") -> None:
+    if not isinstance(given, dict) or (needed and needed not in given):
+        raise ValueError(f"{given!r} is not an object of {', '.join(keys)}")
+    if unknown := sorted(set(given) - set(keys)):
+        raise ValueError(f"{unknown[0]!r} is not one of {', '.join(keys)}")
+
+
+def _texts(given: dict[str, Any]) -> dict[str, str]:
+    for key, value in given.items():
+        if not isinstance(value, str):
+            raise ValueError(f"{key}: {value!r} is not a text")
+    return given
 
 
 def _part(given: Any, name: str) -> ModelTimes | None:
     if given is None:
         return None
-    if not isinstance(given, dict) or set(given) - {"model", "steps", "prefill"}:
-        raise ValueError(f"{name}: is not an object of model, steps and prefill")
-    prefill = _points(given["prefill"], f"{name}: prefill") if given.get("prefill") else None
-    return ModelTimes(_text(given, "model"), _points(given.get("steps"), f"{name}: steps"), prefill)
+    try:
+        _only(given, ("model", "steps", "prefill"))
+        model = _texts({"model": given.get("model", "")})["model"]
+        prefill = _points(given["prefill"], "prefill") if given.get("prefill") else None
+        return ModelTimes(model, _points(given.get("steps"), "steps"), prefill)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def _points(given: Any, where: str) -> StepTimes:
@@ -179,9 +196,8 @@ def _points(given: Any, where: str) -> StepTimes:
 
 
 def _point(given: Any) -> StepTime:
-    if not isinstance(given, dict) or set(given) - set(POINT) or "ms" not in given:
-        raise ValueError(f"{given!r} is not an object of ms, width, rows and length")
+    _only(given, POINT, needed="ms")
     for key in POINT[1:]:
-        if key in given and (isinstance(given[key], bool) or not isinstance(given[key], int)):
+        if type(given.get(key, 1)) is not int:
             raise ValueError(f"{key}: {given[key]!r} is not a whole number")
     return StepTime(**given)

@@ -15,7 +15,7 @@ from tandem.receipts.checking import Finding, Outcome
 from tandem.receipts.receipt import Model, Receipt
 from tandem.runners.protocol import VerifyRow
 from tandem.speculation.draws import Floats, gumbel, surviving, words
-from tandem.speculation.logprobs import Logits
+from tandem.speculation.rejection import Logits
 from tandem.speculation.types import ModelInfo, Request, SamplingParams, TokenLogprobs
 
 STEP = 64  # tokens in a span: one step, as wide as a prompt's, redraws it

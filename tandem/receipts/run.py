@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tandem.engine.batcher import Batcher
-from tandem.engine.chats import chat_tokens
+from tandem.engine.generator import chat_tokens
 from tandem.engine.generators import target_info
 from tandem.engine.loading import Loaded, load, load_adapters
 from tandem.engine.model_config import ModelConfig

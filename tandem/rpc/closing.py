@@ -7,7 +7,7 @@ import math
 from collections.abc import Awaitable, Callable
 
 from tandem.rpc.errors import TandemError
-from tandem.speculation.outcomes import WORTH_REPEATING
+from tandem.speculation.errors import WORTH_REPEATING
 from tandem.speculation.retry import doubled
 
 SETTLE_SECONDS = 1.0  # a closing client waits for session closes

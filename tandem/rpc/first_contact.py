@@ -15,7 +15,7 @@ from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import parse_addresses
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
-from tandem.speculation.outcomes import SILENT, Outcome
+from tandem.speculation.errors import SILENT, Outcome
 from tandem.speculation.types import ModelInfo
 
 log = logging.getLogger("tandem.endpoints")

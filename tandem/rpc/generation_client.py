@@ -15,7 +15,7 @@ from tandem.rpc.channel import MESSAGES, open_channel, stub
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.errors import TandemError, contract, from_rpc
 from tandem.rpc.request_context import MAX_REQUEST_ID, Request, current, current_span, new_id, outgoing, valid_id
-from tandem.speculation.outcomes import Outcome
+from tandem.speculation.errors import Outcome
 from tandem.speculation.retry import RetryBudget
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, InvalidField, ModelInfo
 

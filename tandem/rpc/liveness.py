@@ -11,7 +11,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.rpc.errors import TandemError
-from tandem.speculation.outcomes import SILENT, outcome_of
+from tandem.speculation.errors import SILENT, outcome_of
 from tandem.speculation.retry import RetryBudget
 
 Reply = TypeVar("Reply")

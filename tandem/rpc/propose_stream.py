@@ -12,11 +12,11 @@ from tandem.rpc import wire_checks as check
 from tandem.rpc.duplex import Duplex, RoundTrips
 from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_drafter import DraftClient
-from tandem.speculation.acceptance import known_prefix
 from tandem.speculation.ahead import ChoosesLookahead
+from tandem.speculation.errors import REQUESTS_OWN
 from tandem.speculation.fallible import Attempt
-from tandem.speculation.outcomes import REQUESTS_OWN
 from tandem.speculation.retry import Backoff
+from tandem.speculation.rules import known_prefix
 from tandem.speculation.types import MAX_DRAFTED, Draft, ModelInfo, Proposer, Request, SpeculationStats
 from tandem.v1 import draft_worker_pb2 as pb
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Coroutine
 from typing import Any, Generic, TypeVar
 
 from tandem.rpc.errors import TandemError
-from tandem.speculation.outcomes import LOST, Outcome
+from tandem.speculation.errors import LOST, Outcome
 
 Server = TypeVar("Server")
 Reply = TypeVar("Reply")

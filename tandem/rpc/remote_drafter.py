@@ -15,9 +15,9 @@ from tandem.rpc.duplex import Duplex
 from tandem.rpc.errors import BrokenContract, TandemError
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.request_context import outgoing
+from tandem.speculation.errors import REQUESTS_OWN, Outcome
 from tandem.speculation.estimate import Estimate
 from tandem.speculation.fallible import DrafterHealth, DrafterLate, DrafterRefused
-from tandem.speculation.outcomes import REQUESTS_OWN, Outcome
 from tandem.speculation.types import Draft, InvalidField, ModelInfo, Request, SpeculationStats, model_part
 from tandem.v1 import draft_worker_pb2 as pb
 

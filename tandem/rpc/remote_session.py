@@ -24,8 +24,8 @@ from tandem.rpc.wire_sessions import (
     check_opened,
     opening_to_wire,
 )
+from tandem.speculation.errors import LOST, Outcome
 from tandem.speculation.features import FeatureInbox
-from tandem.speculation.outcomes import LOST, Outcome
 from tandem.speculation.retry import RetryBudget
 from tandem.speculation.types import InvalidField, Request, Rule, SparseDistribution, SpeculationStats
 from tandem.v1 import target_verifier_pb2 as pb

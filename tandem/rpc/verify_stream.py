@@ -13,7 +13,7 @@ from tandem.rpc.duplex import Duplex
 from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.wire_sessions import answer_from_wire
-from tandem.speculation.outcomes import LOST
+from tandem.speculation.errors import LOST
 from tandem.speculation.rounds import Answer, RoundsLost
 from tandem.speculation.types import Draft, InvalidField, SpeculationStats
 from tandem.v1 import target_verifier_pb2 as pb

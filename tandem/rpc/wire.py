@@ -12,9 +12,8 @@ from tandem.rpc.wire_chat import chat_from_wire, chat_to_wire
 from tandem.rpc.wire_sampling import logprobs_from_wire, logprobs_to_wire
 from tandem.rpc.wire_sampling import sampling_from_wire as sampling_from_wire
 from tandem.rpc.wire_sampling import sampling_to_wire as sampling_to_wire
-from tandem.speculation.acceptance import known_prefix
-from tandem.speculation.model_info import Rehearsal
 from tandem.speculation.request import Drafts
+from tandem.speculation.rules import known_prefix
 from tandem.speculation.types import (
     MAX_DRAFTED,
     MAX_LOGPROBS,
@@ -27,6 +26,7 @@ from tandem.speculation.types import (
     InvalidField,
     ModelInfo,
     Proposer,
+    Rehearsal,
     Request,
     Rule,
     SparseDistribution,

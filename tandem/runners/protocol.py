@@ -12,13 +12,11 @@ from typing import Any, Protocol, TypeVar
 
 from tandem.runners.capabilities import Capabilities
 from tandem.runners.startup import Startup
-from tandem.speculation.acceptance import known_prefix
 from tandem.speculation.draws import BadLogits, StructureFailed
-from tandem.speculation.logprobs import Logits, LogprobsOf, all_logprobs
-from tandem.speculation.model_info import Rehearsal
 from tandem.speculation.processing import Processor
-from tandem.speculation.rules import draft_token, verify_draft
-from tandem.speculation.types import MAX_DRAFTED, InvalidField, Request, SparseDistribution, Verdict
+from tandem.speculation.rejection import Logits
+from tandem.speculation.rules import LogprobsOf, all_logprobs, draft_token, known_prefix, verify_draft
+from tandem.speculation.types import MAX_DRAFTED, InvalidField, Rehearsal, Request, SparseDistribution, Verdict
 
 Result = TypeVar("Result", bound=Any)
 

@@ -25,8 +25,7 @@ from tandem.runners.protocol import (
     VerifyRow,
 )
 from tandem.runners.startup import Startup
-from tandem.speculation.model_info import Rehearsal
-from tandem.speculation.types import Verdict
+from tandem.speculation.types import Rehearsal, Verdict
 
 log = logging.getLogger("tandem.engine")
 

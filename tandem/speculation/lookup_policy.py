@@ -6,8 +6,7 @@ import asyncio
 import threading
 from collections.abc import Sequence
 
-from tandem.speculation.common_prefix import common
-from tandem.speculation.drafters import NgramDrafter
+from tandem.speculation.drafters import BonusDrafter, NgramDrafter, PredictionDrafter
 from tandem.speculation.estimate import (
     PRIOR_COPIES,
     REQUEST_FADING,
@@ -16,8 +15,7 @@ from tandem.speculation.estimate import (
     best_length,
     expected_by_length,
 )
-from tandem.speculation.prediction import PredictionDrafter
-from tandem.speculation.types import Draft, Proposer, Verdict
+from tandem.speculation.types import Draft, Proposer, Verdict, common
 
 LONGEST = 8  # tokens of a match
 LEAST = 3  # shortest match that replaces a model's draft; learning it gained < 2 % in replays
@@ -80,3 +78,26 @@ class PolicedLookup:
 
     def stepped(self, drafted: int, seconds: float, rows: int = 1) -> None:
         self._estimate.stepped(drafted + 1, Verdict((), 0, 0.0, seconds, rows=rows, step_tokens=drafted + rows))
+
+
+class HybridDrafter:
+    """Copies where lookup finds a match, at no draft step; else the model drafts."""
+
+    def __init__(self, lookup: PolicedLookup, model: BonusDrafter) -> None:
+        self._lookup, self._model = lookup, model
+
+    async def open(self, prompt: Sequence[int]) -> None:
+        await self._lookup.open(prompt)
+        await self._model.open(prompt)
+
+    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
+        copied = self._lookup.copy(tokens, k)
+        return copied if copied.token_ids else await self._model.propose(tokens, k, model_k)
+
+    async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
+        copied = self._lookup.copy(tokens, 1)
+        return copied if copied.token_ids else await self._model.draft_bonus(tokens)
+
+    async def close(self) -> None:
+        await self._lookup.close()
+        await self._model.close()

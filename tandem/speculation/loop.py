@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
-from typing import Protocol
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from typing import Any, Protocol
 
-from tandem.speculation.cleanup import finish
 from tandem.speculation.length import LengthPlan, LengthPolicy
 from tandem.speculation.stopping import Stopping
 from tandem.speculation.types import (
@@ -107,3 +106,19 @@ class _Round:
     async def cancel(self) -> None:
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
+
+
+async def finish(work: Coroutine[Any, Any, None]) -> None:
+    """Awaits `work`, which must end by itself, through any cancellations; then raises the cancellation."""
+    task = asyncio.create_task(work, name="finish")
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    failed = None if task.cancelled() else task.exception()
+    if cancelled is not None:
+        raise cancelled
+    if failed is not None:
+        raise failed

@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.speculation.common_prefix import common
 from tandem.speculation.sampling import SamplingParams
+from tandem.speculation.types import common
 
 Logits = NDArray[np.float32]
 Mask = NDArray[np.bool_]

@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
-from tandem.speculation.depth import Depth
 from tandem.speculation.drafters import BonusDrafter, Drafter
 from tandem.speculation.loop import Rounds
 from tandem.speculation.types import Draft, SparseDistribution, SpeculationStats, Verdict
+from tandem.speculation.verification_mode import Depth
 
 MAX_IN_FLIGHT = 8
 ATTEMPTS = 3  # stale rounds, each after a reopening, before the request fails

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from tandem.speculation import rejection
-from tandem.speculation.acceptance import agree
-from tandem.speculation.draws import BadLogits, Drawn, best_token, draw, greedy_token
-from tandem.speculation.logprobs import LogprobsOf, all_logprobs
+from tandem.speculation.draws import BadLogits, Drawn, best_token, draw, greedy_token, largest
+from tandem.speculation.elementary import exp, log, total
 from tandem.speculation.processing import Processor
 from tandem.speculation.rejection import Logits
-from tandem.speculation.types import Request, SamplingParams, SparseDistribution, Verdict
+from tandem.speculation.types import Request, SamplingParams, SparseDistribution, TokenLogprobs, Verdict
+
+# `all_logprobs`, or a runner's faster one for all its rows
+LogprobsOf = Callable[[Sequence[Logits], Sequence[int], int], tuple[TokenLogprobs, ...]]
+
+
+def all_logprobs(logits: Sequence[Logits], tokens: Sequence[int], top: int) -> tuple[TokenLogprobs, ...]:
+    return tuple(token_logprobs(row, token, top) for row, token in zip(logits, tokens, strict=True))
+
+
+def token_logprobs(logits: Logits, token: int, top: int) -> TokenLogprobs:
+    """Returns log-softmax of logits, float32 [vocabulary], at `token` and the `top` largest; its sum has one order."""
+    most = float(logits.max())
+    ids = largest(logits, min(top, len(logits))).tolist() if top else []
+    return reported(logits, token, ids, most + float(log(total(exp(logits.astype(np.float64) - most)))))
+
+
+def reported(logits: Logits, token: int, ids: Iterable[int], log_total: float) -> TokenLogprobs:
+    """Returns log-probabilities of `token` and `ids`, given log(sum(exp(logits)))."""
+    return TokenLogprobs(
+        float(logits[token]) - log_total, tuple((each, float(logits[each]) - log_total) for each in ids)
+    )
 
 
 def settled(best: int, params: SamplingParams, processor: Processor | None, draft: Sequence[int]) -> bool:
@@ -76,3 +96,23 @@ def verify_draft(
         tokens = verdict.token_ids
         verdict.logprobs = logprobs_of([logits(i) for i in range(len(tokens))], tokens, request.logprobs)
     return verdict
+
+
+def agree(draft: Sequence[int], target_draw: Callable[[int], Drawn], margins: bool = False) -> Verdict:
+    """Commits draws i = 0, 1, ... of the target after draft[:i] while they equal draft[i], then one more."""
+    drawn: list[Drawn] = []
+    for i in range(len(draft) + 1):
+        drawn.append(target_draw(i))
+        if i == len(draft) or drawn[i].token != draft[i]:
+            break
+    return Verdict(
+        token_ids=tuple(d.token for d in drawn),
+        accepted=len(drawn) - 1,
+        margins=tuple(d.margin for d in drawn) if margins else (),
+    )
+
+
+def known_prefix(draft: Sequence[int], vocab_size: int) -> tuple[int, ...]:
+    """Returns the draft before its first token outside the target's vocabulary."""
+    cut = next((i for i, token in enumerate(draft) if token >= vocab_size), len(draft))
+    return tuple(draft[:cut])

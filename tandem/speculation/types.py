@@ -9,7 +9,6 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tandem.speculation.model_info import ModelInfo as ModelInfo
 from tandem.speculation.request import MAX_LOGPROBS as MAX_LOGPROBS
 from tandem.speculation.request import GenerationRequest as GenerationRequest
 from tandem.speculation.request import Request as Request
@@ -230,3 +229,61 @@ class GenerationEnd:
     output_tokens: int
     stats: SpeculationStats
     receipt: str = ""
+
+
+@dataclass(slots=True)
+class Rehearsal:
+    """A model whose steps take the times of another device, and the steps that were slower than that."""
+
+    part: str  # target or draft
+    name: str
+    device: str
+    source: str
+    steps: int = 0
+    late_steps: int = 0
+    late_seconds: float = 0.0  # in all
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A server's model; proto/tandem/v1/generation.proto defines the fields."""
+
+    model_name: str
+    weights_revision: str
+    tokenizer_sha256: str
+    vocab_size: int
+    max_sequence_length: int
+    max_speculation_length: int
+    kv_slots: int
+    dtype: str
+    device: str
+    backend: str
+    draft_name: str = ""
+    default_speculation_length: int = 0
+    plain_width: int = 1
+    bit_exact: bool = True
+    startup_seconds: float = 0.0
+    end_of_sequence_ids: tuple[int, ...] = ()
+    adaptive_speculation_length: bool = False
+    adapters: tuple[tuple[str, str], ...] = ()  # name, revision
+    feature_layers: tuple[int, ...] = ()
+    feature_size: int = 0
+    rehearsals: tuple[Rehearsal, ...] = ()
+    arithmetic: str = ""  # decides bits besides weights and number format
+    receipt_key: str = ""
+    max_unread_tokens: int = 0
+
+
+_BLOCK = 512  # slices of this size are compared: a loop over tokens takes milliseconds of long texts
+
+
+def common(left: Sequence[int], right: Sequence[int], start: int = 0) -> int:
+    """Returns the length of the common prefix; positions below `start` agree."""
+    if type(left) is not type(right):  # slices of a list and a tuple are never equal
+        left, right = list(left), list(right)
+    end = min(len(left), len(right))
+    for at in range(min(start, end), end, _BLOCK):
+        until = min(at + _BLOCK, end)
+        if left[at:until] != right[at:until]:
+            return next(i for i in range(at, until) if left[i] != right[i])
+    return end

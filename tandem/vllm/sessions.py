@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tandem.rpc.propose_stream import StreamedDrafts
-from tandem.speculation.draft_follower import GivenPlan
+from tandem.speculation.ahead import GivenPlan
 from tandem.speculation.lookahead import DraftPlan
 from tandem.speculation.types import Proposer, Request, SpeculationStats
 from tandem.vllm.rows import Held, Row

@@ -18,7 +18,7 @@ from tandem.ports import free_port
 from tandem.rpc.channel import DRAFT
 from tandem.services.security.config import Security
 from tandem.services.security.tokens import AcceptedTokens
-from tandem.speculation.depth import Pipeline
+from tandem.speculation.verification_mode import Pipeline
 from tests.services.certificates import Authority, token_file
 from tests.support import GREEDY, HANG, SAMPLED, fused_site, oracle, run, target_site, toy, worker_site
 from tests.toy import ToyConfig

@@ -206,17 +206,12 @@ CHATS: tuple[tuple[list[dict[str, Any]], dict[str, Any]], ...] = (
         ],
         {"tools": [TOOL], "add_generation_prompt": True, "enable_thinking": False},
     ),
-    ([{"role": "skip", "content": "x"}, {"role": "user", "content": "y"}], {"tools": None, "documents": None}),
-    (
-        [{"role": "user", "content": "go on"}, {"role": "assistant", "content": "so it "}],
-        {"continue_final_message": True},
-    ),
+    ([{"role": "skip", "content": "x"}, {"role": "user", "content": "y"}], {"tools": None}),
 )  # fmt: skip
 BAD: tuple[tuple[list[dict[str, Any]], dict[str, Any]], ...] = (
     ([], {}),
     ([{"role": "bad", "content": "x"}], {}),
     ([{"role": "user"}], {}),
-    (CHATS[0][0], {"continue_final_message": True, "add_generation_prompt": True}),
 )
 
 

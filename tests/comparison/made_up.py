@@ -11,14 +11,13 @@ from random import Random
 from hypothesis import strategies as st
 
 from tandem.comparison.links.overhead import LinkOverhead
-from tandem.comparison.measuring.architectures import CONNECTABLE, PIPELINED, WIDTH_1
-from tandem.comparison.measuring.calibration import PLAIN, Calibration
+from tandem.comparison.measuring.architectures import CONNECTABLE, PIPELINED, PLAIN, WIDTH_1
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint
 from tandem.comparison.measuring.environment import Machine, Versions
 from tandem.comparison.measuring.identity import MarginTrace
 from tandem.comparison.measuring.record_log import RunData
-from tandem.comparison.measuring.records import Failure, Measurement, Record, Seconds
+from tandem.comparison.measuring.records import Calibration, Failure, Measurement, Record, Seconds
 from tandem.speculation.types import Rule
 from tests.comparison.fakes import MODEL, prompt
 

@@ -111,7 +111,7 @@ def test_own_prompts_replace_the_built_in_ones(tmp_path: Path) -> None:
         (["--dtype", "int3"], "dtype: 'int3' is not one of auto, float32, bfloat16, float16"),
         (["--weights", "int3"], "weights: 'int3' is not one of auto, bfloat16, float32, int8, q4, as-stored"),
         (["--draft", "crystal"], "draft: 'crystal' is not one of auto, hybrid, ngram, model"),
-        (["--timeout", "inf"], "timeout: inf is not a finite number of seconds above 0"),
+        (["--timeout", "inf"], "timeout: inf is not a finite number above 0"),
         (
             ["--architectures", "diffused"],
             f"architectures: 'diffused' is not one of {NAMES}",

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,8 +19,8 @@ import pytest
 from tandem.comparison.analysis import comparison
 from tandem.comparison.analysis.comparison import analyse
 from tandem.comparison.measuring import commands, driver
-from tandem.comparison.measuring.calibration import Calibrator
 from tandem.comparison.measuring.config import ComparisonConfig
+from tandem.comparison.measuring.measurement import Measuring
 from tandem.comparison.measuring.record_log import read_records
 from tandem.comparison.measuring.workloads import Prompt, given_prompts
 from tandem.comparison.report import plots, tables
@@ -373,10 +373,10 @@ def test_a_server_that_dies_at_the_last_request_is_seen(config: ComparisonConfig
 def test_what_fails_in_the_measuring_itself_costs_nothing_that_was_measured(
     config: ComparisonConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def broken(self: Calibrator, prompt: Prompt) -> None:
+    async def broken(self: Measuring, prompt: Prompt, lengths: Iterator[int]) -> None:
         raise OSError("the link's process is gone")
 
-    monkeypatch.setattr(Calibrator, "after_prompt", broken)
+    monkeypatch.setattr(Measuring, "_calibrate", broken)
     assert run_comparison(config, Network().connect) == 1
     found = written(config)
     assert len(found["records"]) == 6

@@ -97,10 +97,10 @@ def test_jitter_is_within_its_bound_and_the_same_after_every_set() -> None:
     assert sum(found[0]) / 500 == pytest.approx(0.0025, rel=0.1)
 
 
-def test_delay_and_bandwidth_may_differ_by_direction() -> None:
-    but = Impairments(up_share=0.75, up_mbps=1.0)
+def test_bandwidth_may_differ_by_direction() -> None:
+    but = Impairments(up_mbps=1.0)
     link = LinkSettings(40.0, 10.0, but)
-    assert str(link) == "RTT 40 ms, 10 Mbit/s, 1 Mbit/s up, 75% of the delay up"
+    assert str(link) == "RTT 40 ms, 10 Mbit/s, 1 Mbit/s up"
     assert link.transfer(2_000_000) == pytest.approx(8.8)
     assert LinkSettings(40.0, 10.0).transfer(2_000_000) == pytest.approx(1.6)
 
@@ -109,7 +109,7 @@ def test_nothing_is_lost_or_reordered_on_a_hostile_link(proxy: Proxy, listener: 
     near, far = proxy.connected(listener)
     noise = random.Random(9)
     trace = written(tmp_path, generated(noise, seconds=1, mbps=24))
-    proxy.set(4, None, Impairments(0.8, None, 3.0, trace, trace))
+    proxy.set(4, None, Impairments(None, 3.0, trace, trace))
     up, down = noise.randbytes(300_000), noise.randbytes(300_000)
     with near, far:
         senders = [
@@ -130,7 +130,6 @@ def test_nothing_is_lost_or_reordered_on_a_hostile_link(proxy: Proxy, listener: 
     ("flags", "said"),
     [
         (("--jitter-ms", "-1"), "jitter-ms: -1 is not"),
-        (("--up-share", "1.5"), "up-share: 1.5 is not"),
         (("--up-mbps", "0"), "up-mbps: 0 is not"),
         (("--link", "trace:one"), "is not trace:UP,DOWN"),
         (("--link", "trace:/no/up,/no/down"), "link: trace /no/up: No such file"),

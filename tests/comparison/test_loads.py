@@ -13,13 +13,11 @@ import pytest
 from tandem.comparison.analysis.loads import LoadPoint, load_figures, load_point
 from tandem.comparison.analysis.summary import summarize
 from tandem.comparison.links.settings import LinkSettings
-from tandem.comparison.measuring.conditions import Condition
+from tandem.comparison.measuring.conditions import Condition, Load
 from tandem.comparison.measuring.config import ComparisonConfig
-from tandem.comparison.measuring.loading import measure_loads
-from tandem.comparison.measuring.loads import Load, arrivals, drawn_length
+from tandem.comparison.measuring.loading import LoadRequest, arrivals, drawn_length, load_requests, measure_loads
 from tandem.comparison.measuring.records import Failure, Record
 from tandem.comparison.measuring.run import Contender
-from tandem.comparison.measuring.traffic import Asked, names_of, requests_of
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, SamplingParams
 from tests.comparison.fakes import ASKED, FakeGenerator, prompt, record
 
@@ -46,8 +44,8 @@ def config(**changes: object) -> ComparisonConfig:
     return replace(settings, **changes)  # type: ignore[arg-type]
 
 
-def asked(count: int, of: ComparisonConfig | None = None) -> tuple[Asked, ...]:
-    return requests_of(of or config(), count, Words())
+def asked(count: int, of: ComparisonConfig | None = None) -> tuple[LoadRequest, ...]:
+    return load_requests(of or config(), count, Words())
 
 
 @dataclass
@@ -126,7 +124,6 @@ def test_prompts_repeat_with_the_next_run_and_so_the_next_seed() -> None:
     assert [(a.prompt, a.run) for a in found] == [
         ("code/one", 0), ("prose/two", 0), ("code/three", 0), ("code/one", 1), ("prose/two", 1),
     ]  # fmt: skip
-    assert names_of(config()) == ()
 
 
 def test_prompts_are_cut_to_exactly_the_drawn_length_and_outputs_ignore_the_end() -> None:
@@ -145,7 +142,6 @@ def test_prompts_are_cut_to_exactly_the_drawn_length_and_outputs_ignore_the_end(
 def test_a_length_without_spread_is_that_length_and_fits() -> None:
     of = config(mean_input_tokens=500, mean_output_tokens=12)
     assert {(len(a.request.token_ids or ()), a.request.max_new_tokens) for a in asked(9, of)} == {(500, 12)}
-    assert names_of(of) == tuple(a.prompt for a in asked(of.loads[0].requests, of))
 
 
 @pytest.mark.parametrize("sequence_length", [12, 20, 200])

@@ -26,9 +26,8 @@ from tandem.comparison.report.page import html, page_of
 from tandem.comparison.report.publish import records_as_csv, write_atomically
 from tandem.comparison.report.serving import commands
 from tandem.comparison.report.terminal import print_comparison
-from tandem.host.device_times import text_of
-from tandem.host.published_times import times_named
-from tandem.speculation.model_info import Rehearsal
+from tandem.host.device_times import text_of, times_named
+from tandem.speculation.types import Rehearsal
 from tests.comparison.fakes import prompt, record, run_of
 from tests.comparison.made_up import NAMES, Shape, measured
 

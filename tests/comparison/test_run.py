@@ -1,97 +1,91 @@
-"""The measuring loop, with generators that answer in process."""
+"""Measuring without load, with generators that answer in process."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
-from tandem.comparison.measuring.conditions import Condition, plan
+from tandem.comparison.links.settings import LinkSettings
+from tandem.comparison.measuring.architectures import FUSED
+from tandem.comparison.measuring.config import ComparisonConfig
+from tandem.comparison.measuring.deployment import Endpoint
+from tandem.comparison.measuring.driver import started
+from tandem.comparison.measuring.measurement import CALIBRATION_TOKENS, CALIBRATIONS, Measuring
+from tandem.comparison.measuring.progress import Progress
+from tandem.comparison.measuring.record_log import RecordLog, RunData
 from tandem.comparison.measuring.records import Record
-from tandem.comparison.measuring.run import (
-    Contender,
-    measure,
-    measure_all,
-    rotated,
-    trace_margins,
-    warm_up,
-)
+from tandem.comparison.measuring.run import Contender, measure
 from tandem.speculation.types import GenerationRequest, SamplingParams, SpeculationStats
-from tests.comparison.fakes import FakeGenerator, prompt
+from tests.comparison.fakes import MODEL, FakeGenerator, prompt
 
-REQUEST = GenerationRequest(
-    text="",
-    sampling=SamplingParams(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, seed=42),
-    max_new_tokens=16,
-    speculation_length=3,
-    adapter="sql",
-)
-CONDITIONS = plan(REQUEST)
+SAMPLED = SamplingParams(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, seed=42)
+REQUEST = GenerationRequest(text="", sampling=SAMPLED, max_new_tokens=16, speculation_length=3)
+Calls = list[tuple[str, GenerationRequest]]
 
 
-def three(calls: list[tuple[str, GenerationRequest]]) -> list[Contender]:
+def run_of(folder: Path, contenders: list[Contender], *names: str, over: Any = None, **more: Any) -> RunData:
+    """Measures the prompts of these names, over a link."""
+    settings: dict[str, Any] = {"max_new_tokens": 16, "architectures": ("fused",), "speculation_length": 3}
+    config = ComparisonConfig(tuple(map(prompt, names)), folder, **(settings | more))
+    endpoints = [Endpoint(FUSED, "127.0.0.1:1", replace(MODEL, draft_name="d", max_speculation_length=5))]
+    with RecordLog(started(config)) as log:
+        progress = Progress(Console(quiet=True))
+        asyncio.run(Measuring(config, endpoints, contenders, over, progress, log).run())
+    return log.measured
+
+
+def three(calls: Calls) -> list[Contender]:
     return [Contender(name, FakeGenerator(name, calls=calls)) for name in "abc"]
 
 
-def test_architectures_take_turns_on_every_prompt_and_the_first_place_rotates() -> None:
-    calls: list[tuple[str, GenerationRequest]] = []
-    prompts = [prompt("one"), prompt("two")]
-    asyncio.run(measure_all(three(calls), prompts, 2, CONDITIONS))
-    assert "".join(name for name, _ in calls) == "abc" + "bca" + "cab" + "abc"
-    assert [request.text for _, request in calls[:4]] == ["text of one"] * 3 + ["text of two"]
+def test_every_architecture_gets_the_same_requests_in_turn_and_the_first_place_rotates(tmp_path: Path) -> None:
+    calls: Calls = []
+    run_of(tmp_path, three(calls), "one", "two", num_runs=2, sampling=SAMPLED, temperatures=(0.7,))
+    assert {request.max_new_tokens for _, request in calls[:3]} == {8}, "they warm servers up"
+    measured = calls[3:]
+    assert "".join(name for name, _ in measured) == "abc" + "bca" + "cab" + "abc"
+    assert [request.text for _, request in measured[:4]] == ["text of one"] * 3 + ["text of two"]
+    assert {request for _, request in measured[:3]} == {replace(REQUEST, text="text of one")}
 
 
-def test_before_each_request_is_said_which_turn_it_is_so_that_all_meet_the_same_link() -> None:
-    calls, said = list[tuple[str, GenerationRequest]](), list[tuple[float, int]]()
+def test_a_recorded_link_begins_at_the_turn_so_that_all_meet_the_same_stretch(tmp_path: Path) -> None:
+    calls, begun = Calls(), list[tuple[float, int]]()
 
-    async def before(condition: Condition, share: float) -> None:
-        assert condition is CONDITIONS[0]
-        said.append((share, len(calls)))
+    class Link:
+        settings = LinkSettings()
 
-    prompts = [prompt("one"), prompt("two")]
-    asyncio.run(measure_all(three(calls), prompts, 2, CONDITIONS, before))
-    assert said == [(turn / 4, 3 * turn + place) for turn in range(4) for place in range(3)]
+        async def set(self, settings: LinkSettings) -> None:
+            begun.append((settings.but.trace_from, len(calls)))
 
+        async def overhead(self) -> None:
+            return None
 
-def test_every_architecture_goes_first_equally_often() -> None:
-    contenders = three([])
-    first = [rotated(contenders, turn)[0].name for turn in range(12)]
-    assert {name: first.count(name) for name in "abc"} == {"a": 4, "b": 4, "c": 4}
-
-
-def test_every_architecture_gets_the_same_request_with_every_sampling_flag() -> None:
-    calls: list[tuple[str, GenerationRequest]] = []
-    asyncio.run(measure_all(three(calls), [prompt("one")], 1, CONDITIONS))
-    requests = {request for _, request in calls}
-    assert requests == {replace(REQUEST, text="text of one")}
+    (path := tmp_path / "trace").write_text("1\n")
+    run_of(tmp_path / "out", three(calls), "one", "two", over=Link(), num_runs=2, link=f"trace:{path},{path}")
+    assert begun[2:] == [(turn / 4, 3 + 3 * turn + place) for turn in range(4) for place in range(3)]
 
 
 def test_a_measurement_adds_up() -> None:
     stats = SpeculationStats(3, 9, 2, [2, 0, 0], [3, 3, 3], drafted_by={"model": 9}, accepted_by={"model": 2})
-    found = asyncio.run(measure(Contender("fused", FakeGenerator("fused", stats=stats)), prompt("x").into(REQUEST)))
+    generator = FakeGenerator("fused", ((), (1, 2), (3,), (4, 5)), stats)
+    found = asyncio.run(measure(Contender("fused", generator), prompt("x").into(REQUEST)))
     assert found.output_token_ids == (1, 2, 3, 4, 5)
-    assert found.chunk_tokens == (2, 1, 2)
+    assert found.chunk_tokens == (2, 1, 2), "a chunk without tokens is not the first token"
     assert len(found.chunk_gaps_s) == 2
     assert found.tpot_s == pytest.approx((found.end_to_end_latency_s - found.ttft_s) / 4)
     assert found.request_output_throughput_token_per_s == pytest.approx(5 / found.end_to_end_latency_s)
     assert found.inter_token_latency_s == pytest.approx((found.ttft_s + sum(found.chunk_gaps_s)) / 5)
     assert (found.rounds, found.drafted, found.accepted, found.accepted_per_position) == (3, 9, 2, (2, 0, 0))
     assert (found.drafted_by, found.accepted_by) == ({"model": 9}, {"model": 2})
-    assert found.text == "<2><1><2>"
-
-
-def test_a_chunk_without_tokens_is_not_the_first_token() -> None:
-    generator = FakeGenerator("fused", chunks=((), (1, 2)))
-    found = asyncio.run(measure(Contender("fused", generator), prompt("x").into(REQUEST)))
-    assert found.chunk_tokens == (2,)
-    assert found.chunk_gaps_s == ()
-
-
-def test_one_token_has_no_time_per_output_token() -> None:
-    generator = FakeGenerator("fused", chunks=((1,),))
-    found = asyncio.run(measure(Contender("fused", generator), prompt("x").into(REQUEST)))
-    assert found.tpot_s is None
+    assert found.text == "<0><2><1><2>"
+    one = asyncio.run(measure(Contender("fused", FakeGenerator("fused", ((1,),))), prompt("x").into(REQUEST)))
+    assert one.tpot_s is None
 
 
 def test_bytes_are_the_clients_own_unless_draft_and_target_are_apart() -> None:
@@ -103,59 +97,69 @@ def test_bytes_are_the_clients_own_unless_draft_and_target_are_apart() -> None:
     assert (apart.bytes_up, apart.bytes_down) == (1234, 5678)
 
 
-def records_of(contender: Contender, *names: str) -> list[Record]:
-    return asyncio.run(measure_all([contender], [prompt(name) for name in names], 1, CONDITIONS))
+def records_of(folder: Path, generator: FakeGenerator) -> list[Record]:
+    return run_of(folder, [Contender("fused", generator)], "one").records
 
 
-def test_a_failure_is_recorded_and_the_run_goes_on() -> None:
-    failed, fine = records_of(Contender("fused", FakeGenerator("fused", fail_on="one")), "one", "two")
-    assert failed.measurement is None
-    assert failed.error is not None
+def test_a_failure_is_recorded_and_the_run_goes_on(tmp_path: Path) -> None:
+    found = run_of(tmp_path, [Contender("fused", FakeGenerator("fused", fail_on="one"))], "one", "two")
+    failed, fine = found.records
+    assert failed.measurement is None and failed.error == found.warm_up_failures["fused"]
     assert (failed.error.code, failed.error.message) == ("UNAVAILABLE", "the server is gone")
     assert fine.measurement is not None
 
 
-def test_a_stream_without_a_completion_is_a_failure() -> None:
-    (found,) = records_of(Contender("fused", FakeGenerator("fused", without_completion=True)), "one")
-    assert found.error is not None
-    assert found.error.code == "INCOMPLETE_STREAM"
+@pytest.mark.parametrize("broken", [{"without_completion": True}, {"chunks": ()}])
+def test_a_stream_without_a_completion_or_tokens_is_a_failure(broken: dict[str, Any], tmp_path: Path) -> None:
+    (found,) = records_of(tmp_path, FakeGenerator("fused", **broken))
+    assert found.error is not None and found.error.code == "INCOMPLETE_STREAM"
 
 
-def test_a_stream_without_tokens_is_a_failure() -> None:
-    (found,) = records_of(Contender("fused", FakeGenerator("fused", chunks=())), "one")
-    assert found.error is not None
-    assert found.error.code == "INCOMPLETE_STREAM"
-
-
-def test_a_cancelled_run_is_not_recorded_as_a_failure() -> None:
+def test_a_cancelled_run_is_not_recorded_as_a_failure(tmp_path: Path) -> None:
     class Cancelled(FakeGenerator):
         def generate(self, request: GenerationRequest, timeout: float | None = None):  # type: ignore[no-untyped-def]
             raise asyncio.CancelledError
 
     with pytest.raises(asyncio.CancelledError):
-        records_of(Contender("fused", Cancelled("fused")), "one")
+        records_of(tmp_path, Cancelled("fused"))
 
 
-def test_warm_up_sends_one_short_request_to_each_and_reports_failures() -> None:
-    calls: list[tuple[str, GenerationRequest]] = []
-    contenders = [*three(calls), Contender("bad", FakeGenerator("bad", calls=calls, fail_on="one"))]
-    failures = asyncio.run(warm_up(contenders, prompt("one"), REQUEST))
-    assert [name for name, _ in calls] == ["a", "b", "c", "bad"]
-    assert {request.max_new_tokens for _, request in calls} == {8}
-    assert list(failures) == ["bad"]
+@pytest.mark.parametrize(("fails", "gaps"), [(False, [3.0]), (True, [])])
+def test_diverged_prompts_are_repeated_for_their_margins_where_they_can_be_had(
+    fails: bool, gaps: list[float], tmp_path: Path
+) -> None:
+    class Plain(FakeGenerator):
+        async def generate(self, request: GenerationRequest, timeout: float | None = None):  # type: ignore[no-untyped-def]
+            async for event in super().generate(request, timeout):
+                if request.margins and fails:
+                    raise ValueError("no margins")
+                yield event
+
+    plain = Plain("autoregressive", margins=(5.0, 4.0, 3.0, 2.0, 1.0))
+    other = FakeGenerator("fused", ((1, 2, 8, 4, 5),))
+    contenders = [Contender("autoregressive", plain), Contender("fused", other)]
+    run = run_of(tmp_path, contenders, "one", architectures=("autoregressive", "fused"))
+    assert [trace.margins[2] for trace in run.margins.values()] == gaps
+    assert [request.margins for _, request in plain.calls].count(True) == 1
 
 
-def test_margins_are_asked_for_in_a_pass_of_their_own() -> None:
-    generator = FakeGenerator("autoregressive", margins=(5.0, 4.0, 3.0, 2.0, 1.0))
-    contender = Contender("autoregressive", generator)
-    asyncio.run(measure(contender, prompt("one").into(REQUEST)))
-    assert not generator.calls[0][1].margins
-    traces = asyncio.run(trace_margins(contender, [prompt("one")], REQUEST))
-    assert generator.calls[1][1].margins
-    assert traces["code/one"].token_ids == (1, 2, 3, 4, 5)
-    assert traces["code/one"].margins == (5.0, 4.0, 3.0, 2.0, 1.0)
+@pytest.mark.parametrize("count", [1, 4, 20])
+def test_every_length_is_calibrated_often_enough_by_short_requests_however_few_the_prompts(
+    count: int, tmp_path: Path
+) -> None:
+    calls: Calls = []
+    names = ("autoregressive", "fused")
+    contenders = [Contender(name, FakeGenerator(name, calls=calls, fail_on="p99")) for name in names]
+    found = run_of(tmp_path, contenders, *(f"p{i}" for i in range(count)), architectures=names, max_new_tokens=64)
+    counted = Counter((one.architecture, one.length) for one in found.calibrations)
+    assert counted["autoregressive", 0] == count
+    assert all(counted["fused", length] >= CALIBRATIONS for length in range(1, 6))
+    assert {request.max_new_tokens for _, request in calls} == {8, 64, CALIBRATION_TOKENS}
 
 
-def test_margins_that_cannot_be_had_are_left_out() -> None:
-    contender = Contender("autoregressive", FakeGenerator("autoregressive", fail_on="one"))
-    assert asyncio.run(trace_margins(contender, [prompt("one")], REQUEST)) == {}
+def test_plain_decoding_and_drafts_of_known_cost_are_needed_for_a_prediction() -> None:
+    def predicts(*names: str, **more: Any) -> bool:
+        return ComparisonConfig((prompt("a"),), Path("nowhere"), names, **more).predicts
+
+    assert predicts("autoregressive", "fused") and not predicts("autoregressive", "fused", speculation_length=0)
+    assert not predicts("fused", "distributed") and not predicts("autoregressive", "lookup")

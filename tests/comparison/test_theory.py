@@ -10,9 +10,8 @@ from tandem.comparison.analysis.costs import costs_by_architecture, line
 from tandem.comparison.analysis.summary import summarize
 from tandem.comparison.analysis.theory import Theory, theory_of
 from tandem.comparison.links.settings import LinkSettings
-from tandem.comparison.measuring.calibration import Calibration
 from tandem.comparison.measuring.conditions import plan
-from tandem.comparison.measuring.records import Measurement, Record, Seconds
+from tandem.comparison.measuring.records import Calibration, Measurement, Record, Seconds
 from tests.comparison.fakes import ASKED, MEASUREMENT
 
 FIXED, SLOPE, DRAFT_FIXED, DRAFT, OVERHEAD, RPC = 0.036, 0.004, 0.001, 0.002, 0.0005, 0.001

@@ -17,9 +17,9 @@ from tandem.receipts.keys import open_keys
 from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, TARGET
 from tandem.runners.loading import Execution
 from tandem.services.receipts import Receipts
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.run_on import MAX_UNREAD
 from tandem.speculation.types import SamplingParams
+from tandem.speculation.verification_mode import Pipeline
 from tests.conformance.bench import Bench, Combination, Inside
 from tests.reliability.faults import FaultInterceptor
 from tests.reliability.history import History

@@ -8,6 +8,7 @@ import pytest
 from google.rpc.code_pb2 import Code
 
 from tandem.services.errors import _TABLE
+from tandem.services.http.errors import REASONS
 from tests.conformance.bench import COMBINATIONS, Combination
 from tests.conformance.cases import CASES, Entry, table
 from tests.conformance.deployments import deployed
@@ -89,6 +90,7 @@ def test_the_page_lists_every_case() -> None:
 
 def test_the_page_lists_every_status_that_a_server_gives() -> None:
     page = (REPOSITORY / "docs" / "conformance.md").read_text(encoding="utf-8")
-    for _, code, reason in _TABLE:
+    http = [(None, code, reason) for reason, (code, *_) in REASONS.items()]
+    for _, code, reason in (*_TABLE, *http):
         rows = [line for line in page.splitlines() if line.startswith(f"| {Code.Name(code)} |")]
         assert any(reason in row.split("|")[2].replace(",", " ").split() for row in rows), f"{Code.Name(code)} {reason}"

@@ -1,16 +1,8 @@
-"""Runs main.py with only the packages that an image of deploy/Dockerfile has.
-
-    python -m tests.deploy.in_image torchneuron|nxdi main.py's arguments...
-
-Packages of this environment that the image's pip steps would not bring cannot be imported. For AWS's base images, what
-their packages (torch, transformers) bring stands for them.
-"""
+"""The packages that an image of deploy/Dockerfile has, by its pip steps and this environment's metadata."""
 
 from __future__ import annotations
 
-import importlib.abc
 import importlib.metadata as metadata
-import json
 import re
 import shlex
 import sys
@@ -83,35 +75,3 @@ def closure(names: Iterable[str]) -> set[str]:
             if need.marker is None or need.marker.evaluate({"extra": ""}):
                 todo.append(canonicalize_name(need.name))
     return found
-
-
-class Absent(importlib.abc.MetaPathFinder):
-    """Hides the top-level modules of distributions that are not among `present`."""
-
-    def __init__(self, present: set[str]) -> None:
-        owners = metadata.packages_distributions()
-        self.hidden = {
-            module for module, by in owners.items() if not {canonicalize_name(each) for each in by} & present
-        } - {"tandem", "tests", "services", "clients", "packaging"}
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        if name.partition(".")[0] in self.hidden:
-            raise ModuleNotFoundError(f"No module named {name!r} in this image", name=name)
-
-
-def main() -> int:
-    image, *arguments = sys.argv[1:]
-    absent = Absent(closure([*BASES[image], *installs(image)]))
-    for name in [name for name in sys.modules if name.partition(".")[0] in absent.hidden]:
-        del sys.modules[name]
-    sys.meta_path.insert(0, absent)
-    from tandem.cli.main import main as run
-
-    return run(arguments)
-
-
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["--show"]:
-        print(json.dumps({image: sorted(closure([*BASES[image], *installs(image)])) for image in BASES}))
-        sys.exit()
-    sys.exit(main())

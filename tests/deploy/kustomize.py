@@ -1,54 +1,49 @@
-"""What `kubectl kustomize` makes of a folder, as far as ours go: resources, images, JSON patches. All else is an error.
+"""What `kubectl kustomize` makes of a folder, as far as ours go: resources, components, images, JSON patches.
 
-For machines without kubectl. Where there is one, a test compares the two.
+For machines without kubectl; where there is one, a test compares the two.
 """
 
 from __future__ import annotations
 
 import copy
-import pickle
+import json
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 Object = dict[str, Any]
-PREDICTOR = ("labels", "minReplicas", "timeout", "deploymentStrategy")
-"""Fields of a KServe predictor that are not its pod's."""
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast
-KNOWN = {"apiVersion", "kind", "resources", "images", "patches"}
+KNOWN = {"apiVersion", "kind", "resources", "components", "images", "patches"}
 
 
-def build(folder: Path) -> list[Object]:
-    """Every object of a kustomization. Raises ValueError for what is not understood."""
+def build(folder: Path, objects: list[Object] | None = None) -> list[Object]:
+    """A kustomization's objects; a component changes the given ones. Raises ValueError for what is not understood."""
     settings = yaml.load((folder / "kustomization.yaml").read_text(encoding="utf-8"), LOADER)
     if unknown := set(settings) - KNOWN:
         raise ValueError(f"{folder}: {sorted(unknown)} are not understood here")
-    objects = [each for name in settings["resources"] for each in _resource(folder / name)]
+    objects = [*(objects or ()), *(each for name in settings.get("resources", ()) for each in _resource(folder / name))]
     names = [(each["kind"], each["metadata"]["name"]) for each in objects]
     if len(set(names)) != len(names):
         raise ValueError(f"{folder}: an object is there twice in {names}")
+    for component in settings.get("components", ()):
+        objects = build(folder / component, objects)
     for patch in settings.get("patches", ()):
         _apply(patch, objects)
     for image in settings.get("images", ()):
         for container in containers(objects):
-            if container["image"] == image["name"]:
-                container["image"] = f"{image['newName']}:{image['newTag']}"
+            name, _, tag = container["image"].rpartition(":")
+            if name == image["name"]:
+                container["image"] = f"{image.get('newName', name)}:{image.get('newTag', tag)}"
     return objects
 
 
 def _resource(path: Path) -> list[Object]:
     if path.is_dir():
         return build(path)
-    objects: list[Object] = pickle.loads(_parsed(path.resolve()))
-    return objects
-
-
-@cache  # overlays share most files
-def _parsed(path: Path) -> bytes:
-    return pickle.dumps([each for each in yaml.load_all(path.read_text(encoding="utf-8"), LOADER) if each])
+    # By JSON: what an anchor names is copied for each use, since patches change one of them.
+    return [json.loads(json.dumps(each)) for each in yaml.load_all(path.read_text(encoding="utf-8"), LOADER)]
 
 
 def containers(objects: list[Object]) -> Iterator[Object]:
@@ -60,16 +55,9 @@ def containers(objects: list[Object]) -> Iterator[Object]:
 
 
 def pods_of(each: Object) -> dict[str, Object]:
-    """The pod templates of what has some, by its name; that of a LeaderWorkerSet's workers by "NAME worker"."""
-    spec, name = each.get("spec", {}), each["metadata"]["name"]
-    if each["kind"] == "InferenceService":
-        predictor = spec["predictor"]
-        inside = {field: value for field, value in predictor.items() if field not in PREDICTOR}
-        return {name: {"metadata": {"labels": predictor["labels"]}, "spec": inside}}
-    if each["kind"] == "LeaderWorkerSet":
-        group = spec["leaderWorkerTemplate"]
-        return {name: group["leaderTemplate"], f"{name} worker": group["workerTemplate"]}
-    return {name: spec["template"]} if each["kind"] in ("StatefulSet", "Deployment", "DaemonSet", "Job") else {}
+    """The pod template, by the object's name."""
+    kinds = ("StatefulSet", "Deployment", "DaemonSet", "Job")
+    return {each["metadata"]["name"]: each["spec"]["template"]} if each["kind"] in kinds else {}
 
 
 def _apply(patch: Object, objects: list[Object]) -> None:

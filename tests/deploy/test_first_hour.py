@@ -95,7 +95,7 @@ def of_steps(script: ModuleType, plan: str, **commands: str) -> object:
         def steps(self, folder: Path) -> list[object]:
             return steps
 
-    return Made(base.name, 60.0, base.pair, base.shape)
+    return Made(**vars(base))
 
 
 def test_a_step_that_fails_says_what_to_type_and_is_the_first_that_is_taken_again(
@@ -106,13 +106,13 @@ def test_a_step_that_fails_says_what_to_type_and_is_the_first_that_is_taken_agai
         f"import pathlib, sys; print('neuronx-cc failed with -9'); sys.exit(not pathlib.Path({str(marker)!r}).exists())"
     )
     plan = of_steps(script, "toy", one="print('first')", two=fails, three="raise SystemExit(3)")
-    assert script.run_plan(plan, folder, None) == 1
+    assert script.run_plan(plan, folder) == 1
     said = capsys.readouterr().out
     assert "step two failed" in said and "next: mend two" in said and "[three]" not in said
     assert f"then: python {SCRIPT} toy --folder {folder}" in said
     assert "The host's memory ran out" in said, "what doctor --log knows of it"
     marker.touch()
-    assert script.run_plan(plan, folder, None) == 1
+    assert script.run_plan(plan, folder) == 1
     said = capsys.readouterr().out
     assert "[one] done before" in said and "[two] done in" in said and "step three failed" in said
     states = {"one": "done", "two": "done", "three": "failed"}
@@ -124,9 +124,9 @@ def test_an_hour_goes_on_despite_a_failed_step_if_told_to(
 ) -> None:
     plan = of_steps(script, "toy", one="raise SystemExit(1)", two="raise SystemExit(3)")
     with pytest.raises(ValueError, match="despite: no step one has been taken in"):
-        script.run_plan(plan, tmp_path, None, "one")
-    assert script.run_plan(plan, tmp_path, None) == 1 and "[two]" not in capsys.readouterr().out
-    assert script.run_plan(plan, tmp_path, None, "one") == 1
+        script.run_plan(plan, tmp_path, "one")
+    assert script.run_plan(plan, tmp_path) == 1 and "[two]" not in capsys.readouterr().out
+    assert script.run_plan(plan, tmp_path, "one") == 1
     said = capsys.readouterr().out
     assert "[one] failed before" in said and "step two failed" in said
     assert json.loads((tmp_path / "state.json").read_text())["one"]["status"] == "failed", "the bundle says so"
@@ -207,14 +207,14 @@ def test_the_commands_for_a_device_are_understood(instance: str, monkeypatch: py
 
 def test_what_is_compiled_is_what_the_comparison_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     """On TorchNeuron: the degrees, rows, lengths and drafts of each server are among those compiled."""
-    from tandem.cli import compare, compare_placement, main
+    from tandem.cli import compare, main
     from tandem.host.devices import Devices
     from tandem.host.instances import instance_named
     from tests.planning.support import CONFIGS
 
     instance = instance_named("trn2.3xlarge")
     chips = Devices(count=1, instance=instance.name, family=instance.chip.family)
-    monkeypatch.setattr(compare_placement, "find_devices", lambda *where: chips)
+    monkeypatch.setattr(compare, "find_devices", lambda *where: chips)
     shapes: dict[str, set[tuple[object, ...]]] = {"compiled": set(), "served": set()}
     parts = {"target": "target", "fused_target": "fused", "draft_worker": "draft"}
     for line in commands_for("trn2.3xlarge"):
@@ -251,7 +251,7 @@ def test_what_is_compiled_for_nxd_inference_is_what_the_comparison_loads(monkeyp
 
 
 def test_the_baseline_of_vllm_neuron_has_the_first_hours_model_and_sizes() -> None:
-    from tandem.host.published_times import times_named
+    from tandem.host.device_times import times_named
 
     page = (ROOT / "docs/trainium-vllm.md").read_text(encoding="utf-8")
     theirs = shlex.split(next(line for line in page.splitlines() if " vllm serve " in line))

@@ -17,8 +17,8 @@ from tandem.rpc.channel import DRAFT, FUSED, TARGET
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import GenerationEnd
+from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tandem.workshops.ray_serve.application import run, start
 from tests.support import GREEDY, REPOSITORY, SAMPLED, answer, distributed, ids, oracle, raw_stub

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.engine.batch_window import FEW, KEPT, PAYS, SLACK, TRIED, BatchWindow
+from tandem.engine.batcher import FEW, KEPT, PAYS, SLACK, TRIED, BatchWindow
 from tandem.speculation.estimate import Line
 
 STEP = 0.010

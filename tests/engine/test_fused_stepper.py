@@ -11,8 +11,7 @@ import pytest
 
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
-from tandem.engine.fused_rounds import FusedPair, FusedRounds
-from tandem.engine.fused_stepper import FusedStepper
+from tandem.engine.fused_rounds import FusedPair, FusedRounds, FusedStepper
 from tandem.engine.generators import fused_generator
 from tandem.engine.loading import Loaded
 from tandem.engine.model_config import DraftChoice

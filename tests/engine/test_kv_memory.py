@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import threading
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from tandem.engine.kv_memory import KVMemory, limit_kv_memory
 from tandem.engine.model_drafter import ModelDrafter
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.engine.sequences import LocalVerifier
-from tandem.engine.slots import NoFreeSlot, SlotPool
+from tandem.engine.slots import HOLD_SECONDS, MAX_PASSED, NoFreeSlot, SlotPool
 from tandem.runners.capabilities import Capabilities, Trait
 from tandem.runners.protocol import PrefillRow, RowFailed, VerifyRow
 from tandem.speculation.types import Request
@@ -111,45 +111,31 @@ def test_who_says_nothing_of_its_length_reserves_a_whole_slot() -> None:
     assert pool.take(tokens=50) == 2
 
 
-async def held(pool: SlotPool, waits: Awaitable[int]) -> tuple[asyncio.Future[int], int, asyncio.Future[int]]:
-    """What `waits` for all memory, a short one that came later and runs, and one that would fit and is held back."""
-    before = await pool.acquire(tokens=50)
-    long = asyncio.ensure_future(waits)
-    await asyncio.sleep(0)
-    passing = await pool.acquire(tokens=10)  # to hold it back would be of no use to the long one
-    pool.release(before)
-    short = asyncio.ensure_future(pool.acquire(tokens=10))
-    await asyncio.sleep(0)
-    assert not short.done(), "a short one went first"
-    return long, passing, short
+def test_a_long_sequence_is_passed_by_some_then_has_its_turn_and_holds_others_back_for_a_bounded_time() -> None:
+    async def passing(pool: SlotPool, count: int) -> None:
+        for _ in range(count):
+            pool.release(await asyncio.wait_for(pool.acquire(tokens=10), 0.1))
 
-
-def test_a_long_sequence_has_its_turn_before_short_ones_that_came_later() -> None:
-    async def test() -> None:
-        pool, _ = pool_of(limit=100)
-        long, passing, short = await held(pool, pool.acquire(tokens=100))
-        pool.release(passing)
-        slot = await long
-        await asyncio.sleep(0)
-        assert not short.done()
-        pool.release(slot)
-        assert await short == slot
-
-    in_virtual_time(test())
-
-
-def test_who_fits_beside_one_that_has_left_for_a_moment_does_not_wait_for_it() -> None:
     async def test() -> None:
         pool, _ = pool_of(limit=100)
         first = await pool.acquire(tokens=50)
-        with pytest.raises(NoFreeSlot):
-            await pool.acquire(0.001, "long", 60)
+        long = asyncio.ensure_future(pool.acquire(tokens=100))
+        await asyncio.sleep(0)
+        await passing(pool, 2 * MAX_PASSED)  # holding back would not help, as long as one that came earlier runs
+        later = await pool.acquire(tokens=10)
         pool.release(first)
-        assert await pool.acquire(tokens=40) == 0
-        later = asyncio.ensure_future(pool.acquire(tokens=10))
-        assert await pool.acquire(0.001, "long", 60) == 1
-        pool.release(1)
-        assert await later == 1
+        for _ in range(2):
+            began = asyncio.get_running_loop().time()
+            pool.release(await pool.acquire(tokens=10))
+            assert 0 <= asyncio.get_running_loop().time() - began - HOLD_SECONDS < 1
+            await passing(pool, MAX_PASSED - 1)
+        short = asyncio.ensure_future(pool.acquire(tokens=10))
+        await asyncio.sleep(0)
+        pool.release(later)
+        slot = await long
+        assert not short.done()
+        pool.release(slot)
+        assert await short == slot
 
     in_virtual_time(test())
 

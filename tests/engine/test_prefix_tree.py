@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tandem.engine.prefix_tree import PrefixTree, _Node
+from tandem.engine.prefix_cache import PrefixTree, _Node
 from tandem.runners.pages import PAGE
 
 COUNT = 5

@@ -13,9 +13,9 @@ from tandem.engine.generators import fused_generator, plain_generator
 from tandem.engine.loading import load_pair
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.runners.loading import Execution, Shape
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.request import Drafts
 from tandem.speculation.types import SamplingParams
+from tandem.speculation.verification_mode import Pipeline
 from tests.architectures import PLACES, serving
 from tests.runners.tiny import model_folder
 from tests.support import (

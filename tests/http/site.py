@@ -21,7 +21,7 @@ from tandem.engine.structures import Structures
 from tandem.services.generation import GenerateMethod
 from tandem.services.health import SERVING, HealthService
 from tandem.services.http.address import HttpAddress
-from tandem.services.http.listener import HttpPort
+from tandem.services.http.app import HttpPort
 from tandem.services.http.service import HttpService
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.calls import CallLayer

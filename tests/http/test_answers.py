@@ -138,66 +138,6 @@ def test_log_probabilities_have_each_kinds_own_shape() -> None:
     run(test())
 
 
-@pytest.mark.each_value
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("tokens", [False, True], ids=["text", "ids"])
-def test_an_echoed_prompt_is_scored_as_it_would_be_if_it_were_written(stream: bool, tokens: bool) -> None:
-    """Each log-probability is that of the same token as an output, whatever the draft; the first one has none."""
-    text = "a text that the model would never write"
-
-    async def test() -> None:
-        async with door() as site:
-            written = [None]
-            for at in range(1, len(text)):
-                one = await site.completion(prompt=text[:at], max_tokens=1, logprobs=0, logit_bias={ord(text[at]): 100})
-                written.append(one["choices"][0]["logprobs"]["token_logprobs"][0])
-            ask = {"prompt": list(text.encode()) if tokens else text, "max_tokens": 3, "echo": True, "logprobs": 2}
-            if stream:
-                parts = [each["choices"][0]["logprobs"] for each in await site.events(COMPLETIONS, {**ask, "n": 1})]
-                told = {name: [one for each in parts if each for one in each[name]] for name in parts[0]}
-            else:
-                answer = (await site.completion(**ask))["choices"][0]
-                assert answer["text"].startswith(text)
-                told = answer["logprobs"]
-            after = await site.completion(prompt=text, max_tokens=3, logprobs=2)
-            assert told["token_logprobs"] == written + after["choices"][0]["logprobs"]["token_logprobs"]
-            assert told["tokens"] == [*text, *after["choices"][0]["logprobs"]["tokens"]]
-            assert told["text_offset"][:4] == [0, 1, 2, 3] and told["top_logprobs"][0] is None
-            assert {len(each) for each in told.values()} == {len(text) + 3}
-            assert {len(each) for each in told["top_logprobs"][1:]} == {2}
-            scores = {**ask, "max_tokens": 0}
-            if stream:
-                (scored, last) = (each["choices"][0] for each in await site.events(COMPLETIONS, scores))
-            else:
-                scored = last = (await site.completion(**scores))["choices"][0]
-            assert scored["logprobs"] == {name: each[: len(text)] for name, each in told.items()}
-            assert (scored["text"], last["finish_reason"]) == (text, "length")
-
-    run(test())
-
-
-def test_the_likeliest_tokens_are_all_told_and_offsets_are_of_the_characters_that_tokens_are_parts_of() -> None:
-    text = "a日本é"
-
-    async def test() -> None:
-        async with door() as site:
-            chat = await site.chat(max_tokens=5, logprobs=True, top_logprobs=20)
-            plain = (await site.completion(max_tokens=5, logprobs=20))["choices"][0]["logprobs"]
-            for one, its in zip(chat["choices"][0]["logprobs"]["content"], plain["top_logprobs"], strict=True):
-                assert list(its.values()) == [each["logprob"] for each in one["top_logprobs"]] and len(its) == 20
-                assert its[one["token"]] == one["logprob"]  # though others are no text either
-                for name, each in zip(its, one["top_logprobs"], strict=True):
-                    hexed = "".join(f"\\x{byte:02x}" for byte in each["bytes"])
-                    assert name in (each["token"], f"bytes:{hexed}")
-            echoed = (await site.completion(prompt=text, max_tokens=0, echo=True, logprobs=1))["choices"][0]
-            offsets = echoed["logprobs"]["text_offset"]
-            assert offsets == [0, 1, 1, 1, 2, 2, 2, 3, 3] and echoed["text"] == text
-            parts = [text.encode()[at : at + 1] for at in range(9)]
-            assert all(part in text[at].encode() for part, at in zip(parts, offsets, strict=True))
-
-    run(test())
-
-
 def test_a_predicted_output_drafts_and_the_usage_counts_it_alone() -> None:
     async def test() -> None:
         async with door() as site:

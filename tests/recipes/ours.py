@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tandem.cli import asking, compare, compare_placement, main, models, tools
+from tandem.cli import asking, compare, main, models, tools
 from tandem.comparison.measuring.commands import server_command, target_of, whole_of
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.host.devices import Devices
@@ -55,7 +55,7 @@ def compared_servers(command: Command, monkeypatch: pytest.MonkeyPatch) -> list[
     """The arguments of the servers that a comparison of a page starts on the page's instance."""
     instance = instance_named(command.instance)
     chips = Devices(count=instance.chips, instance=instance.name, family=instance.chip.family)
-    monkeypatch.setattr(compare_placement, "find_devices", lambda *where: chips)
+    monkeypatch.setattr(compare, "find_devices", lambda *where: chips)
     arguments = [re.sub(r"^/models/(?=[LQ])", f"{CONFIGS}/", word) for word in command.arguments]
     return _server_commands(compare.build_config(compare.build_parser().parse_args(arguments)))
 

@@ -21,8 +21,8 @@ from tandem.engine.prefix_cache import PrefixCache
 from tandem.rpc.channel import DRAFT
 from tandem.rpc.verifier_client import Deadlines
 from tandem.services.target_verifier import TargetVerifierService
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import Rule
+from tandem.speculation.verification_mode import Pipeline
 from tests.reliability.faults import FaultInterceptor, Schedule
 from tests.reliability.history import Event, History, count_faults
 from tests.reliability.traffic import Ask, Ended, WireClient, by_generate, wishes

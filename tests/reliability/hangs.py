@@ -30,8 +30,8 @@ from typing import Any
 from tandem.cli import main as launcher
 from tandem.engine.generator import Generator
 from tandem.rpc.verifier_client import VerifierClient
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import Chunk, SamplingParams
+from tandem.speculation.verification_mode import Pipeline
 from tests.support import REPOSITORY, distributed, ids, oracle, until
 from tests.toy import ToyRunner
 

@@ -21,8 +21,8 @@ from typing import Any
 from tandem.rpc.channel import DRAFT, TARGET
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.verifier_client import Deadlines
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import Chunk
+from tandem.speculation.verification_mode import Pipeline
 from tests.reliability.campaign import Result, note_outcome
 from tests.reliability.history import History, read
 from tests.reliability.processes import Killable

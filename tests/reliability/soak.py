@@ -21,7 +21,7 @@ from typing import Any
 
 from tandem.engine.structures import KEPT
 from tandem.rpc.channel import DRAFT, FUSED, TARGET
-from tandem.speculation.depth import Pipeline
+from tandem.speculation.verification_mode import Pipeline
 from tests.reliability.hostile_peers import Liar, changes, lying
 from tests.reliability.processes import Killable
 from tests.reliability.soak_client import CLIENTS, LEASE

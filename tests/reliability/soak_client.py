@@ -32,9 +32,9 @@ from tandem.rpc.channel import TARGET, open_channel, stub
 from tandem.rpc.errors import TandemError, from_rpc
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.stream_status import ENDED_MEANWHILE
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.retry import Persistence
 from tandem.speculation.types import Chunk, GenerationRequest, InvalidField, SamplingParams
+from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.hostile_grammars import HOSTILE, random_structure
 from tests.reliability.traffic import Ask

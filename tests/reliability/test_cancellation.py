@@ -22,8 +22,8 @@ from tandem.rpc import wire
 from tandem.rpc.channel import MESSAGES
 from tandem.rpc.closing import SessionCloses
 from tandem.runners.torch.tensor_parallel import Leader
-from tandem.speculation.cleanup import finish
-from tandem.speculation.depth import Pipeline
+from tandem.speculation.loop import finish
+from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import draft_worker_pb2, target_verifier_pb2
 from tests.daily import daily
 from tests.reliability.cancellation import Injection, injected

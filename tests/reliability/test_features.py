@@ -16,9 +16,9 @@ import pytest
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.runners.loading import Shape
 from tandem.services.target_verifier import TargetVerifierService
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.features import FeatureFormat
 from tandem.speculation.types import Rule
+from tandem.speculation.verification_mode import Pipeline
 from tests.daily import daily
 from tests.reliability.campaign import DEADLINES, _expire
 from tests.reliability.faults import FaultInterceptor, Schedule

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import Chunk
+from tandem.speculation.verification_mode import Pipeline
 from tests.reliability import figures
 from tests.reliability.hangs import BEFORE, CASES, PROMPT, TOKENS, measure, seconds_to_go_on
 from tests.reliability.processes import Killable

@@ -24,9 +24,9 @@ from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.verifier_client import VerifierClient
 from tandem.services.errors import to_status
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.retry import Backoff
 from tandem.speculation.types import GenerationRequest, Rule
+from tandem.speculation.verification_mode import Pipeline
 from tests.daily import daily
 from tests.engine.test_prefix_cache import said, truth
 from tests.reliability.hostile_peers import Change, Liar, changes, lying

@@ -15,9 +15,9 @@ import pytest
 
 from tandem.engine.stepper import MOST_AHEAD
 from tandem.rpc.errors import TandemError
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.run_on import MAX_UNREAD
 from tandem.speculation.types import Chunk
+from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.daily import daily
 from tests.reliability import frames

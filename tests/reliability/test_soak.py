@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tandem.rpc.errors import TandemError
-from tandem.speculation.depth import Pipeline
+from tandem.speculation.verification_mode import Pipeline
 from tests.reliability import figures
 from tests.reliability.soak import MAX_MORE, NO_OPERATIONS, RESULTS, Say, Soaked, soak
 from tests.reliability.soak_client import CLIENTS, within

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.cli.values import with_default_ports
+from tandem.cli.option import with_default_ports
 from tandem.rpc.addresses import bare_host, joined
 from tandem.rpc.endpoint_pool import parse_addresses
 

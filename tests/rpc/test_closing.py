@@ -17,8 +17,8 @@ from tandem.rpc import wire
 from tandem.rpc.closing import SessionCloses
 from tandem.rpc.errors import TandemError
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import Request
+from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tandem.v1.target_verifier_pb2_grpc import add_TargetVerifierServicer_to_server
 from tests.services.test_errors import Refusal, refusal

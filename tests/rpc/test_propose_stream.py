@@ -17,10 +17,10 @@ import pytest
 from tandem.rpc import wire
 from tandem.rpc.channel import DRAFT
 from tandem.rpc.propose_stream import StreamedDrafts
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.fallible import DrafterHealth
 from tandem.speculation.retry import Backoff
 from tandem.speculation.types import GenerationRequest, Request, SamplingParams, SpeculationStats
+from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import draft_worker_pb2 as pb
 from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
 from tests.support import (

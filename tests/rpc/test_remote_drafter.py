@@ -20,9 +20,9 @@ import pytest
 from tandem.rpc.errors import BrokenContract, TandemError
 from tandem.rpc.remote_drafter import DraftClient, RemoteDrafter
 from tandem.services.duplex import StreamIdle
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.fallible import DrafterRefused
 from tandem.speculation.types import GenerationRequest, Request, SamplingParams, SpeculationStats
+from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import draft_worker_pb2 as pb
 from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
 from tests.support import (

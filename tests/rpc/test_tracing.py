@@ -21,7 +21,7 @@ from tandem.rpc.traced import traced as with_spans
 from tandem.rpc.tracing import Tracing, open_tracing
 from tandem.services.observability.calls import CallLayer
 from tandem.services.observability.spans import CallSpans
-from tandem.speculation.depth import Pipeline
+from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tests import support
 from tests.support import Answer, answer, distributed, forget, ids, launch, raw_stub, run, server_process, target_site

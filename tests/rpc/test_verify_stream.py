@@ -21,10 +21,10 @@ from tandem.rpc.errors import TandemError
 from tandem.rpc.liveness import Health, watch
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
 from tandem.rpc.verify_stream import RoundStream
-from tandem.speculation.depth import Depth, Pipeline
 from tandem.speculation.retry import Persistence, RetryBudget
 from tandem.speculation.rounds import Answer, RoundsLost
 from tandem.speculation.types import Rule, SpeculationStats
+from tandem.speculation.verification_mode import Depth, Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tandem.v1 import target_verifier_pb2_grpc
 from tests.daily import daily

@@ -14,7 +14,6 @@ from tandem.rpc import wire
 from tandem.rpc.wire_checks import MOST_ROWS, MOST_TOKENS
 from tandem.rpc.wire_sessions import VerdictBounds, answer_from_wire
 from tandem.speculation.chat import ChatMessage, ToolCall
-from tandem.speculation.model_info import Rehearsal
 from tandem.speculation.request import Drafts
 from tandem.speculation.types import (
     MAX_DRAFTED,
@@ -25,6 +24,7 @@ from tandem.speculation.types import (
     GenerationRequest,
     InvalidField,
     ModelInfo,
+    Rehearsal,
     Request,
     Rule,
     SamplingParams,

@@ -18,9 +18,9 @@ from tandem.runners.torch.graph_runner import GraphRunner
 from tandem.runners.torch.graphs import GraphRefused, TorchCompiler
 from tandem.runners.torch.model import to_host
 from tandem.runners.torch.platforms import CPU
-from tandem.speculation.acceptance import agree
 from tandem.speculation.draws import BadLogits, draw
 from tandem.speculation.processing import Processing
+from tandem.speculation.rules import agree
 from tandem.speculation.types import SamplingParams
 from tests.rows import fused_row, propose_row, verify_row
 from tests.runners.compiled import (

@@ -8,8 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tandem.host.device_times import DeviceTimes, ModelTimes, StepTime, StepTimes, read_times, text_of
-from tandem.host.published_times import presets, times_named
+from tandem.host.device_times import (
+    DeviceTimes,
+    ModelTimes,
+    StepTime,
+    StepTimes,
+    presets,
+    read_times,
+    text_of,
+    times_named,
+)
 from tandem.runners.fused_step import fused
 from tandem.runners.protocol import FusedRow, Limits, PrefillRow, ProposeRow, Runner, VerifyRow
 from tandem.runners.rehearsal import bare, rehearsed

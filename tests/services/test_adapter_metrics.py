@@ -82,7 +82,7 @@ def test_adapters_in_use_run_or_wait() -> None:
     async def test() -> None:
         async with engine_with("red", "blue") as engine:
             metrics = Metrics("target", "toy", 5, {})
-            metrics.watch_adapters(engine.adapters)
+            metrics.states.watch_engines({"target": engine})
             assert list(samples(metrics, "tandem:adapter_requests_total")) == ["red", "blue"]
             verifiers = [LocalVerifier(engine, Request(GREEDY, adapter="red")) for _ in range(engine.slots.count)]
             for verifier in verifiers:

@@ -16,8 +16,8 @@ from tandem.rpc.generation_client import GenerationClient
 from tandem.runners.fused_step import fused_step
 from tandem.runners.protocol import FusedResult, FusedRow, FusedStep, PrefillRow, ProposeRow, Runner
 from tandem.services.observability.metrics import Metrics
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import Rule
+from tandem.speculation.verification_mode import Pipeline
 from tests.support import (
     GREEDY,
     HANG,
@@ -131,7 +131,7 @@ def test_one_calls_that_fail_are_counted_by_kind_and_the_first_of_each_is_logged
         async with fused_site(target, toy(ToyConfig(miss=0.3))) as site, site.client() as client:
             assert (await answer(client.generate, ids(PROMPT, 60))).token_ids == oracle(PROMPT, GREEDY, 60)
             metrics = Metrics("fused_target", "toy", 5, {})
-            metrics.watch_fused(site.engine)
+            metrics.states.watch_engines({"target": site.engine})
             return generate_latest(metrics.registry).decode()
 
     with caplog.at_level(logging.WARNING, "tandem.engine"):

@@ -11,8 +11,8 @@ from tandem.checkpoints.adapter_files import AdapterChoice
 from tandem.cli.main import main
 from tandem.rpc.channel import FUSED
 from tandem.rpc.generation_client import GenerationClient
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import GenerationEnd, SamplingParams
+from tandem.speculation.verification_mode import Pipeline
 from tests.engine.test_adapters import truth
 from tests.services.test_adapters import COUNT, PROMPT, asking, both_samplings, with_adapters
 from tests.support import GREEDY, Site, answer, draft_config, run, server_process, target_site, worker_site

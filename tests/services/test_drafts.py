@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tandem.rpc.errors import TandemError
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.request import Drafts
 from tandem.speculation.types import InvalidField, Proposer, Request, Rule, SamplingParams
+from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import draft_worker_pb2 as worker_pb
 from tandem.v1 import generation_pb2 as pb
 from tandem.v1 import target_verifier_pb2

@@ -19,7 +19,7 @@ from tandem.rpc.errors import TandemError
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
 from tandem.runners.protocol import RowFailed
 from tandem.services.errors import _TABLE, DOMAIN, to_status
-from tandem.speculation.outcomes import Outcome, outcome_of
+from tandem.speculation.errors import Outcome, outcome_of
 from tandem.speculation.types import Request
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.support import (

@@ -12,9 +12,9 @@ from tandem.engine.feature_output import OPENING_BYTES
 from tandem.engine.model_config import ModelConfig
 from tandem.runners.capabilities import Capabilities
 from tandem.services.sessions.session_features import opening_features
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.features import FeatureFormat, FeatureInbox, FeatureSpec
 from tandem.speculation.types import Chunk, InvalidField, Request, Rule, SpeculationStats
+from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.daily import daily
 from tests.support import (

@@ -13,8 +13,8 @@ import pytest
 from tandem.comparison.links.link import DelayLink
 from tandem.comparison.links.settings import Impairments, LinkSettings
 from tandem.engine.generator import Generator
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import SamplingParams
+from tandem.speculation.verification_mode import Pipeline
 from tests.support import GREEDY, SAMPLED, answer, distributed, ids, oracle, remote_draft, run, target_site, toy
 from tests.support import worker_site as worker
 from tests.toy import ToyConfig
@@ -43,7 +43,7 @@ async def outages(link: DelayLink, folder: Path) -> None:
 
 
 async def narrow_up(link: DelayLink, folder: Path) -> None:
-    await link.set(LinkSettings(30.0, 20.0, Impairments(up_share=0.7, up_mbps=1.0)))
+    await link.set(LinkSettings(30.0, 20.0, Impairments(up_mbps=1.0)))
 
 
 async def jittery(link: DelayLink, folder: Path) -> None:

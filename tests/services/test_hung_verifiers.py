@@ -17,7 +17,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.rpc.verifier_client import Deadlines
-from tandem.speculation.depth import Pipeline
+from tandem.speculation.verification_mode import Pipeline
 from tandem.v1.target_verifier_pb2_grpc import TargetVerifierServicer, add_TargetVerifierServicer_to_server
 from tests.daily import daily
 from tests.support import SAMPLED, Site, answer, distributed, ids, listening, oracle, run, target_site, until

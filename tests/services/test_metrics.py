@@ -11,20 +11,22 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandem.engine.batcher import Batcher
-from tandem.engine.slots import SlotPool
 from tandem.rpc.channel import FUSED, TARGET
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
+from tandem.runners.startup import Startup
+from tandem.services.http import address
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.metrics import Metrics
 from tandem.services.observability.setup import Observability, ObservabilityConfig
 from tandem.services.sessions.table import SessionTable
-from tandem.speculation.depth import Pipeline
-from tandem.speculation.types import GenerationEnd, GenerationRequest, Request
+from tandem.speculation.types import GenerationEnd, GenerationRequest, ModelInfo, Request
+from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.daily import daily
 from tests.support import (
@@ -268,7 +270,7 @@ def test_expired_sessions_are_counted() -> None:
     now = [0.0]
     table: SessionTable[Any, Any] = SessionTable(lambda: now[0], 1.0)
     metrics = Metrics("target", "toy", 5, {})
-    metrics.watch_sessions("verify", table)
+    metrics.states.watch("sessions", table, {"kind": "verify"})
     for name in ("a", "b"):
         table.admit(name, None, Request(SAMPLED), [1], 10)
     table.drop("a")
@@ -285,18 +287,34 @@ def test_without_a_port_nothing_of_prometheus_is_loaded_or_called(monkeypatch: p
         monkeypatch,
         "prometheus_client",
         "tandem.services.observability.metrics",
-        "tandem.services.observability.metrics_server",
+        "tandem.services.observability.metrics_port",
     )
     seen, batcher = Observability(ObservabilityConfig("127.0.0.1"), "target"), Batcher("test")
-    seen.watch_parts(Lifecycle(), batcher, {"target": SlotPool(1)})
+    seen.watch_parts(Lifecycle(), batcher, {})
     assert seen.watch is None and batcher.observe is None
     run(batcher.close())
 
 
-def test_a_port_without_the_library_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    _forbid(monkeypatch, "prometheus_client", "tandem.services.observability.metrics_server")
-    with pytest.raises(ValueError, match=r"metrics_port: prometheus-client is not installed; make setup"):
+def test_a_port_without_a_library_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(address, "find_spec", {"prometheus_client": True}.get)
+    with pytest.raises(ValueError, match=r"metrics_port: uvicorn is not installed; make setup"):
         Observability(ObservabilityConfig("127.0.0.1", metrics_port=0), "target")
+
+
+def test_the_port_answers_503_until_the_model_is_loaded_and_the_metrics_from_then_on() -> None:
+    async def test() -> None:
+        seen = Observability(ObservabilityConfig("127.0.0.1", metrics_port=0), "target")
+        url = f"http://127.0.0.1:{seen.ready(Startup())['metrics_port']}"
+
+        async def serving() -> None:
+            async with httpx2.AsyncClient(base_url=url, timeout=HANG) as http:
+                assert [(await http.get(path)).status_code for path in ("/metrics", "/other")] == [503, 404]
+                seen.loaded(ModelInfo("toy", "rev", "sha", 100, 512, 8, 4, "float32", "toy", "toy"))
+                assert 'model_name="toy"' in (await http.get("/metrics")).text
+
+        await seen.during(serving())
+
+    run(test())
 
 
 def _forbid(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:

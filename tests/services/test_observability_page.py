@@ -6,7 +6,6 @@ import json
 import re
 import time
 
-from tandem.engine.adapter_registry import Adapters
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.kv_memory import KVMemory
@@ -14,15 +13,12 @@ from tandem.engine.page_copies import PageCopies
 from tandem.engine.prefill_pages import PrefillPages
 from tandem.engine.prefix_cache import PrefixCache
 from tandem.engine.remote_prefill import RemotePrefill
-from tandem.engine.slots import SlotPool
 from tandem.engine.structures import Structures
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.metrics import Metrics
-from tandem.services.observability.prefill_metrics import watch_prefill, watch_prefill_pages
-from tandem.services.observability.rehearsal_metrics import watch_rehearsals
 from tandem.services.sessions.table import SessionTable
 from tandem.speculation.fallible import DrafterHealth
-from tandem.speculation.model_info import Rehearsal
+from tandem.speculation.types import Rehearsal
 from tests.support import REPOSITORY, run, toy
 
 NAME = r"(?:vllm|tandem):[a-z0-9_]+"
@@ -31,22 +27,20 @@ PAGE = (REPOSITORY / "docs" / "observability.md").read_text(encoding="utf-8")
 
 def exported() -> dict[str, str]:
     """Names of a server that has everything, as they are written in a query, and their types."""
-    metrics, table, slots = Metrics("target", "toy", 5, {}), SessionTable(time.monotonic, 1.0), SlotPool(1)
-    slots.memory = KVMemory(1, 1, int, lambda slot, tokens: None)
-    batcher = Batcher("test")
+    rehearsal = Rehearsal("target", "a name", "a device", "a test")
+    metrics, table = Metrics("target", "toy", 5, {}, [rehearsal]), SessionTable(time.monotonic, 1.0)
+    batcher, runner = Batcher("test"), toy()
+    engine = Engine(runner, batcher, structures=Structures(None, 1))
+    engine.slots.memory = KVMemory(1, 1, int, lambda slot, tokens: None)
+    engine.prefixes = PrefixCache(runner, runner.page_store(1), 1)
+    copies = run(PageCopies.of(runner, batcher))
+    engine.remote_prefill = RemotePrefill(engine, None, copies)  # type: ignore[arg-type]
     metrics.watch_steps(batcher)
-    metrics.watch_requests(Lifecycle(), [table], [slots])
-    metrics.watch_slots("target", slots)
-    metrics.watch_structures({"target": Structures(None, 1)})
-    metrics.watch_prefixes({"target": PrefixCache(runner := toy(), runner.page_store(1), 1)})
-    metrics.watch_sessions("verify", table)
-    metrics.watch_adapters(Adapters(toy(), batcher))
-    metrics.watch_drafter(DrafterHealth("of a test"))
-    metrics.watch_fused(Engine(runner, batcher))
-    engine, copies = Engine(runner, batcher), run(PageCopies.of(runner, batcher))
-    watch_prefill(metrics.states, RemotePrefill(engine, None, copies))  # type: ignore[arg-type]
-    watch_rehearsals(metrics.states, [Rehearsal("target", "a name", "a device", "a test")])
-    watch_prefill_pages(metrics.states, PrefillPages(engine, copies))
+    metrics.states.watch_requests(Lifecycle(), [table], [engine.slots])
+    metrics.states.watch_engines({"target": engine})
+    for kind, part in (("drafter", DrafterHealth("")), ("prefill pages", PrefillPages(engine, copies))):
+        metrics.states.watch(kind, part)
+    metrics.states.watch("sessions", table, {"kind": "verify"})
     metrics.started({"total": 1.0})
     run(batcher.close())
     families = list(metrics.registry.collect())

@@ -24,9 +24,9 @@ from tandem.services.duplex import MAX_AHEAD
 from tandem.services.errors import ModelMismatch, VocabularyMismatch
 from tandem.services.sessions.table import SessionConflict
 from tandem.services.target_verifier import TargetVerifierService
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.run_on import RunMessage
 from tandem.speculation.types import Chunk, InvalidField, TooLong
+from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.daily import daily
 from tests.services.test_errors import refusal

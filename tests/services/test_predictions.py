@@ -8,7 +8,7 @@ import pytest
 
 from tandem.clients.completion import request_of
 from tandem.rpc.errors import TandemError
-from tandem.speculation.prediction import PredictionDrafter
+from tandem.speculation.drafters import PredictionDrafter
 from tandem.speculation.request import GenerationRequest
 from tandem.speculation.types import InvalidField, Rule
 from tests.architectures import serving

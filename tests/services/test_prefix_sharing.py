@@ -169,7 +169,7 @@ def test_metrics_count_tokens_under_vllms_names_and_show_the_memory() -> None:
         async with sharing_site() as site, raw_stub(site.address) as stub:
             assert site.engine and site.engine.prefixes
             metrics = Metrics("target", "toy", 5, {})
-            metrics.watch_prefixes({"target": site.engine.prefixes})
+            metrics.states.watch_engines({"target": site.engine})
             for session in "12":
                 await reused(stub, session)
             return generate_latest(metrics.registry).decode()

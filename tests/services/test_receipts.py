@@ -27,7 +27,6 @@ from tandem.receipts.redraw import shortfall
 from tandem.receipts.run import CheckConfig, PromptFile, check, checked_by
 from tandem.rpc.errors import TandemError
 from tandem.services.receipts import Receipts, generated
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.draws import draw
 from tandem.speculation.types import (
     FinishReason,
@@ -39,6 +38,7 @@ from tandem.speculation.types import (
     Structure,
     StructureKind,
 )
+from tandem.speculation.verification_mode import Pipeline
 from tests.daily import daily
 from tests.http.site import door
 from tests.support import (

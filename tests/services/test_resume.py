@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from tandem.rpc.errors import TandemError
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import Chunk
+from tandem.speculation.verification_mode import Pipeline
 from tests.daily import daily
 from tests.support import (
     GREEDY,

@@ -12,7 +12,7 @@ import pytest
 from tandem.engine.stepper import MOST_AHEAD
 from tandem.rpc.errors import TandemError
 from tandem.services.lifecycle import NotAccepting
-from tandem.speculation.depth import Pipeline
+from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.services.test_target_verifier import PROMPT, opening
 from tests.support import (

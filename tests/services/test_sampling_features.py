@@ -22,7 +22,6 @@ from tandem.rpc.errors import TandemError
 from tandem.rpc.wire_sessions import VerdictBounds, answer_from_wire
 from tandem.runners.capabilities import Capabilities, Trait
 from tandem.services.target_verifier import TargetVerifierService
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.draws import draw
 from tandem.speculation.elementary import exp, log
 from tandem.speculation.elementary import total as sum_of
@@ -36,6 +35,7 @@ from tandem.speculation.types import (
     StructureKind,
     TokenLogprobs,
 )
+from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.architectures import ARCHITECTURES, serving
 from tests.daily import daily

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tandem.rpc.channel import open_channel
 from tandem.rpc.errors import TandemError
 from tandem.services.server import freeze_gc
-from tandem.speculation.depth import Pipeline
+from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.daily import daily
 from tests.services.test_errors import opening, refusal

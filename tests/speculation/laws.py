@@ -19,10 +19,10 @@ from types import ModuleType
 import numpy as np
 from hypothesis import settings
 
-import tandem.speculation.acceptance
 import tandem.speculation.draws
 import tandem.speculation.loop
 import tandem.speculation.rounds
+import tandem.speculation.rules
 from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.length import FixedLength
 from tandem.speculation.rounds import VerifierHere
@@ -46,7 +46,7 @@ class PlaceGone(Exception):
 class Implementation:
     """What is on trial. `draft_offset` is by how many positions a drafter's noise is off."""
 
-    acceptance: ModuleType = tandem.speculation.acceptance
+    acceptance: ModuleType = tandem.speculation.rules
     draws: ModuleType = tandem.speculation.draws
     loop: ModuleType = tandem.speculation.loop
     rounds: ModuleType = tandem.speculation.rounds

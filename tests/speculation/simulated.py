@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from types import ModuleType
 
 import tandem.speculation.rounds
-from tandem.speculation.depth import Depth, Pipeline
 from tandem.speculation.estimate import Estimate, Times
 from tandem.speculation.length import FixedLength
 from tandem.speculation.loop import speculate
 from tandem.speculation.stopping import Stopping, StopRules
 from tandem.speculation.types import Draft, SpeculationStats, Verdict
+from tandem.speculation.verification_mode import Depth, Pipeline
 from tests.speculation.laws import Silent
 
 PROMPT = [5, 6, 7]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tandem.speculation.ahead import DraftingAhead
-from tandem.speculation.draft_follower import GivenPlan
+from tandem.speculation.ahead import DraftingAhead, GivenPlan
 from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.lookahead import DraftPlan
 from tandem.speculation.run_on import RunMessage

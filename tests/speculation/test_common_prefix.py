@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from tandem.speculation.common_prefix import common
+from tandem.speculation.types import common
 
 LENGTHS = (0, 1, 511, 512, 513, 1024, 1300)
 TOKENS = list(range(1300))

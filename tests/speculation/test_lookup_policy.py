@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.estimate import Estimate, best_length, expected_by_length
-from tandem.speculation.hybrid import HybridDrafter
-from tandem.speculation.lookup_policy import AT_ONCE, LEAST, PolicedLookup
+from tandem.speculation.lookup_policy import AT_ONCE, LEAST, HybridDrafter, PolicedLookup
 from tandem.speculation.types import Draft, Proposer
 
 

@@ -8,9 +8,9 @@ from types import ModuleType
 import pytest
 
 import tandem.speculation.rounds
-from tandem.speculation.depth import Depth, Pipeline
 from tandem.speculation.estimate import Times
 from tandem.speculation.rounds import OutOfStep
+from tandem.speculation.verification_mode import Depth, Pipeline
 from tests.daily import daily
 from tests.speculation.simulated import (
     PROMPT,

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from tandem.speculation.draws import BadLogits
-from tandem.speculation.logprobs import token_logprobs
 from tandem.speculation.processing import Logits, Mask, Processing
-from tandem.speculation.rules import draft_token, verify_draft
+from tandem.speculation.rules import draft_token, token_logprobs, verify_draft
 from tandem.speculation.types import InvalidField, Request, Rule, SamplingParams, Structure, StructureKind
 from tests.daily import daily
 

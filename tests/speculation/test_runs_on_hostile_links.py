@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from tandem.speculation.common_prefix import common
 from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.estimate import Estimate
 from tandem.speculation.lookup_policy import PolicedLookup
 from tandem.speculation.run_on import RunMessage, SelfPacedRun
+from tandem.speculation.types import common
 
 MOST, DEPTH, PROMPT, WRONG = 3, 12, 40, -7
 DRAFT_STEP = 0.002

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.estimate import Estimate, Times
-from tandem.speculation.verification_mode import never_waits
+from tandem.speculation.verification_mode import Pipeline, never_waits
 from tests.speculation.run_simulated import measurements
 
 

@@ -17,7 +17,7 @@ from tandem.engine.engine import Engine
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.model_drafter import ModelDrafter
 from tandem.engine.sequences import LocalVerifier
-from tandem.host.published_times import times_named
+from tandem.host.device_times import times_named
 from tandem.runners.loading import Shape
 from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.length import FixedLength
@@ -25,9 +25,9 @@ from tandem.speculation.loop import speculate
 from tandem.speculation.rounds import DraftedRounds
 from tandem.speculation.stopping import Stopping, StopRules
 from tandem.speculation.types import Request, SamplingParams, SpeculationStats
-from tandem_train.accept import AcceptConfig, PairMeasurement, RoundFigures, measure
+from tandem_train.accept import AcceptConfig, PairMeasurement, measure
 from tandem_train.accept_table import print_measured
-from tandem_train.replay import Continuation, MemoizedDrafter, agreement, replay
+from tandem_train.replay import Agreement, Continuation, RoundFigures, drafts_of
 from tandem_train.step_costs import PairCosts
 from tests.support import GREEDY, SAMPLED, oracle, run, toy
 from tests.toy import ToyConfig
@@ -45,7 +45,7 @@ class Silent:
 
 
 def said(sampling: SamplingParams) -> Continuation:
-    return Continuation("toy", PROMPT, tuple(oracle(PROMPT, sampling, COUNT, past_the_end=True)), sampling)
+    return Continuation("toy", PROMPT, tuple(oracle(PROMPT, sampling, COUNT, past_the_end=True)))
 
 
 async def deployed(drafter: ModelDrafter, engine: Engine, sampling: SamplingParams, k: int) -> SpeculationStats:
@@ -57,36 +57,37 @@ async def deployed(drafter: ModelDrafter, engine: Engine, sampling: SamplingPara
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
-@pytest.mark.parametrize("k", [1, 3, 5])
-def test_a_replay_has_the_rounds_of_a_deployment(sampling: SamplingParams, k: int) -> None:
+def test_a_replay_has_the_rounds_of_a_deployment(sampling: SamplingParams) -> None:
     async def test() -> None:
         batcher = Batcher("test")
         target, draft = Engine(toy(), batcher), Engine(toy(ToyConfig(miss=0.3)), batcher)
-        real = await deployed(ModelDrafter(draft, Request(sampling), 258), target, sampling, k)
-        remembered = MemoizedDrafter(ModelDrafter(draft, Request(sampling), 258), said(sampling), 5)
-        found = await replay(remembered, said(sampling), k)
-        assert remembered.asked == found.rounds - (found.drafted_per_position[:1] != [found.rounds])
-        for name in ("rounds", "drafted", "accepted", "accepted_per_position", "drafted_per_position", "accepted_by"):
-            assert getattr(found, name) == getattr(real, name), name
-        assert 0 < real.accepted < real.drafted
+        one = said(sampling)
+        drafts = await drafts_of(ModelDrafter(draft, Request(sampling), 258), one, 5)
+        for k in (1, 3, 5):
+            real = await deployed(ModelDrafter(draft, Request(sampling), 258), target, sampling, k)
+            found = RoundFigures()
+            found.add(one.answer, drafts, k)
+            assert (found.rounds, found.drafted, found.accepted) == (real.rounds, real.drafted, real.accepted)
+            assert found.by_position == real.accepted_per_position and found.tokens == COUNT
+            assert found.asked == real.drafted_per_position[0]
+            assert 0 < real.accepted < real.drafted
         await batcher.close()
 
     run(test())
 
 
-def test_agreement_asks_after_every_token_of_the_target() -> None:
+def test_agreement_counts_first_draft_tokens_that_are_right() -> None:
     async def test() -> None:
         batcher = Batcher("test")
-        config = ToyConfig(miss=0.3)
-        found = await agreement(ModelDrafter(Engine(toy(config), batcher), Request(GREEDY), 258), said(GREEDY))
-        text = [*PROMPT, *said(GREEDY).answer]
-        guesses = [
-            oracle(text[:i], GREEDY, 1, config, past_the_end=True)[0] == text[i] for i in range(len(PROMPT), len(text))
-        ]
-        assert (found.agreed, found.proposed, found.tokens) == (sum(guesses), COUNT, COUNT)
+        config, one = ToyConfig(miss=0.3), said(GREEDY)
+        drafts = await drafts_of(ModelDrafter(Engine(toy(config), batcher), Request(GREEDY), 258), one, 2)
+        right = [oracle(text, GREEDY, 1, config, past_the_end=True)[0] for text in one.texts()]
+        found = Agreement()
+        found.add(one.answer, drafts)
+        assert found == Agreement(sum(map(int.__eq__, right, one.answer)), COUNT)
         assert 0 < found.agreed < COUNT
-        silent = await agreement(NgramDrafter(longest=9, shortest=9), said(GREEDY))
-        assert silent.proposed < COUNT and silent.tokens == COUNT
+        found.add(one.answer, await drafts_of(NgramDrafter(longest=9, shortest=9), one, 1))
+        assert found.tokens == 2 * COUNT
         await batcher.close()
 
     run(test())

@@ -1,10 +1,9 @@
-"""features and train of EAGLE-3 heads, on a tiny Llama over bytes whose text a head can learn in seconds."""
+"""Training of EAGLE-3 heads, on a tiny Llama over bytes whose text a head can learn in seconds."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,13 +32,13 @@ from tandem.runners.protocol import Limits, PrefillRow, RunnerIdentity
 from tandem.runners.torch.platforms import platform_of
 from tandem.speculation.types import SamplingParams
 from tandem_train.accept import AcceptConfig, measure
-from tandem_train.heads.data import read_head_data
-from tandem_train.heads.features import FeatureFolder, FeaturesConfig, FeatureTarget, make_features
+from tandem_train.heads.features import FeatureTarget
 from tandem_train.heads.loop import HeadTraining
 from tandem_train.heads.loss import head_states, make_head_batch, step_losses
 from tandem_train.heads.train import main as train_main
 from tandem_train.heads.train import train
 from tandem_train.shards import ShardFolder, join, split
+from tandem_train.train import read_data
 from tests.rows import propose_row
 from tests.runners.tiny import byte_tokenizer
 from tests.training.head_pair import continuations, make_data, make_target, quiet, training
@@ -63,33 +62,23 @@ def trained(target: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) 
     return folder, train(training(target, data, folder), quiet)
 
 
+def features_of(target: Path) -> FeatureTarget:
+    return FeatureTarget({"pretrained_model_name_or_path": str(target)}, None, "cpu", 500)
+
+
 def test_features_are_the_hidden_states_that_transformers_reports(target: Path, data: Path) -> None:
-    module = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
-    folder = FeatureFolder(data)
-    assert folder.meta()["layers"] == [2, 1, 3]
-    start, features = 0, folder.read(1)
-    for one in list(split(ShardFolder(data).read(1)))[:9]:
-        own = np.concatenate((one.prompt, one.answer)).astype(np.int64)
+    taps, module = features_of(target), AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    assert taps.layers == (2, 1, 3)
+    sequences = list(split(ShardFolder(data).read(1)))[:9]
+    for one, features in zip(sequences, taps.features(sequences), strict=True):
+        own = torch.from_numpy(np.concatenate((one.prompt, one.answer)).astype(np.int64))[None]
+        last: list[torch.Tensor] = []
+        handle = module.model.norm.register_forward_pre_hook(lambda _, args, last=last: last.append(args[0]))
         with torch.inference_mode():
-            states = module(torch.from_numpy(own)[None], output_hidden_states=True).hidden_states
-            last: list[torch.Tensor] = []
-            handle = module.model.norm.register_forward_pre_hook(lambda _, args, last=last: last.append(args[0]))
-            module(torch.from_numpy(own)[None])
-            handle.remove()
+            states = module(own, output_hidden_states=True).hidden_states
+        handle.remove()
         wanted = torch.cat([states[2], states[1], last[0]], -1)[0]
-        torch.testing.assert_close(features[start : start + len(own)].float(), wanted, rtol=0.02, atol=0.02)
-        start += len(own)
-
-
-def test_features_cut_short_go_on_and_give_the_same(target: Path, data: Path, tmp_path: Path) -> None:
-    shutil.copytree(data, tmp_path / "data")
-    again = FeatureFolder(tmp_path / "data")
-    (tmp_path / "data" / "features" / "features-00001.npy").unlink()
-    assert again.missing() == [1]
-    kept = (tmp_path / "data" / "features" / "features-00000.npy").stat().st_mtime_ns
-    make_features(FeaturesConfig(tmp_path / "data", str(target), dtype="float32"), quiet)
-    assert (tmp_path / "data" / "features" / "features-00000.npy").stat().st_mtime_ns == kept
-    assert torch.equal(again.read(1), FeatureFolder(data).read(1))
+        torch.testing.assert_close(features.float(), wanted, rtol=0.02, atol=0.02)
 
 
 def test_a_head_trained_for_seconds_agrees_with_its_target_far_more_than_chance(trained: tuple[Path, Any]) -> None:
@@ -126,45 +115,13 @@ def test_training_cut_short_resumes_to_the_same_weights(
     assert not (tmp_path / "cut" / "training_state.pt").exists()
 
 
-@pytest.mark.thorough
-def test_kinds_held_out_are_not_trained_on_and_are_measured(target: Path, data: Path, tmp_path: Path) -> None:
-    config = training(target, data, tmp_path, held_out_kinds=("code",), epochs=0.5)
-    read = read_head_data(config, weights_revision(find(str(target))), 258)
-    assert {one.sequence.kind for one in read.train} == {"prose"}
-    assert sum(one.sequence.kind == "code" for one in read.held_out) == 32
-    assert "code" in train(config, quiet)["held_out_acceptance"]
-    with pytest.raises(ValueError, match="held-out-kinds: the data has no jokes, only code, prose"):
-        train(replace(config, held_out_kinds=("jokes",)), quiet)
-
-
-def test_features_computed_in_every_step_train_the_head_that_stored_ones_train(
-    target: Path, data: Path, tmp_path: Path
-) -> None:
-    """The target computes the same features for the sequences of a step as for those of a shard, to rounding."""
-    config = training(target, data, tmp_path / "stored", epochs=1)
-    revision = weights_revision(find(str(target)))
-    taps = FeatureTarget({"pretrained_model_name_or_path": str(target)}, None, "cpu", "float32", 500)
-    stored, computed = read_head_data(config, revision, 258), read_head_data(config, revision, 258, taps)
-    assert stored.tokens == computed.tokens and len(stored.train) > 20
-    for (one, read), (same, made) in zip(
-        stored.with_features(stored.train), computed.with_features(computed.train), strict=True
-    ):
-        assert one.answer.tobytes() == same.answer.tobytes()
-        torch.testing.assert_close(made.bfloat16(), read, rtol=1e-2, atol=1e-2)
-    shutil.copytree(data, tmp_path / "tokens", ignore=shutil.ignore_patterns("features"))
-    found = train(replace(config, data=tmp_path / "tokens", output=tmp_path / "computed", features="computed"), quiet)
-    assert found["layers"] == [2, 1, 3] and found["held_out_acceptance"]["all"][0] > 0
-    with pytest.raises(ValueError, match="features: 'guessed' is not one of stored, computed"):
-        replace(config, features="guessed")
-
-
 def test_the_first_choice_may_weigh_more_than_the_distribution(
     target: Path, data: Path, trained: tuple[Path, Any]
 ) -> None:
     head, _ = read_head(trained[0])
     embedding = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).get_input_embeddings().weight.detach()
-    read = read_head_data(training(target, data, trained[0]), weights_revision(find(str(target))), 258)
-    batch = make_head_batch(read.with_features(read.held_out[:2]))
+    held_out = read_data(data, weights_revision(find(str(target))), 258, 1).held_out[:2]
+    batch = make_head_batch(held_out, features_of(target).features(held_out))
     with torch.no_grad():
         soft, half, hard = (float(step_losses(head, embedding, batch, 1, share)[0].loss) for share in (0.0, 0.5, 1.0))
     assert soft != hard and half == pytest.approx((soft + hard) / 2, rel=1e-4)
@@ -176,15 +133,9 @@ def test_what_does_not_fit_is_refused_by_name(
     target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ValueError, match="holds data of the target"):
-        make_features(FeaturesConfig(data), quiet)
+        train(replace(training(target, data, tmp_path), target=None), quiet)
     with pytest.raises(ValueError, match=r"layers: \[1, 2, 9\] are not three of the target's 3"):
-        make_features(FeaturesConfig(data, str(target), (1, 2, 9)), quiet)
-    with pytest.raises(ValueError, match="holds data made with layers"):
-        make_features(FeaturesConfig(data, str(target), (1, 2, 2), dtype="float32"), quiet)
-    shutil.copytree(data, tmp_path / "data")
-    (tmp_path / "data" / "features" / "features-00001.npy").unlink()
-    with pytest.raises(ValueError, match=r"1 shards have no features; run tandem_train\.heads"):
-        train(training(target, tmp_path / "data", tmp_path / "head"), quiet)
+        train(training(target, data, tmp_path, layers=(1, 2, 9)), quiet)
     with pytest.raises(ValueError, match="layout: 'zip' is not one of specforge, speculators"):
         training(target, data, tmp_path, layout="zip")
     assert train_main(["--data", str(tmp_path / "none"), "--output", str(tmp_path / "x"), "--steps", "0"]) == 2
@@ -195,12 +146,11 @@ def test_training_sees_what_drafting_sees(target: Path, data: Path, trained: tup
     """Step s of the training-time test at a row is the s-th further token of a draft, to rounding."""
     head, _ = read_head(trained[0])
     embedding = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).get_input_embeddings().weight.detach()
-    config = training(target, data, trained[0])
-    read = read_head_data(config, weights_revision(find(str(target))), 258)
-    (one, features), *_ = read.with_features(read.held_out[:1])
+    one = read_data(data, weights_revision(find(str(target))), 258, 1).held_out[0]
+    (features,) = features_of(target).features([one])
     tokens = np.concatenate((one.prompt, one.answer)).tolist()
     with torch.inference_mode():
-        states = head_states(head, embedding, make_head_batch([(one, features)]), 3)
+        states = head_states(head, embedding, make_head_batch([one], [features]), 3)
     for begin in (4, 11, 19):  # tokens known
         expected = [head.logits(states[s])[0, begin - 2 + s] for s in range(3)]
         for s, logits in enumerate(drafted_logits(head, embedding, features.float(), tokens, begin)):
@@ -246,7 +196,6 @@ def test_the_same_commands_make_a_head_for_a_qwen(tmp_path: Path, config: Any, m
     shards = ShardFolder(data)
     shards.claim({"target": weights_revision(find(str(folder)))})
     shards.write(0, join(continuations(module, np.random.default_rng(1))))
-    make_features(FeaturesConfig(data, str(folder)), quiet)
     arguments = ["--data", str(data), "--output", str(head), "--target_model", str(folder), "--epochs", "0.3"]
     assert train_main([*arguments, "--layout", "speculators", "--dtype", "float16"]) == 0
     assert read_head_config(head).layers == (2, 3, 3)

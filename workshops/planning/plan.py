@@ -1,33 +1,36 @@
-"""`--role plan`: the degrees at which target, draft and both fused fit on an instance, from config.json."""
+"""`--role plan`: the degrees at which target, draft and both fused fit on an instance, from config.json.
+
+NxD Inference pads query heads and repeats KV heads until every core has some (its gqa.py; GQA section of the features
+guide). TorchNeuron uses transformers' plan under DTensor: it divides linear layers and the output matrix, not the
+embedding, and neither pads nor repeats.
+"""
 
 from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from tandem.host.instances import Instance, instance_named
-from tandem.workshops.planning.memory import (
-    ASSUMPTIONS,
-    Core,
-    Load,
-    Part,
-    Route,
-    Weights,
-    core_of,
-    degrees,
-    weight_bytes,
-)
-from tandem.workshops.planning.shapes import DecoderShape, EightBit, read_draft_shape, read_shape
+from tandem.workshops.planning.shapes import DecoderShape, EightBit, Linear, read_draft_shape, read_shape
 
 BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "float32": 4}
 QUANTIZATIONS = ("auto", "none", "int8", "f8e4m3", "f8e5m2")
-SYSTEM_BYTES = 100 * 10**9
-"""Disk for image, packages and compiled graphs. Assumed."""
-LEAST_VOLUME = 512 * 10**9
-"""AWS's least root volume of such an instance (its page on updating a DLAMI, SDK 2.33)."""
+SYSTEM_BYTES = 100 * 10**9  # disk for image, packages and compiled graphs; assumed
+LEAST_VOLUME = 512 * 10**9  # AWS's least root volume of such an instance (its page on updating a DLAMI, SDK 2.33)
+GUARD = 128  # positions that NxD Inference adds to rows for idle writes (apply_seq_ids_mask)
+GRAPHS_BYTES = 2**30
+USABLE = 23.5 / 25.77
+FLOAT_BYTES = 4  # of logits, scores, and scales of eight-bit weights
+TAIL = 8  # committed tokens in a draft's first step (tandem/runners/protocol.py)
+ASSUMPTIONS = (
+    "This is a plan from config.json files, not a measurement. Weights and KV are counted; the rest is estimated.",
+    "Buffers: activations of one layer at the widest step, attention scores in float32 (but in NxD Inference's"
+    f" prefill), float32 logits, and {GRAPHS_BYTES / 2**30:g} GiB for compiled graphs.",
+    f"Usable memory: {USABLE:.0%} of a core's share, from one field report (Trn2: out of memory at 23.5 of 25.77 GB).",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +68,24 @@ class PlanConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """Models, their stored weights, and the instance."""
+class Model:
+    """`eight_bit`: matrices with one byte a weight, and a scale an output."""
 
+    shape: DecoderShape
+    bytes_each: int
+    eight_bit: EightBit | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Models on an instance. `nxdi`: served by NxD Inference, else by TorchNeuron."""
+
+    config: PlanConfig
     instance: Instance
     lnc: int
-    route: Route
-    load: Load
-    target: DecoderShape
-    target_weights: Weights
-    draft: DecoderShape | None = None
-    draft_weights: Weights | None = None
+    nxdi: bool
+    target: Model
+    draft: Model | None = None
 
     @property
     def cores(self) -> int:
@@ -84,16 +94,23 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """`kind`: target, draft or fused. `core`: None if the degree is `refused`."""
+    """Bytes on one core. `kind`: target, draft or fused. `kv`: with hidden states kept for an EAGLE-3 head."""
 
     kind: str
     degree: int
-    core: Core | None
     refused: str = ""
+    weights: int = 0
+    kv: int = 0
+    buffers: int = 0
+    usable: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv + self.buffers
 
     @property
     def fits(self) -> bool:
-        return self.core is not None and self.core.fits
+        return not self.refused and self.total <= self.usable
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +120,14 @@ class Plan:
     pair: Pair
     processes: tuple[Process, ...]
     disk: dict[str, int]
-    remarks: tuple[str, ...]
 
 
 def make_plan(config: PlanConfig) -> Plan:
     """Raises ValueError for an unknown instance, a missing key, or an impossible degree or length."""
     pair = pair_of(config, instance_named(config.instance))
-    kinds = ("target",) if pair.draft is None else ("target", "fused") if pair.draft.features else _ALL
+    kinds = ["target"]
+    if pair.draft:
+        kinds += ["fused"] if pair.draft.shape.features else ["draft", "fused"]
     found = tuple(
         process
         for kind in kinds
@@ -117,21 +135,19 @@ def make_plan(config: PlanConfig) -> Plan:
         if config.degree in (None, process.degree) or kind == "draft"
     )
     if not found:
-        known = ", ".join(map(str, degrees(pair.target, pair.instance.chip, pair.cores, pair.route)))
+        known = ", ".join(str(degree) for degree in pair.instance.chip.degrees if degree <= pair.cores)
         raise ValueError(f"tp_degree: {config.degree} is not one of {known} on a {pair.instance.name}")
-    return Plan(pair, found, _disk(pair, found), tuple(_remarks(pair)))
-
-
-_ALL = ("target", "draft", "fused")
+    return Plan(pair, found, _disk(pair, found))
 
 
 def pair_of(config: PlanConfig, instance: Instance) -> Pair:
     """Reads both configurations. Raises ValueError."""
+    nxdi = config.backend == "nxdi" or not instance.chip.torchneuron
+    if not nxdi and config.quantization not in ("auto", "none"):
+        raise ValueError(f"quantization: {config.quantization} is NxD Inference's; add --backend nxdi")
     target = read_shape(config.target_model, "target_model")
     draft = read_draft_shape(config.draft_model, target) if config.draft_model else None
-    native = config.backend == "torch" and instance.chip.torchneuron
-    route = Route.TORCHNEURON if native else Route.NXDI
-    if draft is not None and draft.features and route is Route.NXDI:
+    if draft is not None and draft.features and nxdi:
         raise ValueError("draft_model: an EAGLE-3 head; a plan counts it for TorchNeuron alone, not for NxD Inference")
     for shape in (target, draft):
         if shape is not None and config.length > shape.longest:
@@ -139,124 +155,173 @@ def pair_of(config: PlanConfig, instance: Instance) -> Pair:
                 f"sequence_length: {config.length} is above {shape.name}'s max_position_embeddings {shape.longest}"
             )
     each = BYTES[config.dtype]
-    return Pair(
-        instance=instance,
-        lnc=instance.lnc(config.lnc),
-        route=route,
-        load=Load(config.batch, config.length, config.drafts, min(config.chunk, config.length)),
-        target=target,
-        target_weights=Weights(each, _eight_bit(config, target, route)),
-        draft=draft,
-        draft_weights=Weights(each, draft.eight_bit if draft and route is Route.NXDI else None),
+    eight = {"auto": target.eight_bit, "none": None}.get(
+        config.quantization, EightBit(config.quantization, config.keep)
     )
-
-
-def _eight_bit(config: PlanConfig, target: DecoderShape, route: Route) -> EightBit | None:
-    method = config.quantization
-    if route is Route.TORCHNEURON:
-        if method not in ("auto", "none"):
-            raise ValueError(f"quantization: {method} is NxD Inference's; add --backend nxdi")
-        return None
-    if method == "auto":
-        return target.eight_bit
-    return None if method == "none" else EightBit(method, config.keep)
+    return Pair(
+        config,
+        instance,
+        instance.lnc(config.lnc),
+        nxdi,
+        Model(target, each, eight if nxdi else None),
+        Model(draft, each, draft.eight_bit if nxdi else None) if draft else None,
+    )
 
 
 def processes_of(pair: Pair, kind: str, cores: int) -> list[Process]:
     """A process at each of the runtime's degrees on `cores`, ascending."""
-    shape = pair.draft if kind == "draft" else pair.target
-    assert shape is not None
-    alone = "processes that share a target serve no EAGLE head"
-    headed = kind == "fused" and pair.draft is not None and pair.draft.features
-    found = degrees(shape, pair.instance.chip, cores, pair.route)
-    whys = {degree: alone if headed and degree > 1 else why for degree, why in found.items()}
-    return [Process(kind, degree, None if why else _core(pair, kind, degree), why) for degree, why in whys.items()]
+    return [_process(pair, kind, degree) for degree in pair.instance.chip.degrees if degree <= cores]
 
 
-def _core(pair: Pair, kind: str, degree: int) -> Core:
+def _process(pair: Pair, kind: str, degree: int) -> Process:
     # NxD Inference divides a fused draft like the target; Tandem's steps repeat it on every core.
-    parts = [] if kind == "draft" else [Part(pair.target, degree, pair.target_weights)]
-    if kind != "target":
-        assert pair.draft is not None and pair.draft_weights is not None
-        whole = kind == "fused" and pair.route is Route.TORCHNEURON
-        parts.append(Part(pair.draft, 1 if whole else degree, pair.draft_weights))
-    return core_of(parts, pair.load, pair.route, pair.instance.core_bytes(pair.lnc))
+    main = pair.draft if kind == "draft" else pair.target
+    assert main is not None
+    parts = [(main, degree)]
+    if kind == "fused":
+        assert pair.draft is not None
+        if pair.draft.shape.features and degree > 1:
+            return Process(kind, degree, "processes that share a target serve no EAGLE head")
+        parts.append((pair.draft, degree if pair.nxdi else 1))
+    if refused := _refusal(main.shape, degree, pair.nxdi):
+        return Process(kind, degree, refused)
+    return Process(
+        kind,
+        degree,
+        weights=sum(weight_bytes(model, each, pair.nxdi) for model, each in parts),
+        kv=sum(kv_bytes(model, each, pair) for model, each in parts),
+        buffers=max(_buffer_bytes(model, each, pair) for model, each in parts) + GRAPHS_BYTES,
+        usable=int(pair.instance.core_bytes(pair.lnc) * USABLE),
+    )
 
 
-def _disk(pair: Pair, processes: tuple[Process, ...]) -> dict[str, int]:
+def _refusal(shape: DecoderShape, degree: int, nxdi: bool) -> str:
+    counts = {"heads": 0 if shape.features else shape.heads}
+    if not nxdi:
+        counts |= {"KV heads": shape.kv_heads, "columns of intermediate_size": shape.intermediate}
+    return "; ".join(
+        f"{count} {what} are not divisible by {degree}" for what, count in counts.items() if count % degree
+    )
+
+
+def kv_bytes(model: Model, degree: int, pair: Pair) -> int:
+    """Bytes of KV on one core. Tandem's cache has a spare row for padding, and room for the widest step at the end."""
+    config, shape = pair.config, model.shape
+    rows, length, step = config.batch + 1, config.length, max(_chunk(config), config.drafts + 1)
+    positions = config.batch * (length + GUARD) if pair.nxdi else rows * (length + step)
+    features = 0
+    if shape.features:  # drafts follow a whole tail
+        positions = rows * (length + max(_chunk(config), TAIL) + config.drafts + 1)
+        features = rows * (length + max(step, TAIL)) * shape.features
+    heads = core_heads(shape, degree, pair.nxdi)[1]
+    return (positions * 2 * shape.layers * heads * shape.head_dim + features) * model.bytes_each
+
+
+def _buffer_bytes(model: Model, degree: int, pair: Pair) -> int:
+    """The larger of a prefill step's and a verification's."""
+    config, shape = pair.config, model.shape
+    q, kv = core_heads(shape, degree, pair.nxdi)
+    per_token = 4 * shape.hidden + 2 * -(-shape.intermediate // degree) + (q + 2 * kv) * shape.head_dim
+    per_token *= model.bytes_each
+    scores, logits = FLOAT_BYTES * q * config.length, FLOAT_BYTES * shape.vocabulary
+    prefill = config.length * per_token if pair.nxdi else _chunk(config) * (per_token + scores)
+    return max(prefill + logits, config.batch * (config.drafts + 1) * (per_token + scores + logits))
+
+
+def _chunk(config: PlanConfig) -> int:
+    return min(config.chunk, config.length)
+
+
+def core_heads(shape: DecoderShape, degree: int, nxdi: bool) -> tuple[int, int]:
+    """Query and KV heads of one core."""
+    q = -(-shape.heads // degree)
+    if not nxdi or shape.kv_heads % degree == 0:
+        return q, max(1, shape.kv_heads // degree)
+    if shape.heads == shape.kv_heads or degree % shape.kv_heads:
+        return q, q  # CONVERT_TO_MHA
+    return q, 1  # REPLICATE_TO_TP_DEGREE
+
+
+def weight_bytes(model: Model, degree: int, nxdi: bool) -> int:
+    """Bytes of weights on one core. An EAGLE-3 head is whole on each."""
+    shape = model.shape
+    if shape.features:
+        return shape.parameters * model.bytes_each
+    q, kv = core_heads(shape, degree, nxdi)
+    units = {"q": q * shape.head_dim, "kv": kv * shape.head_dim, "columns": -(-shape.intermediate // degree)}
+    total = (shape.fc_parameters + shape.norm_parameters + _tables(shape, degree, nxdi)) * model.bytes_each
+    for linear in shape.linears():
+        for layer in range(shape.layers):
+            eight = model.eight_bit is not None and model.eight_bit.covers(f"model.layers.{layer}.{linear.name}")
+            total += _linear_bytes(shape, linear, units[linear.split], model.bytes_each, eight)
+    return total
+
+
+def _linear_bytes(shape: DecoderShape, linear: Linear, unit: int, bytes_each: int, eight: bool) -> int:
+    # One side is the hidden size, the other is divided.
+    outputs = unit if linear.inputs == shape.hidden and linear.name != "self_attn.o_proj" else shape.hidden
+    bias = outputs * bytes_each if linear.bias else 0
+    matrix = unit * shape.hidden
+    return bias + (matrix + outputs * FLOAT_BYTES if eight else matrix * bytes_each)
+
+
+def _tables(shape: DecoderShape, degree: int, nxdi: bool) -> int:
+    """Parameters of embedding and output matrix on one core. NxD Inference divides both, and unties tied ones."""
+    table = shape.vocabulary * shape.hidden
+    part = -(-shape.vocabulary // degree) * shape.hidden
+    if nxdi:
+        return 2 * part
+    return table if shape.tied else table + part
+
+
+def _disk(pair: Pair, processes: Sequence[Process]) -> dict[str, int]:
     # NxD Inference writes a converted copy of FP8 checkpoints, and each core's share of every process.
-
-    def stored(shape: DecoderShape | None, weights: Weights | None) -> int:
-        return weight_bytes(shape, 1, Route.TORCHNEURON, weights) if shape and weights else 0
-
-    source = Weights(pair.target_weights.bytes_each, pair.target.eight_bit)
-    found = {"checkpoints": stored(pair.target, source) + stored(pair.draft, pair.draft_weights)}
-    if pair.route is Route.NXDI:
-        if pair.target_weights.eight_bit:
-            found["a converted copy"] = stored(pair.target, pair.target_weights)
+    target = pair.target
+    stored = [Model(target.shape, target.bytes_each, target.shape.eight_bit), *([pair.draft] if pair.draft else [])]
+    found = {"checkpoints": sum(weight_bytes(model, 1, False) for model in stored)}
+    if pair.nxdi:
+        if target.eight_bit:
+            found["a converted copy"] = weight_bytes(target, 1, False)
         fitting = {process.kind: process for process in reversed(processes) if process.fits}
-        found["the cores' shares"] = sum(p.core.weights * p.degree for p in fitting.values() if p.core)
+        found["the cores' shares"] = sum(p.weights * p.degree for p in fitting.values())
     return found | {"system and graphs (assumed)": SYSTEM_BYTES}
-
-
-def _remarks(pair: Pair) -> Iterator[str]:
-    chip, draft = pair.instance.chip, pair.draft
-    if pair.route is Route.NXDI and not chip.torchneuron:
-        yield f"{chip.family} runs NxD Inference of SDK 2.28.1; TorchNeuron does not run there."
-    elif pair.route is Route.NXDI:
-        yield "NxD Inference is in maintenance and loses Trn2 and Trn3 at SDK 2.34."
-    elif pair.target.kv_heads < pair.cores:
-        yield (
-            f"TorchNeuron's degrees end at {pair.target.kv_heads} KV heads; NxD Inference repeats KV heads and goes"
-            " further (--backend nxdi)."
-        )
-    if pair.route is Route.TORCHNEURON and pair.target.eight_bit:
-        yield f"The checkpoint is {pair.target.eight_bit.method}; this route does not keep it in eight bits."
-    if pair.route is Route.NXDI and draft:
-        k = pair.load.drafts
-        yield f"Speculation length {k} is {k + 1} in NxD Inference's count, which includes the committed token."
-        yield "Sampled requests need the pair apart as well (--pair both): twice the memory of fused."
-    if draft and draft.vocabulary != pair.target.vocabulary:
-        yield f"Vocabularies differ ({pair.target.vocabulary} and {draft.vocabulary}): servers refuse such a pair."
-    if chip.family == "trn3":
-        yield "Trn3: cores and memory per core are divisions of AWS's figures per chip, degrees are taken from Trn2."
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:
     """The plan as a page's lines."""
-    pair, load = plan.pair, plan.pair.load
+    pair, config = plan.pair, plan.pair.config
     capacity = pair.instance.core_bytes(pair.lnc)
     yield (
         f"Plan for {pair.instance.name}: {pair.cores} cores at LNC {pair.lnc}, {capacity / 2**30:.0f} GiB each;"
-        f" {pair.route.value}"
+        f" {'NxD Inference' if pair.nxdi else 'TorchNeuron'}"
     )
-    for role, shape in (("target", pair.target), ("draft", pair.draft)):
-        if shape is not None:
+    for role, model in (("target", pair.target), ("draft", pair.draft)):
+        if model is not None:
+            shape = model.shape
             yield (
                 f"  {role:7} {shape.name}: {shape.parameters / 1e9:.2f} billion parameters, {shape.layers} layers,"
                 f" {shape.heads} heads, {shape.kv_heads} KV heads"
             )
-    yield f"  load    batch {load.batch}, {load.length} tokens each, {load.drafts} draft tokens a round"
+    yield f"  load    batch {config.batch}, {config.length} tokens each, {config.drafts} draft tokens a round"
     yield ""
-    usable = Core(0, 0, 0, capacity).usable
-    yield f"GB (10^9 bytes) on each core, of {usable / 1e9:.2f} usable:"
+    yield f"GB (10^9 bytes) on each core, of {int(capacity * USABLE) / 1e9:.2f} usable:"
     yield "  process  degree  weights      KV  buffers     sum"
     yield from map(_process_line, plan.processes)
     yield ""
     parts = ", ".join(f"{count / 1e9:,.0f} of {name}" for name, count in plan.disk.items())
     disk = max(sum(plan.disk.values()), LEAST_VOLUME)
     least = "; AWS asks for no less" if disk == LEAST_VOLUME else ""
-    for line in (f"Disk: {disk / 1e9:,.0f} GB: {parts}{least}.", *plan.remarks, *ASSUMPTIONS):
+    for line in (f"Disk: {disk / 1e9:,.0f} GB: {parts}{least}.", *ASSUMPTIONS):
         yield from textwrap.wrap(line, 110, subsequent_indent="  ")
 
 
 def _process_line(process: Process) -> str:
-    core = process.core
-    if core is None:
+    if process.refused:
         return f"  {process.kind:7}  {process.degree:>6}  no: {process.refused}"
-    figures = [f"{count / 1e9:>7.2f}" for count in (core.weights, core.kv, core.buffers, core.total)]
-    word = "fits" if core.fits else "too much"
-    return f"  {process.kind:7}  {process.degree:>6}  {figures[0]} {figures[1]}  {figures[2]} {figures[3]}  {word}"
+    parts = (process.weights, process.kv, process.buffers, process.total)
+    weights, kv, buffers, total = (f"{count / 1e9:>7.2f}" for count in parts)
+    word = "fits" if process.fits else "too much"
+    return f"  {process.kind:7}  {process.degree:>6}  {weights} {kv}  {buffers} {total}  {word}"
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
@@ -265,16 +330,11 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     return {
         "kind": "plan, not a measurement",
         "assumptions": ASSUMPTIONS,
-        "route": pair.route.value,
         "instance": {"name": pair.instance.name, "lnc": pair.lnc, "cores": pair.cores},
-        "load": asdict(pair.load),
-        "models": {s.name: s.parameters for s in (pair.target, pair.draft) if s},
-        "processes": [
-            asdict(p) | ({"total": p.core.total, "usable": p.core.usable} if p.core else {}) | {"fits": p.fits}
-            for p in plan.processes
-        ],
+        "load": asdict(pair.config),
+        "models": {model.shape.name: model.shape.parameters for model in (pair.target, pair.draft) if model},
+        "processes": [asdict(p) | {"total": p.total, "fits": p.fits} for p in plan.processes],
         "disk": plan.disk,
-        "remarks": plan.remarks,
     }
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import logging
 import sys
 
 from tandem.host.clashes import clashes, refusal
 from tandem.host.detect import DOCTOR, missing
-from tandem.host.packages import installed_package, installed_packages
+from tandem.host.packages import distributions, installed_package, installed_packages
 
 log = logging.getLogger("tandem.engine")
 PACKAGES = ("neuronx-distributed-inference", "neuronx-distributed", "torch-neuronx")
@@ -33,14 +32,6 @@ def require_nxdi() -> None:
         raise ValueError(why or f"backend: nxdi is not available here: {', '.join(absent)} cannot be imported")
 
 
-def installed_version(package: str) -> str | None:
-    """Any package's version; None if absent."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def importable(package: str) -> bool:
     """Whether the package is there and no placeholder of PyPI."""
     name = package.replace("-", "_")
@@ -52,4 +43,5 @@ def importable(package: str) -> bool:
 
 def versions() -> dict[str, str]:
     """Versions of the packages that compiled code depends on."""
-    return {name: installed_version(name) or "unknown" for name in (*PACKAGES, *ALSO)}
+    found = distributions()
+    return {name: found[name].version if name in found else "unknown" for name in (*PACKAGES, *ALSO)}

@@ -1,27 +1,56 @@
-"""Registers NxD Inference as a backend."""
+"""Registers NxD Inference as a backend: loads and compiles models, with everything checked before anything compiles."""
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tandem.checkpoints.adapter_files import Adapter, AdapterChoice
+from tandem.checkpoints.eagle_heads import check_completed
 from tandem.checkpoints.head_config import is_head
-from tandem.checkpoints.locate import Checkpoint, find
+from tandem.checkpoints.locate import Checkpoint, CheckpointError, find, weights_revision
 from tandem.host.cores import format_cores, parse_cores
 from tandem.runners.backends import Backend, LoadRequest
-from tandem.runners.protocol import Runner
+from tandem.runners.protocol import Limits, Runner, RunnerIdentity
 from tandem.runners.startup import Startup
-from tandem_nxdi.adapters import read_adapters
-from tandem_nxdi.availability import require_nxdi
-from tandem_nxdi.checkpoint import local
-from tandem_nxdi.load import compile_nxdi, compile_nxdi_pair, load_nxdi, load_nxdi_pair, start_on_device
+from tandem_nxdi.availability import require_nxdi, versions
+from tandem_nxdi.build import Build, BuildRequest, Kind, plan_build
+from tandem_nxdi.checkpoint import ModelFacts, facts, local, text_config
+from tandem_nxdi.compiled import CompiledModel, check_store, compiled_model
+from tandem_nxdi.fused import FusedDraft, FusedRunner
+from tandem_nxdi.quantisation import check_target, fp8_environment, with_draft_kept
+from tandem_nxdi.runner import NxdiRunner
 from tandem_nxdi.settings import NxdiSettings, apart, draft_apart
 
+if TYPE_CHECKING:
+    from tandem_nxdi.sdk import Application
+
+log = logging.getLogger("tandem.engine")
 VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
 BESIDE = "draft: with NxD Inference a head drafts in one graph with its target: fused_target --draft model --eagle"
+_CONTEXT_KERNELS = ("attn_kernel_enabled", "mlp_kernel_enabled", "quantized_mlp_kernel_enabled")
+_SHORT_BUCKET = 1024  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is compiled and loaded. `draft`: in one graph with the target."""
+
+    build: Build
+    target: ModelFacts
+    draft: ModelFacts | None
+    wanted: CompiledModel
+
+    def start(self) -> Application:
+        """Compiles if necessary and loads. Raises ValueError without NxD Inference."""
+        require_nxdi()
+        from tandem_nxdi.sdk import start
+
+        return start(self.build, self.target, self.draft, self.wanted)
 
 
 class NxdiBackend(Backend):
@@ -37,8 +66,7 @@ class NxdiBackend(Backend):
         return local(find(model))
 
     def adapter(self, choice: AdapterChoice) -> Adapter:
-        # NxDI reads adapters itself.
-        return read_adapters([choice])[0]
+        raise ValueError("adapters: --backend torch serves them")
 
     def draft_has_tokenizer(self, request: LoadRequest) -> bool:
         return not _settings(request).eagle  # an EAGLE head has none
@@ -46,33 +74,37 @@ class NxdiBackend(Backend):
     def load(self, checkpoint: Checkpoint, request: LoadRequest, startup: Startup) -> Runner:
         take_cores(request)
         with startup.stage("loading"):
-            return load_nxdi(
-                checkpoint, request.execution, request.shape, _settings(request), request.verifies, start_on_device
-            )
+            planned = plan(checkpoint, None, request)
+            device, build = planned.start(), planned.build
+            own = (_limits(planned, request), _identity(checkpoint, planned.target, device))
+            return NxdiRunner(device, build.layout, *own, request.verifies, request.execution.exact, build.tokens_only)
 
     def load_pair(
         self, target: Checkpoint, draft: Checkpoint, request: LoadRequest, startup: Startup
     ) -> tuple[Runner, Runner]:
         take_cores(request)
         with startup.stage("loading"):
-            return load_nxdi_pair(target, draft, request.execution, request.shape, _settings(request), start_on_device)
+            planned = plan(target, draft, request)
+            device, limits = planned.start(), _limits(planned, request)
+            identity = _identity(target, planned.target, device)
+            runner = FusedRunner(device, planned.build.layout, limits, identity, True, request.execution.exact, True)
+            assert planned.draft is not None
+            return runner, FusedDraft(runner, _identity(draft, planned.draft, device))
 
     def compile(self, target: Checkpoint, draft: Checkpoint | None, request: LoadRequest, part: str) -> Iterator[str]:
         """With --pair both, compiles a fused server's models apart as well."""
-        own = (request.execution, request.shape)
         if part != "fused":
             if part == "draft" and _settings(request).eagle:
                 raise ValueError("compile_for: an EAGLE head drafts in its target's graph alone; compile fused")
             settings = replace(_settings(request), eagle=False, draft_neuron_config={})
-            settings = settings if part == "target" else replace(settings, adapters=())
             checkpoint = draft if part == "draft" and draft is not None else target
-            yield compile_nxdi(checkpoint, *own, settings, part == "target")
+            yield _compiled(plan(checkpoint, None, replace(request, settings=settings, verifies=part == "target")))
             return
         assert draft is not None
         if self.fuses(request):
-            yield compile_nxdi_pair(target, draft, *own, _settings(request))
+            yield _compiled(plan(target, draft, request))
         for each in self.unfused(request):
-            yield compile_nxdi(target if each.verifies else draft, *own, _settings(each), each.verifies)
+            yield _compiled(plan(target if each.verifies else draft, None, each))
 
     def is_head(self, checkpoint: Checkpoint) -> bool:
         return is_head(Path(checkpoint.folder))
@@ -104,6 +136,87 @@ def take_cores(request: LoadRequest) -> None:
     if len(cores) < degree:
         raise ValueError(f"cores: tp_degree {degree} needs as many cores, and {len(cores)} are named")
     os.environ[VISIBLE_CORES] = format_cores(cores)
+
+
+def plan(target: Checkpoint, draft: Checkpoint | None, request: LoadRequest) -> Plan:
+    """Plans a target (`request.verifies`) or a draft, or with `draft` a pair in one graph.
+
+    Raises CheckpointError or ValueError, one line.
+    """
+    settings, shape, execution = _settings(request), request.shape, request.execution
+    eagle3 = draft is not None and is_head(Path(draft.folder))
+    if draft is not None and eagle3 and not settings.eagle:
+        raise CheckpointError(f"{draft.folder}: an EAGLE-3 head: with NxD Inference it drafts by --draft model --eagle")
+    single = Kind.WINDOW if request.verifies and shape.max_draft else Kind.PLAIN
+    dtype = None if execution.dtype == "auto" else execution.dtype
+    sizes = (shape.slots, shape.max_length, shape.max_draft)
+    build = plan_build(BuildRequest(Kind.FUSED if draft else single, *sizes, dtype, eagle3), settings)
+    if draft is not None and build.eagle:
+        normed = bool((build.draft or {}).get("enable_eagle_draft_input_norm"))
+        check_completed(Path(draft.folder), text_config(Path(target.folder)), normed)
+    own, other = facts(target, build.max_length), facts(draft, build.max_length) if draft else None
+    if other and own.vocab_size != other.vocab_size:
+        raise CheckpointError(
+            f"{other.folder}: {other.vocab_size} token ids, the target has {own.vocab_size}; a fused graph has one"
+        )
+    check_target(build, own)
+    _warn_of_short_buckets(build)
+    build = with_draft_kept(build, other) if other else build
+    sources = {"target": _source(target, own)} | ({"draft": _source(draft, other)} if draft and other else {})
+    return Plan(build, own, other, _wanted(build, target.name, sources, settings))
+
+
+def _compiled(planned: Plan) -> str:
+    """Compiles, and publishes to the store if any. Returns a line for the log."""
+    from tandem_nxdi.sdk import compile_only
+
+    wanted = planned.wanted
+    if wanted.store is not None:
+        check_store(wanted.store)
+    folder, compiled = compile_only(planned.build, planned.target, planned.draft, wanted)
+    line = f"{wanted.name}: {'compiled' if compiled else 'there already'}"
+    if wanted.store is None:
+        return f"{line}, in {wanted.root}"
+    return f"{line}, {'published to' if wanted.publish(folder, wanted.store) else 'in'} {wanted.store}"
+
+
+def _warn_of_short_buckets(build: Build) -> None:
+    # AWS's tutorial of Llama-3.1-405B: kernels with short context buckets give a "Numerical Error".
+    kernels = [name for name in _CONTEXT_KERNELS if build.neuron.get(name)]
+    if kernels and any(chunk < _SHORT_BUCKET for chunk in build.layout.chunks):
+        log.warning(
+            "neuron_config: %s with context buckets of %d tokens and less: AWS warns of numerical errors; give "
+            "context_encoding_buckets that begin at 2048",
+            *(", ".join(kernels), _SHORT_BUCKET),
+        )
+
+
+def _limits(planned: Plan, request: LoadRequest) -> Limits:
+    build, shape = planned.build, request.shape
+    return Limits(shape.slots, build.max_length, shape.max_draft, build.layout.chunks[-1], planned.target.vocab_size)
+
+
+def _identity(checkpoint: Checkpoint, own: ModelFacts, device: Application) -> RunnerIdentity:
+    return RunnerIdentity(checkpoint.name, weights_revision(checkpoint), device.dtype, "neuron", "nxdi", own.end_ids)
+
+
+def _wanted(build: Build, name: str, sources: Mapping[str, Any], settings: NxdiSettings) -> CompiledModel:
+    made_from: dict[str, Any] = {
+        "what": f"compiled by NxD Inference for Tandem: {build.kind.value}{' with EAGLE' if build.eagle else ''}",
+        **sources,
+        "neuron_config": dict(build.neuron),
+        "sdk": versions(),
+    }
+    if variables := fp8_environment(build.neuron):
+        made_from |= {"environment": variables}
+    if build.draft is not None:
+        made_from |= {"draft_neuron_config": dict(build.draft)}
+    whole = f"{name.replace('/', '--')}-{build.kind.value}"
+    return compiled_model(settings.compiled_dir, whole, made_from, settings.artifacts)
+
+
+def _source(checkpoint: Checkpoint, own: ModelFacts) -> Mapping[str, str]:
+    return {"name": checkpoint.name, "weights": weights_revision(checkpoint), "config": own.digest}
 
 
 def _settings(request: LoadRequest) -> NxdiSettings:

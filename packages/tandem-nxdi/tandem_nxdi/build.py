@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from tandem.checkpoints.adapter_files import Adapter
-from tandem_nxdi.adapters import lora_config
 from tandem_nxdi.refusals import EAGLE3_NEEDS, refuse_broken
 from tandem_nxdi.settings import OURS, NxdiSettings
 
@@ -61,7 +60,7 @@ class Layout:
 class Build:
     """NeuronConfig's keyword arguments for a compiled folder (`draft`: if fused), and the shapes.
 
-    `tokens_only`: logits stay on the device: greedy requests alone. `adapters`: compiled revisions, in order.
+    `tokens_only`: logits stay on the device: greedy requests alone.
     """
 
     kind: Kind
@@ -71,17 +70,12 @@ class Build:
     max_length: int
     tokens_only: bool
     eagle: bool = False
-    adapters: Mapping[str, str] = field(default_factory=dict)
 
 
-def plan_build(request: BuildRequest, settings: NxdiSettings, adapters: Sequence[Adapter] = ()) -> Build:
-    """Raises ValueError if flags contradict each other or NxDI is known to break. `adapters`: the settings', read."""
-    if adapters and request.kind is Kind.FUSED:
-        raise ValueError("adapters: NxD Inference passes none to a fused graph (model_base.py); use --pair apart")
+def plan_build(request: BuildRequest, settings: NxdiSettings) -> Build:
+    """Raises ValueError if flags contradict each other or NxDI is known to break."""
     fields = _fields(request, settings)
-    held = lora_config(fields.get("lora_config") or {}, settings.adapters, adapters, request.slots)
     refuse_broken(fields)
-    fields |= {"lora_config": held} if held else {}
     layout = _layout(request, fields)
     draft = None
     if request.kind is Kind.FUSED:
@@ -92,8 +86,7 @@ def plan_build(request: BuildRequest, settings: NxdiSettings, adapters: Sequence
         )
     usable = layout.capacity - (layout.span if request.kind is Kind.FUSED else 0)
     tokens_only = fields.get("on_device_sampling_config") is not None and not fields.get("output_logits")
-    length, revisions = min(request.max_length, usable), {each.name: each.revision for each in adapters}
-    return Build(request.kind, fields, draft, layout, length, tokens_only, settings.eagle, revisions)
+    return Build(request.kind, fields, draft, layout, min(request.max_length, usable), tokens_only, settings.eagle)
 
 
 def _fields(request: BuildRequest, settings: NxdiSettings) -> dict[str, Any]:
@@ -129,19 +122,18 @@ def _fields(request: BuildRequest, settings: NxdiSettings) -> dict[str, Any]:
     if request.eagle3:
         for name in EAGLE3_NEEDS:
             fields.setdefault(name, True)
-    _as_argmax(fields)
+    sampling = fields.get("on_device_sampling_config")
+    if sampling and sampling.get("do_sample") and sampling.get("top_k") == 1:  # an argmax, which speculation allows
+        fields["on_device_sampling_config"] = {**sampling, "do_sample": False}
     _lengths(fields, request, span)
     if request.kind is Kind.FUSED:
         fields.setdefault("on_device_sampling_config", {"do_sample": False})
-    _kv_quantization(fields)
+    # kv_cache_quant alone is a compiler flag; kv_quant_config quantizes the cache.
+    if fields.get("kv_cache_quant"):
+        fields.setdefault("kv_quant_config", {})
+    elif fields.get("kv_quant_config") is not None:
+        fields["kv_cache_quant"] = True
     return fields
-
-
-def _as_argmax(fields: dict[str, Any]) -> None:
-    # A draw among one token is an argmax, which speculation allows.
-    sampling = fields.get("on_device_sampling_config")
-    if isinstance(sampling, Mapping) and sampling.get("do_sample") and sampling.get("top_k") == 1:
-        fields["on_device_sampling_config"] = {**sampling, "do_sample": False}
 
 
 def _lengths(fields: dict[str, Any], request: BuildRequest, span: int) -> None:
@@ -171,19 +163,10 @@ def _lengths(fields: dict[str, Any], request: BuildRequest, span: int) -> None:
             raise ValueError(f"neuron_config: the largest of {name} is {max(fields[name])}, {end} is {fields[end]}")
 
 
-def _kv_quantization(fields: dict[str, Any]) -> None:
-    # kv_cache_quant alone is a compiler flag; kv_quant_config quantizes the cache.
-    if fields.get("kv_cache_quant"):
-        fields.setdefault("kv_quant_config", {})
-    elif fields.get("kv_quant_config") is not None:
-        fields["kv_cache_quant"] = True
-
-
 def _draft_fields(fields: Mapping[str, Any], settings: NxdiSettings) -> dict[str, Any]:
     """The target's fields, overridden by the draft's. sdk.py sets its speculation flags later."""
     own = dict(settings.draft_neuron_config)
-    lists = ("batch_size", "seq_len", "max_length", "max_context_length", "speculation_length")
-    for name in lists:
+    for name in ("batch_size", "seq_len", "max_length", "max_context_length", "speculation_length"):
         if name in own and own[name] != fields[name]:
             raise ValueError(f"draft_neuron_config: {name} is the target's, {fields[name]}, in a fused model")
     degree = own.get("tp_degree", fields["tp_degree"])
@@ -224,12 +207,4 @@ def automatic_buckets(fields: Mapping[str, Any], longest: int) -> list[int]:
     """NxDI's default buckets (modules/autobucketing.py): powers of two from 128."""
     if not fields.get("enable_bucketing") or longest == TILE:
         return [longest]
-    powers = range(TILE.bit_length() - 1, round_log2(longest))
-    return [*(2**i for i in powers), longest]
-
-
-def round_log2(number: int) -> int:
-    """Exponent of the nearest power of two."""
-    import math
-
-    return round(math.log2(number))
+    return [*(2**i for i in range(TILE.bit_length() - 1, round(math.log2(longest)))), longest]

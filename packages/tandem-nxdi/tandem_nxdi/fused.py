@@ -53,12 +53,8 @@ class FusedRunner(NxdiRunner):
             except LineError as error:
                 results[r] = RowFailed(str(error))
                 continue
-            if not p.request.sampling.greedy:
-                results[r] = RowFailed(
-                    f"temperature: {p.request.sampling.temperature}: a fused NxDI model decodes greedily"
-                )
-            elif p.position == 0:
-                (outputs,) = self.feed_first(p.slot, p.tail[-1])
+            if p.position == 0:
+                (outputs,) = self.after_first(p.slot, p.tail[-1])
                 results[r] = FusedResult(Proposal(()), Verdict((int(outputs),), 0))
             else:
                 fed[p.slot] = (p.position, p.tail[-1:])
@@ -68,10 +64,6 @@ class FusedRunner(NxdiRunner):
                 if r not in results:
                     results[r] = self._result(row, answer)
         return sized([results[r] for r in range(len(rows))], self.shapes, [self.layout.span] * len(rows))
-
-    def feed_first(self, line: int, token: int) -> Array:
-        """Feeds a line's first token; returns the next id, [1]."""
-        return self._after_first(line, token)
 
     def predicted(self, answer: StepOutput, line: int, window: slice) -> Array:
         """The first accepted token, [1]."""
@@ -83,14 +75,9 @@ class FusedRunner(NxdiRunner):
         assert answer.tokens is not None and answer.counts is not None
         outputs = tuple(int(t) for t in answer.tokens[p.slot, : int(answer.counts[p.slot])])
         self.lines.note(p.slot, p.position, (p.tail[-1], *outputs[:-1]))
-        if row.copied:
-            draft = row.copied
-            accepted = next((i for i, (d, t) in enumerate(zip(draft, outputs, strict=False)) if d != t), len(outputs))
-            accepted = min(accepted, len(outputs) - 1, len(draft))
-        else:
-            accepted = min(len(outputs) - 1, p.k)
-            draft = (*outputs[:accepted], *[UNKNOWN] * (min(p.k, most) - accepted))
-        return FusedResult(Proposal(tuple(draft)), Verdict(outputs[: accepted + 1], accepted))
+        accepted = min(len(outputs) - 1, p.k)
+        draft = (*outputs[:accepted], *[UNKNOWN] * (min(p.k, most) - accepted))
+        return FusedResult(Proposal(draft), Verdict(outputs[: accepted + 1], accepted))
 
 
 class FusedDraft:

@@ -27,26 +27,8 @@ def _sampling(c: Fields) -> Mapping[str, Any]:
     return c.get("on_device_sampling_config") or {}
 
 
-def _lora(c: Fields) -> Mapping[str, Any]:
-    return c.get("lora_config") or {}
-
-
-def _attention_kernel(c: Fields) -> bool:
-    return bool(c.get("attn_block_tkg_nki_kernel_enabled"))
-
-
-def _qkv_kernel(c: Fields) -> bool:
-    return bool(c.get("qkv_kernel_enabled") or c.get("qkv_nki_kernel_enabled"))
-
-
-def _argmax_only(c: Fields) -> bool:
-    """Whether sampler fields that an argmax ignores have values other than its own."""
-    given = _sampling(c) if isinstance(_sampling(c), Mapping) else {}
-    return any(given.get(name, value) != value for name, value in ARGMAX.items())
-
-
-def _adapters(c: Fields) -> int:
-    return max(len(_lora(c).get("lora_ckpt_paths") or ()), int(_lora(c).get("max_loras", 1)))
+def _any(c: Fields, *names: str) -> bool:
+    return any(c.get(name) is not None for name in names)
 
 
 def _context_buckets(c: Fields) -> list[int]:
@@ -90,35 +72,11 @@ RULES: tuple[Rule, ...] = (
     ),
     (
         "on_device_sampling_config",
-        _argmax_only,
+        lambda c: any(_sampling(c).get(name, value) != value for name, value in ARGMAX.items()),
         "the device is asked for its argmax alone, so of top_k, top_p, temperature, dynamic, deterministic, "
         "global_topk and sampling_dp_degree it would read none. Requests bring their own, and are drawn on the host",
     ),
-    (
-        "on_device_sampling_config",
-        lambda c: c.get("on_device_sampling_config") is not None and not isinstance(_sampling(c), Mapping),
-        "it is not an object of fields",
-    ),
-    (
-        "lora_config",
-        lambda c: _lora(c) and _fused(c),
-        "adapters are not passed to fused models: they get empty tensors (model_base.py)",
-    ),
-    (
-        "lora_config",
-        lambda c: _lora(c).get("dynamic_multi_lora"),
-        "dynamic_multi_lora needs an adapter named by every request, and a request here names none",
-    ),
-    (
-        "lora_config",
-        lambda c: _lora(c) and _adapters(c) > 1,
-        "it holds more than one adapter, and a request here names none: the first would answer all",
-    ),
-    (
-        "lora_config",
-        lambda c: _lora(c).get("enable_base_model_only"),
-        "its adapters would answer no request, for requests name those of --adapters",
-    ),
+    ("lora_config", lambda c: c.get("lora_config"), "this backend passes no adapters; --backend torch serves them"),
     (
         "context_encoding_buckets",
         lambda c: _speculates(c) and c["speculation_length"] in _context_buckets(c),
@@ -127,15 +85,12 @@ RULES: tuple[Rule, ...] = (
     ),
     (
         "prefix_buckets, pa_num_blocks, pa_block_size",
-        lambda c: any(c.get(name) is not None for name in ("prefix_buckets", "pa_num_blocks", "pa_block_size")),
+        lambda c: _any(c, "prefix_buckets", "pa_num_blocks", "pa_block_size"),
         "they are read with is_prefix_caching or is_block_kv_layout alone, and this backend sends no block tables",
     ),
     (
         "n_active_tokens, bucket_n_active_tokens, buckets, max_new_tokens",
-        lambda c: any(
-            c.get(name) is not None
-            for name in ("n_active_tokens", "bucket_n_active_tokens", "buckets", "max_new_tokens")
-        ),
+        lambda c: _any(c, "n_active_tokens", "bucket_n_active_tokens", "buckets", "max_new_tokens"),
         "NxDI sets them anew for every sub-model (model_base.py); --sequence_length, context_encoding_buckets and "
         "token_generation_buckets say what is meant, and requests how much they want",
     ),
@@ -167,14 +122,6 @@ RULES: tuple[Rule, ...] = (
         "its windows are written without regard to the sequence's line (kv_cache_manager)",
     ),
     (
-        "qkv_cte_nki_kernel_fuse_rope",
-        lambda c: (
-            c.get("qkv_cte_nki_kernel_fuse_rope")
-            and not (c.get("qkv_kernel_enabled") and c.get("qkv_nki_kernel_enabled"))
-        ),
-        "it needs qkv_kernel_enabled and qkv_nki_kernel_enabled (config.py)",
-    ),
-    (
         "quantization_dtype",
         lambda c: c.get("quantization_dtype", DTYPES[0]) not in DTYPES,
         f"it is not one of {', '.join(DTYPES)}",
@@ -188,19 +135,9 @@ RULES: tuple[Rule, ...] = (
         "quantization_dtype, quantization_type, modules_to_not_convert",
         lambda c: (
             not any(c.get(n) for n in ("quantized", "quantized_mlp_kernel_enabled", "activation_quantization_type"))
-            and any(c.get(n) is not None for n in ("quantization_dtype", "quantization_type", "modules_to_not_convert"))
+            and _any(c, "quantization_dtype", "quantization_type", "modules_to_not_convert")
         ),
         "they are read with quantized: true, or with a quantized MLP kernel or activations",
-    ),
-    (
-        "quantized",
-        lambda c: c.get("quantized") and _qkv_kernel(c) and not c.get("modules_to_not_convert"),
-        "with a QKV kernel modules_to_not_convert is needed (config.py)",
-    ),
-    (
-        "cp_degree",
-        lambda c: c.get("cp_degree") and c["tp_degree"] % c["cp_degree"],
-        "tp_degree is not a multiple of it (config.py)",
     ),
     (
         "attention_dp_degree",
@@ -227,11 +164,8 @@ def _breaks(c: Fields, row: Mapping[str, Any]) -> bool:
     return needed and not any(map(c.get, row.get("unless", ()))) and (one or "any" not in row)
 
 
-def refuse_broken(fields: Fields, field: str = "neuron_config") -> None:
+def refuse_broken(fields: Fields) -> None:
     """Raises ValueError for the first broken combination in the whole build's `fields`."""
-    for names, broken, reason in RULES:
-        if broken(fields):
-            raise ValueError(f"{field}: {names} cannot be used here: {reason}")
-    for row in _table():
-        if _breaks(fields, row):
-            raise ValueError(f"{field}: {row['fields']} cannot be used here: {row['why']}")
+    found = [(names, reason) for names, broken, reason in RULES if broken(fields)]
+    for names, reason in [*found, *((row["fields"], row["why"]) for row in _table() if _breaks(fields, row))]:
+        raise ValueError(f"neuron_config: {names} cannot be used here: {reason}")

@@ -17,35 +17,25 @@ from typing import Any
 
 import numpy as np
 
-from tandem_nxdi.artifacts import CompiledFolder, ensure
 from tandem_nxdi.build import Build, Kind
 from tandem_nxdi.checkpoint import ModelFacts, older_rope
+from tandem_nxdi.compiled import CompiledModel
 from tandem_nxdi.lines import ForwardCall
 from tandem_nxdi.quantisation import fp8_environment
 from tandem_nxdi.runner import StepOutput
 
 log = logging.getLogger("tandem.engine")
 PACKAGE = "neuronx_distributed_inference"
-# Importing one model's file, not utils.constants: that imports all of them, vision models too.
-CLASSES = {
-    "dbrx": "NeuronDbrxForCausalLM",
-    "llama": "NeuronLlamaForCausalLM",
-    "mistral": "NeuronMistralForCausalLM",
-    "mixtral": "NeuronMixtralForCausalLM",
-    "qwen2": "NeuronQwen2ForCausalLM",
-    "qwen3": "NeuronQwen3ForCausalLM",
-    "qwen3_moe": "NeuronQwen3MoeForCausalLM",
-}
 
 
 class Application:
-    """A loaded NeuronBaseForCausalLM: stateful, not thread-safe. `adapts`: calls choose adapters."""
+    """A loaded NeuronBaseForCausalLM: stateful, not thread-safe."""
 
-    def __init__(self, module: Any, kind: Kind, adapts: bool = False) -> None:
+    def __init__(self, module: Any, kind: Kind) -> None:
         from neuronx_distributed_inference.modules.generation.sampling import prepare_sampling_params
 
         self.module, self._kind, self._params = module, kind, prepare_sampling_params
-        self._adapts, self._running = adapts, threading.Lock()
+        self._running = threading.Lock()
 
     @property
     def dtype(self) -> str:
@@ -59,7 +49,6 @@ class Application:
             raise RuntimeError("an NxDI model was called from two threads at once")
         try:
             rows = len(call.lines)
-            more = {"adapter_ids": torch.tensor(call.adapters, dtype=torch.int32)} if self._adapts else {}
             columns, prior = torch.arange(call.mask_length)[None], torch.tensor(call.prior)[:, None]
             with torch.no_grad():
                 output = self.module.forward(
@@ -69,7 +58,6 @@ class Application:
                     seq_ids=torch.tensor(call.lines, dtype=torch.int64),
                     # made anew: NxDI rewrites them in place; top_k 1 is greedy, 0 would be uniform
                     sampling_params=self._params(rows, top_k=[1] * rows, top_p=[1.0] * rows, temperature=[1.0] * rows),
-                    **more,
                 )
             return self._answer(call, output)
         finally:
@@ -89,24 +77,27 @@ class Application:
         return StepOutput(None, ids[:, None] if ids.ndim == 1 else ids)
 
 
-def start(build: Build, target: ModelFacts, draft: ModelFacts | None, wanted: CompiledFolder) -> Application:
+def start(build: Build, target: ModelFacts, draft: ModelFacts | None, wanted: CompiledModel) -> Application:
     """Compiles if necessary (minutes per bucket), loads the weights, runs every bucket once.
 
     Raises ValueError if NxDI refuses the configuration.
     """
-    with _own_workdir(wanted.folder):
+    with _own_workdir(wanted.root):
         application = _open(build, target, draft)
-        if ensure(wanted, lambda folder: _compile(application, build, folder)):
-            log.info("compiled into %s", wanted.folder)
-        application.load(str(wanted.folder))
-        return Application(application, build.kind, bool(build.adapters))
+        folder, compiled = wanted.ensure(lambda partial: _compile(application, build, partial))
+        if compiled:
+            log.info("compiled into %s", folder)
+        application.load(str(folder))
+        return Application(application, build.kind)
 
 
-def compile_only(build: Build, target: ModelFacts, draft: ModelFacts | None, wanted: CompiledFolder) -> bool:
-    """Compiles unless compiled already or in the store; returns whether it did. Loads nothing."""
-    with _own_workdir(wanted.folder):
+def compile_only(
+    build: Build, target: ModelFacts, draft: ModelFacts | None, wanted: CompiledModel
+) -> tuple[Path, bool]:
+    """Compiles unless there or in the store; returns the folder, and whether it compiled. Loads nothing."""
+    with _own_workdir(wanted.root):
         application = _open(build, target, draft)
-        return ensure(wanted, lambda folder: _compile(application, build, folder))
+        return wanted.ensure(lambda partial: _compile(application, build, partial))
 
 
 def _open(build: Build, target: ModelFacts, draft: ModelFacts | None) -> Any:
@@ -180,8 +171,10 @@ def _kv_quantization(fields: Mapping[str, Any]) -> Any:
 
 
 def _class(source: ModelFacts) -> Any:
+    # One model's file, not utils.constants: that imports all of them, vision models too.
     module = importlib.import_module(f"{PACKAGE}.models.{source.model_type}.modeling_{source.model_type}")
-    return getattr(module, CLASSES[source.model_type])
+    family = "".join(part.capitalize() for part in source.model_type.split("_"))
+    return getattr(module, f"Neuron{family}ForCausalLM")
 
 
 def _load_config(folder: str) -> Any:
@@ -199,7 +192,7 @@ def _load_config(folder: str) -> Any:
 
 
 @contextmanager
-def _own_workdir(folder: Path) -> Iterator[None]:
+def _own_workdir(root: Path) -> Iterator[None]:
     """A scratch folder of this process; compilations share /tmp/nxd_model by default.
 
     NxDI reads the variable to make, compile and load an application.
@@ -207,7 +200,7 @@ def _own_workdir(folder: Path) -> Iterator[None]:
     name = "BASE_COMPILE_WORK_DIR"
     given = os.environ.get(name)
     if given is None:
-        os.environ[name] = f"{folder.parent / f'scratch-{os.getpid()}'}{os.sep}"
+        os.environ[name] = f"{root / f'scratch-{os.getpid()}'}{os.sep}"
     try:
         yield
     finally:

@@ -21,12 +21,11 @@ from tandem.engine.model_config import ModelConfig
 from tandem.engine.model_drafter import ModelDrafter
 from tandem.engine.sequences import TargetSequence
 from tandem.host.device_times import DeviceTimes, ModelTimes, StepTime, StepTimes, text_of
-from tandem.speculation.drafters import Drafter, NgramDrafter
+from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.estimate import Estimate
-from tandem.speculation.hybrid import HybridDrafter
 from tandem.speculation.lookup_policy import PolicedLookup
-from tandem.speculation.types import Chunk, GenerationRequest, Request, SamplingParams, SpeculationStats
-from tandem_train.replay import Agreement, Continuation, MemoizedDrafter, agreement, replay
+from tandem.speculation.types import Chunk, Draft, GenerationRequest, Request, SamplingParams
+from tandem_train.replay import Agreement, Continuation, RoundFigures, drafts_of
 from tandem_train.step_costs import PairCosts, measure_costs
 
 Show = Callable[[str], None]
@@ -52,38 +51,6 @@ class AcceptConfig:
             raise ValueError(f"speculation_length: {self.longest} is below 1")
         if not self.prompts:
             raise ValueError("prompt_text: no prompt to measure on")
-
-
-@dataclass(slots=True)
-class RoundFigures:
-    """Rounds of a drafter at one speculation length, over all prompts.
-
-    `by_position`: rounds that accepted draft token i. `asked`: rounds in which the model drafted.
-    """
-
-    rounds: int = 0
-    tokens: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    by_position: list[int] = field(default_factory=list)
-    asked: int = 0
-
-    def add(self, tokens: int, stats: SpeculationStats, asked: int) -> None:
-        self.rounds, self.tokens, self.asked = self.rounds + stats.rounds, self.tokens + tokens, self.asked + asked
-        self.drafted, self.accepted = self.drafted + stats.drafted, self.accepted + stats.accepted
-        self.by_position += [0] * (len(stats.accepted_per_position) - len(self.by_position))
-        for position, count in enumerate(stats.accepted_per_position):
-            self.by_position[position] += count
-
-    @property
-    def tokens_per_round(self) -> float:
-        """Mean, with the target's own token; 0 without rounds."""
-        return self.tokens / self.rounds if self.rounds else 0.0
-
-    def speedup(self, costs: PairCosts, k: int) -> float:
-        """Predicted over plain decoding from step costs alone; 1 if steps took no time."""
-        step = costs.verify[k] + (costs.propose[k] * self.asked / self.rounds if self.asked else 0.0)
-        return self.tokens_per_round * costs.verify[0] / step if step else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,13 +136,11 @@ async def measure(config: AcceptConfig, show: Show) -> PairMeasurement:
         continuations = await _continuations(config, target, show)
         show(f"timing steps, {config.repeats} of each")
         context = min(128, config.models.shape.max_length // 2)
-        numbers = (
-            target.engine.adapters.take(config.adapter),
-            draft.engine.adapters.take_own(config.adapter) if draft else 0,
-        )
-        runner = draft.runner if draft else None
-        costs = await measure_costs(
-            target.runner, runner, batcher, config.sampling, config.longest, context, config.repeats, numbers
+        models = (target.runner, draft.runner if draft else None)
+        of_draft = draft.engine.adapters.take_own(config.adapter) if draft else 0
+        adapters = (target.engine.adapters.take(config.adapter), of_draft)
+        costs = await batcher.on_device(
+            measure_costs, models, adapters, Request(config.sampling), config.longest, context, config.repeats
         )
         drafters = await _replayed(config, continuations, target, draft, show)
     identity = target.runner.identity
@@ -227,18 +192,8 @@ async def _continuations(config: AcceptConfig, target: Loaded, show: Show) -> li
         async for part in generator.generate(request):
             answer += part.token_ids if isinstance(part, Chunk) else ()
         tokens = await generator.prompt_tokens(request)
-        continuations.append(Continuation(prompt.kind, tuple(tokens), tuple(answer), config.sampling))
+        continuations.append(Continuation(prompt.kind, tuple(tokens), tuple(answer)))
     return continuations
-
-
-def _drafters(model: MemoizedDrafter | None) -> dict[str, Callable[[], Drafter]]:
-    if model is None:
-        return {"ngram": NgramDrafter}
-    return {
-        "ngram": NgramDrafter,
-        "model": lambda: model,
-        "hybrid": lambda: HybridDrafter(PolicedLookup(Estimate()), model),
-    }
 
 
 async def _replayed(
@@ -247,28 +202,31 @@ async def _replayed(
     found: dict[str, DrafterFigures] = {}
     for number, one in enumerate(continuations, 1):
         show(f"replaying the drafters ({number} of {len(continuations)})")
-        request = Request(one.sampling, adapter=config.adapter)
-        inner = ModelDrafter(draft.engine, request, target.runner.limits.vocab_size) if draft else None
-        model = MemoizedDrafter(inner, one, config.longest) if inner else None
-        read = await _features(target, one, request) if draft and is_head(draft) else None
-        try:
-            for name, made in _drafters(model).items():
-                figures = found.setdefault(name, DrafterFigures(name))
-                agreed = await agreement(made(), one)
-                for kind in (one.kind, ALL):
-                    figures.agreement[kind] = figures.agreement.get(kind, Agreement()) + agreed
-                for k in range(1, config.longest + 1):
-                    before = model.asked if model else 0
-                    stats = await replay(made(), one, k)
-                    figures.rounds.setdefault(k, RoundFigures()).add(
-                        len(one.answer), stats, (model.asked if model else 0) - before
-                    )
-        finally:
-            if inner:
-                await inner.close()
-            if read:
-                read.close()
+        drafted = {"ngram": await drafts_of(NgramDrafter(), one, config.longest)}
+        if draft:
+            drafted |= await _of_model(config, one, target, draft)
+        for name, drafts in drafted.items():
+            figures = found.setdefault(name, DrafterFigures(name))
+            for kind in (one.kind, ALL):
+                figures.agreement.setdefault(kind, Agreement()).add(one.answer, drafts)
+            for k in range(1, config.longest + 1):
+                figures.rounds.setdefault(k, RoundFigures()).add(one.answer, drafts, k)
     return tuple(found.values())
+
+
+async def _of_model(config: AcceptConfig, one: Continuation, target: Loaded, draft: Loaded) -> dict[str, list[Draft]]:
+    request = Request(config.sampling, adapter=config.adapter)
+    read = await _features(target, one, request) if is_head(draft) else None
+    try:
+        drafter = ModelDrafter(draft.engine, request, target.runner.limits.vocab_size)
+        model = await drafts_of(drafter, one, config.longest)
+    finally:
+        if read:
+            read.close()
+    lookup = PolicedLookup(Estimate())
+    copies = [lookup.copy(text, config.longest) for text in one.texts()]
+    hybrid = [copied if copied.token_ids else own for copied, own in zip(copies, model, strict=True)]
+    return {"model": model, "hybrid": hybrid}
 
 
 async def _features(target: Loaded, one: Continuation, request: Request) -> TargetSequence:

@@ -7,10 +7,11 @@ An interrupted run continues after its last whole shard. More data makes a bette
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,10 @@ from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import find, weights_revision
 from tandem.runners.making import end_ids
 from tandem_train.command import Command, setting, show
-from tandem_train.prompts import OwnTexts, TrainingPrompt, training_prompt, words
+from tandem_train.prompts import OwnTexts, TrainingPrompt, grammar, training_prompt
 from tandem_train.shards import ShardFolder, TrainingSequence, join
 
 TEMPERATURES = (0.0, 0.6, 0.9)  # one continuation of each prompt at each
-SHOWN_EVERY = 15.0  # seconds between lines of progress
 _OWN_FILE, _RAW_FILE = "own_prompts.json", "own_texts.json"
 
 
@@ -60,43 +60,17 @@ def generate(config: GenerateConfig, show: Callable[[str], None]) -> int:
     folder.claim(_meta(config))
     own = _own_texts(config, target, show)
     done = {number: folder.read(number).answered for number in folder.numbers()}
-    total = sum(done.values())
-    progress = Progress(total, config.tokens, show)
-    pending: dict[int, list[TrainingSequence]] = {}
-    asks = target.asks(config, own, set(done))
-    for index, answered in target.run(asks):
-        number = index // config.shard
-        pending.setdefault(number, []).append(answered)
-        progress.note(len(answered.answer))
-        if len(pending[number]) < config.shard:
-            continue
-        shard = join(pending.pop(number))
-        folder.write(number, shard)
-        total += shard.answered
+    total, fresh, began = sum(done.values()), 0, time.monotonic()
+    for number in itertools.count():
         if total >= config.tokens:
             break
+        if number in done:
+            continue
+        shard = join(target.sequences(number, own))
+        folder.write(number, shard)
+        total, fresh = total + shard.answered, fresh + shard.answered
+        show(f"{total:,} of {config.tokens:,} tokens, {fresh / (time.monotonic() - began):.0f} tokens/s")
     return total
-
-
-class Progress:
-    """Shows the number of tokens every SHOWN_EVERY seconds, unfinished shards included."""
-
-    def __init__(
-        self, done: int, wanted: int, show: Callable[[str], None], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._done, self._wanted, self._show, self._clock = done, wanted, show, clock
-        self._began = self._shown = clock()
-        self._fresh = 0
-
-    def note(self, tokens: int) -> None:
-        self._fresh += tokens
-        now = self._clock()
-        if now - self._shown < SHOWN_EVERY:
-            return
-        self._shown = now
-        total, rate = self._done + self._fresh, max(self._fresh, 1) / (now - self._began)
-        left = max(0, self._wanted - total) / rate / 60
-        self._show(f"{total:,} of {self._wanted:,} tokens, {rate:.0f} tokens/s, {left:.0f} min left")
 
 
 def _meta(config: GenerateConfig) -> dict[str, Any]:
@@ -107,48 +81,42 @@ def _meta(config: GenerateConfig) -> dict[str, Any]:
 
 class _Target:
     def __init__(self, config: GenerateConfig) -> None:
-        from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoModelForCausalLM, AutoTokenizer
 
         from tandem.runners.loading import choose_dtype, transformers_logging
         from tandem.runners.torch.platforms import choose_platform
-        from tandem_train.sampling import ATTENTION, BatchSampler, SamplerConfig, batch_attention
+        from tandem_train.sampling import BatchSampler, SamplerConfig
 
         transformers_logging()
-        AttentionInterface.register(ATTENTION, batch_attention)
         source = unpacked(find(config.target)).source
         device = choose_platform(config.device).name
-        dtype = choose_dtype(config.dtype, device)
-        module: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=dtype, attn_implementation=ATTENTION)
+        module: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=choose_dtype(config.dtype, device))
         self.tokenizer: Any = AutoTokenizer.from_pretrained(**source)
-        self._ends = frozenset(end_ids(module))
-        top = min(24, module.config.vocab_size)
-        settings = SamplerConfig(
-            config.rows, config.max_prompt, config.max_new_tokens, top, min(64, module.config.vocab_size), config.seed
-        )
-        self._sampler = BatchSampler(module.to(device).requires_grad_(False), settings, self._ends, device)
-        self._kinds: dict[int, str] = {}
+        top, candidates = (min(most, module.config.vocab_size) for most in (24, 64))
+        settings = SamplerConfig(config.rows, config.max_new_tokens, top, candidates, config.seed)
+        self._config, self._sampler = config, BatchSampler(module.to(device).eval(), settings, end_ids(module))
 
-    def asks(self, config: GenerateConfig, own: OwnTexts, done: set[int]) -> Iterator[Any]:
-        """The prompts of unfinished shards, endless."""
+    def sequences(self, number: int, own: OwnTexts) -> list[TrainingSequence]:
+        """Continuations of shard `number`'s prompts."""
         from tandem_train.sampling import SampleRequest
 
-        number = 0
-        while True:
-            if number not in done:
-                for index in range(number * config.shard, (number + 1) * config.shard):
-                    which, nth = divmod(index, len(TEMPERATURES))
-                    prompt = training_prompt(config.seed, which, own)
-                    self._kinds[index] = prompt.kind
-                    ids = self.encode(prompt)[-config.max_prompt :]
-                    yield SampleRequest(index, ids, TEMPERATURES[nth])
-            number += 1
-
-    def run(self, asks: Iterator[Any]) -> Iterator[tuple[int, TrainingSequence]]:
-        """Yields (index, continuation) as continuations end."""
-        for c in self._sampler.run(asks):
-            kind = self._kinds.pop(c.ask.index, "")
-            prompt = np.array(c.ask.prompt, np.int32)
-            yield c.ask.index, TrainingSequence(kind, c.ask.temperature, prompt, c.tokens, c.ids, c.logprobs)
+        config, kinds, asks = self._config, dict[int, str](), []
+        for index in range(number * config.shard, (number + 1) * config.shard):
+            which, nth = divmod(index, len(TEMPERATURES))
+            prompt = training_prompt(config.seed, which, own)
+            kinds[index] = prompt.kind
+            asks.append(SampleRequest(index, self.encode(prompt)[-config.max_prompt :], TEMPERATURES[nth]))
+        return [
+            TrainingSequence(
+                kinds[row.ask.index],
+                row.ask.temperature,
+                np.array(row.ask.prompt, np.int32),
+                row.tokens,
+                row.ids,
+                row.logprobs,
+            )
+            for row in self._sampler.run(asks)
+        ]
 
     def encode(self, prompt: TrainingPrompt) -> tuple[int, ...]:
         if prompt.chat and self.tokenizer.chat_template:
@@ -169,7 +137,7 @@ class _Target:
     def write_texts(self, count: int) -> list[str]:
         """Texts by the target without a template, from openings of many kinds."""
         separator = self.tokenizer.bos_token or self.tokenizer.eos_token
-        starts = words("starts")
+        starts = grammar()["lists"]["starts"]
         begins = [starts[i % len(starts)] or separator for i in range(count)]
         own = {separator: ""}
         texts = {own.get(b, b) + text for b, text in zip(begins, self._continued(begins, 2**41), strict=True)}
@@ -180,8 +148,8 @@ class _Target:
         from tandem_train.sampling import SampleRequest
 
         ids = {begin: tuple(self.tokenizer(begin, add_special_tokens=False)["input_ids"]) for begin in set(begins)}
-        asks = (SampleRequest(first + i, ids[begin], 1.0) for i, begin in enumerate(begins))
-        found = {c.ask.index - first: c.tokens for c in self._sampler.run(asks)}
+        asks = [SampleRequest(first + i, ids[begin], 1.0) for i, begin in enumerate(begins)]
+        found = {row.ask.index - first: row.tokens for row in self._sampler.run(asks)}
         return [str(self.tokenizer.decode(found[i], skip_special_tokens=True)) for i in range(len(begins))]
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TrainingData:
-    """counts [vocabulary]: how often each token was among the target's four best."""
+    """counts [vocabulary]: how often each token was among the target's best."""
 
     train: list[TrainingSequence]
     held_out: list[TrainingSequence]

@@ -1,118 +1,87 @@
-"""Replays drafters against a continuation that the target generated before.
+"""Counts a drafter's rounds on an answer that the target generated before.
 
-The target's output does not depend on the draft: one continuation serves every drafter and speculation length, with a
-deployment's rounds and without the target's work.
+The target's output does not depend on the draft: one answer and one draft at each of its positions give the rounds of a
+deployment at every speculation length.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from tandem.speculation.acceptance import agree
 from tandem.speculation.drafters import Drafter
-from tandem.speculation.draws import Drawn
-from tandem.speculation.length import FixedLength
-from tandem.speculation.loop import speculate
-from tandem.speculation.rounds import DraftedRounds, VerifierHere
-from tandem.speculation.stopping import NoText, Stopping, StopRules
-from tandem.speculation.types import Draft, SamplingParams, SparseDistribution, SpeculationStats, Verdict
+from tandem.speculation.types import Draft, Proposer, common
+from tandem_train.step_costs import PairCosts
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A prompt and the target's answer under `sampling`."""
+    """A prompt and the target's answer."""
 
     kind: str
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
-    sampling: SamplingParams
+
+    def texts(self) -> list[tuple[int, ...]]:
+        """The tokens before each of the answer's."""
+        return [self.prompt + self.answer[:at] for at in range(len(self.answer))]
 
 
-class RecordedTarget(VerifierHere):
-    """A known continuation instead of a model."""
+@dataclass(slots=True)
+class RoundFigures:
+    """Rounds of a drafter at one speculation length, over all prompts.
 
-    def __init__(self, continuation: Continuation) -> None:
-        self._continuation = continuation
-
-    async def open(self, prompt: Sequence[int]) -> None:
-        """Does nothing."""
-
-    async def verify(
-        self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
-    ) -> Verdict:
-        done = len(tokens) - len(self._continuation.prompt)
-        left = self._continuation.answer[done:]
-        return agree(draft[: len(left) - 1], lambda i: Drawn(left[i], 0.0))
-
-    async def close(self) -> None:
-        """Does nothing."""
-
-
-class MemoizedDrafter:
-    """A model drafter for one continuation that drafts once at each position, at the longest length.
-
-    Shorter drafts are prefixes (greedy or seeded draws). `asked` counts the rounds that used the model.
+    `by_position`: rounds that accepted draft token i. `asked`: rounds in which the model drafted.
     """
 
-    def __init__(self, inner: Drafter, continuation: Continuation, longest: int) -> None:
-        self._inner, self._continuation, self._longest = inner, continuation, longest
-        self._drafts: dict[int, Draft] = {}
-        self._opened = False
-        self.asked = 0
+    rounds: int = 0
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    by_position: list[int] = field(default_factory=list)
+    asked: int = 0
 
-    async def open(self, prompt: Sequence[int]) -> None:
-        if not self._opened:
-            await self._inner.open(prompt)
-            self._opened = True
+    def add(self, answer: Sequence[int], drafts: Sequence[Draft], k: int) -> None:
+        """Adds a deployment's rounds of `k`; `drafts`: of each position."""
+        self.by_position += [0] * (k - len(self.by_position))
+        at = 0
+        while at < len(answer):
+            draft = drafts[at].token_ids[: min(k, len(answer) - at - 1)]
+            right = common(draft, answer[at:])
+            self.rounds, self.tokens = self.rounds + 1, self.tokens + right + 1
+            self.drafted, self.accepted = self.drafted + len(draft), self.accepted + right
+            self.asked += Proposer.MODEL in drafts[at].proposed_by[: len(draft)]
+            for position in range(right):
+                self.by_position[position] += 1
+            at += right + 1
 
-    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
-        self.asked += 1
-        if len(tokens) not in self._drafts:
-            self._drafts[len(tokens)] = await self._inner.propose(tokens, self._longest)
-        draft = self._drafts[len(tokens)]
-        return Draft(draft.token_ids[:k], proposed_by=draft.proposed_by[:k])
+    @property
+    def tokens_per_round(self) -> float:
+        """Mean, with the target's own token; 0 without rounds."""
+        return self.tokens / self.rounds if self.rounds else 0.0
 
-    async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
-        return await self.propose(tokens, 1)
-
-    async def close(self) -> None:
-        """Keeps the drafts; the inner drafter's creator closes it."""
-
-
-async def replay(drafter: Drafter, continuation: Continuation, k: int) -> SpeculationStats:
-    """A deployment's rounds at speculation length `k`."""
-    stats = SpeculationStats()
-    stopping = Stopping(StopRules(max_new_tokens=len(continuation.answer)), NoText())
-    rounds = DraftedRounds(RecordedTarget(continuation), drafter)
-    async for _ in speculate(continuation.prompt, FixedLength(k), rounds, stopping, stats):
-        pass
-    return stats
+    def speedup(self, costs: PairCosts, k: int) -> float:
+        """Predicted over plain decoding from step costs alone; 1 if steps took no time."""
+        step = costs.verify[k] + (costs.propose[k] * self.asked / self.rounds if self.asked else 0.0)
+        return self.tokens_per_round * costs.verify[0] / step if step else 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Agreement:
-    """Tokens in all, tokens with a proposal, and tokens with the right one."""
+    """Tokens, and those whose draft begins with the right one."""
 
     agreed: int = 0
-    proposed: int = 0
     tokens: int = 0
 
-    def __add__(self, other: Agreement) -> Agreement:
-        return Agreement(self.agreed + other.agreed, self.proposed + other.proposed, self.tokens + other.tokens)
+    def add(self, answer: Sequence[int], drafts: Sequence[Draft]) -> None:
+        self.tokens += len(answer)
+        self.agreed += sum(draft.token_ids[:1] == (token,) for draft, token in zip(drafts, answer, strict=True))
 
 
-async def agreement(drafter: Drafter, continuation: Continuation) -> Agreement:
-    """Compares the drafter's next token with the target's at every position."""
-    agreed = proposed = 0
+async def drafts_of(drafter: Drafter, continuation: Continuation, k: int) -> list[Draft]:
+    """Drafts `k` tokens before each token of the answer."""
     await drafter.open(continuation.prompt)
     try:
-        text = list(continuation.prompt)
-        for token in continuation.answer:
-            draft = (await drafter.propose(text, 1)).token_ids
-            proposed += bool(draft)
-            agreed += draft == (token,)
-            text.append(token)
+        return [await drafter.propose(text, k) for text in continuation.texts()]
     finally:
         await drafter.close()
-    return Agreement(agreed, proposed, len(continuation.answer))

@@ -26,11 +26,9 @@ class TrainConfig:
     others: int = 1024  # of the rest, sampled into it
     copies: float = 0.25  # sequences with a repeated span that are made from the data, per sequence of it
     weight_decay: float = 0.02
-    max_tokens: int | None = setting("the most tokens of the data to use, for a learning curve", None)
     seed: int = setting("seed of the order", 1)
     device: str = setting("cpu, cuda or auto", "auto")
     save_minutes: float = 3.0
-    start: Path | None = setting("a draft of the target's vocabulary to train further, in its shape", None)
 
     def __post_init__(self) -> None:
         if self.epochs <= 0 or self.rate <= 0:

@@ -6,10 +6,10 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
-from tandem.engine.batcher import Batcher
 from tandem.runners.protocol import PrefillRow, ProposeRow, Runner, VerifyRow
-from tandem.speculation.types import Request, SamplingParams
+from tandem.speculation.types import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,64 +37,36 @@ class PairCosts:
         return None if self.draft_step is None or not self.verify[0] else self.draft_step / self.verify[0]
 
 
-async def measure_costs(
-    target: Runner,
-    draft: Runner | None,
-    batcher: Batcher,
-    sampling: SamplingParams,
-    longest: int,
-    context: int,
-    repeats: int,
-    adapters: tuple[int, int] = (0, 0),
-) -> PairCosts:
-    """Times steps of a sequence of `context` tokens in slot 0, on `batcher`'s device thread.
-
-    `adapters`: numbers of the target's and the draft's.
-    """
-    return await batcher.on_device(_measure, target, draft, sampling, longest, context, repeats, adapters)
-
-
-def _measure(
-    target: Runner,
-    draft: Runner | None,
-    sampling: SamplingParams,
-    longest: int,
-    context: int,
-    repeats: int,
+def measure_costs(
+    models: tuple[Runner, Runner | None],
     adapters: tuple[int, int],
+    request: Request,
+    longest: int,
+    context: int,
+    repeats: int,
 ) -> PairCosts:
-    (verifies, drafted), request = adapters, Request(sampling)
+    """Times steps of a sequence of `context` tokens in slot 0. `models`, `adapters`: of target and draft."""
+    (target, draft), (of_target, of_draft) = models, adapters
     tokens = tuple(i % target.limits.vocab_size for i in range(context))
-    steps: dict[int, Callable[[], object]] = {
-        k: _verify_step(target, VerifyRow(0, context - 1, tokens[-1], tokens[:k], request, adapter=verifies))
-        for k in range(longest + 1)
-    }
-    _prefill(target, tokens, verifies)
-    drafts: dict[int, Callable[[], object]] = {}
+    steps: dict[tuple[str, int], Callable[[], object]] = {}
+    _prefill(target, tokens, of_target)
+    for k in range(longest + 1):
+        row = VerifyRow(0, context - 1, tokens[-1], tokens[:k], request, adapter=of_target)
+        steps["verify", k] = partial(target.verify, [row])
     if draft:
-        _prefill(draft, tokens, drafted)
-        drafts = {
-            k: _propose_step(draft, ProposeRow(0, context - 1, tokens[-2:], k, request, adapter=drafted))
-            for k in range(1, longest + 1)
-        }
-    named = {**{("verify", k): step for k, step in steps.items()}, **{("propose", k): s for k, s in drafts.items()}}
-    taken = _in_turn(named, repeats)
+        _prefill(draft, tokens, of_draft)
+        for k in range(1, longest + 1):
+            drafted = ProposeRow(0, context - 1, tokens[-2:], k, request, adapter=of_draft)
+            steps["propose", k] = partial(draft.propose, [drafted])
+    taken = _in_turn(steps, repeats)
     seconds = {name: statistics.median(times) for name, times in taken.items()}
-    return PairCosts({k: seconds["verify", k] for k in steps}, {k: seconds["propose", k] for k in drafts})
+    return PairCosts(*({k: s for (kind, k), s in seconds.items() if kind == name} for name in ("verify", "propose")))
 
 
 def _prefill(runner: Runner, tokens: tuple[int, ...], adapter: int) -> None:
     chunk = runner.limits.chunk
     for start in range(0, len(tokens) - 1, chunk):
         runner.prefill([PrefillRow(0, start, tokens[start : min(start + chunk, len(tokens) - 1)], adapter)])
-
-
-def _verify_step(runner: Runner, row: VerifyRow) -> Callable[[], object]:
-    return lambda: runner.verify([row])
-
-
-def _propose_step(runner: Runner, row: ProposeRow) -> Callable[[], object]:
-    return lambda: runner.propose([row])
 
 
 def _in_turn(steps: Mapping[tuple[str, int], Callable[[], object]], repeats: int) -> dict[tuple[str, int], list[float]]:

@@ -7,13 +7,11 @@ file size sets the hidden size, and the feed-forward width takes the rest.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tandem.checkpoints.locate import find
 from tandem_train.command import setting
 
 ROPE_THETA = 1e6
@@ -65,28 +63,6 @@ def build(target: Any, config: StudentConfig, counts: Tensor, seed: int) -> Any:
         layer.mlp.down_proj.weight.data /= (2 * config.layers) ** 0.5
     init_induction_heads(student, counts.float())
     return student
-
-
-def load_trained(folder: Path, target: Any) -> Any:
-    """A trained Llama for further training; `target`: the target's configuration."""
-    from transformers import AutoModelForCausalLM
-
-    student: Any = AutoModelForCausalLM.from_pretrained(**find(str(folder)).source, dtype=torch.float32)
-    theirs, ours = target.vocab_size, student.config.vocab_size
-    if ours != theirs:
-        raise ValueError(f"start: {folder} has a vocabulary of {ours}, the target one of {theirs}")
-    if not student.config.tie_word_embeddings:
-        raise ValueError(
-            f"start: {folder} has a head that is separate from its embeddings, but training needs tied ones"
-        )
-    return student
-
-
-def shape_of(student: Any) -> StudentConfig:
-    config = student.config
-    return StudentConfig(
-        config.hidden_size, config.num_hidden_layers, config.num_attention_heads, config.intermediate_size
-    )
 
 
 def _reduced(embeddings: Tensor, counts: Tensor, hidden: int) -> Tensor:

@@ -12,6 +12,7 @@ import sys
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,28 +26,24 @@ from tandem_train.command import Command, show
 from tandem_train.distill import Softmax, agreement
 from tandem_train.loop import Training, TrainingData
 from tandem_train.settings import HELD_OUT, TrainConfig
-from tandem_train.shards import ShardFolder, TrainingSequence, split
-from tandem_train.student import StudentConfig, build, load_trained, shape_of
+from tandem_train.shards import ShardFolder, split
+from tandem_train.student import StudentConfig, build
 
 
-def read_data(config: TrainConfig, revision: str, vocab_size: int) -> TrainingData:
-    folder = ShardFolder(config.data)
-    if folder.meta()["target"] != revision:
-        raise ValueError(f"{config.data}: holds data of the target {folder.meta()['target']}, not {revision}")
-    everything = [answered for number in folder.numbers() for answered in split(folder.read(number))]
-    apart = held_out_prompts({answered.prompt.tobytes() for answered in everything})
-    held_out = [answered for answered in everything if answered.prompt.tobytes() in apart]
-    train: list[TrainingSequence] = []
-    tokens, counts = 0, np.zeros(vocab_size, np.int64)
-    for answered in everything:
-        if answered.prompt.tobytes() in apart or (config.max_tokens is not None and tokens >= config.max_tokens):
-            continue
-        train.append(answered)
-        tokens += len(answered.answer)
-        counts += np.bincount(answered.ids[:, :4].ravel(), minlength=vocab_size)
+def read_data(folder: Path, revision: str, vocab_size: int, best: int) -> TrainingData:
+    """Reads the target's data; counts each token among its `best`. Raises ValueError."""
+    shards = ShardFolder(folder)
+    if (of := shards.meta()["target"]) != revision:
+        raise ValueError(f"{folder}: holds data of the target {of}, not {revision}")
+    everything = [one for number in shards.numbers() for one in split(shards.read(number)) if len(one.answer)]
+    apart = held_out_prompts({one.prompt.tobytes() for one in everything})
+    train = [one for one in everything if one.prompt.tobytes() not in apart]
     if not train:
-        raise ValueError(f"{config.data}: no shard to train on")
-    return TrainingData(train, held_out, tokens, torch.from_numpy(counts))
+        raise ValueError(f"{folder}: no shard to train on")
+    seen = np.concatenate([one.ids[:, :best].ravel() for one in train])
+    counts = torch.from_numpy(np.bincount(seen, minlength=vocab_size))
+    held_out = [one for one in everything if one.prompt.tobytes() in apart]
+    return TrainingData(train, held_out, sum(len(one.answer) for one in train), counts)
 
 
 def held_out_prompts(prompts: set[bytes]) -> set[bytes]:
@@ -60,28 +57,21 @@ def most_frequent(counts: torch.Tensor, most: int) -> torch.Tensor:
     return ids[counts[ids] > 0].sort().values
 
 
-def _begin(config: TrainConfig, source: dict[str, Any], revision: str) -> tuple[TrainingData, Any]:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    if config.start:
-        theirs = AutoConfig.from_pretrained(**source)
-        return read_data(config, revision, theirs.vocab_size), load_trained(config.start, theirs)
-    target: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-    data = read_data(config, revision, target.config.vocab_size)
-    return data, build(target, config.student, data.counts, config.seed)
-
-
 def train(config: TrainConfig, show: Callable[[str], None]) -> dict[str, Any]:
     """Trains, writes config.output, returns its training.json."""
+    from transformers import AutoModelForCausalLM
+
     from tandem.runners.loading import transformers_logging
     from tandem.runners.torch.platforms import choose_platform
 
     transformers_logging()
     device = choose_platform(config.device).name
     checkpoint = unpacked(find(config.target))
-    source, revision = checkpoint.source, weights_revision(checkpoint)
-    data, student = _begin(config, source, revision)
-    student.to(device)
+    revision = weights_revision(checkpoint)
+    target: Any = AutoModelForCausalLM.from_pretrained(**checkpoint.source, dtype=torch.float32)
+    data = read_data(config.data, revision, target.config.vocab_size, best=4)
+    student = build(target, config.student, data.counts, config.seed).to(device)
+    del target
     seen = most_frequent(data.counts, config.softmax)
     softmax = Softmax(seen, student.config.vocab_size, config.others, device)
     steps = max(1, round(config.epochs * data.tokens / config.batch))
@@ -89,7 +79,7 @@ def train(config: TrainConfig, show: Callable[[str], None]) -> dict[str, Any]:
          f"{sum(p.numel() for p in student.parameters()):,} parameters, about {steps:,} steps")  # fmt: skip
     seconds = Training(config, student, softmax, data, steps, show).run()
     report = {
-        "config": json.loads(json.dumps(asdict(config) | {"student": asdict(shape_of(student))}, default=str)),
+        "config": json.loads(json.dumps(asdict(config), default=str)),
         "target": revision,
         "train_tokens": data.tokens,
         "train_sequences": len(data.train),

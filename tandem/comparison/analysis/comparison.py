@@ -18,15 +18,13 @@ from tandem.comparison.links.overhead import LinkOverhead
 from tandem.comparison.links.settings import MAX_RTT_MS, LinkSettings
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE
 from tandem.comparison.measuring.attempt import tried
-from tandem.comparison.measuring.conditions import BASE, LINK, LOAD, SAMPLING, Condition
+from tandem.comparison.measuring.conditions import BASE, LINK, LOAD, SAMPLING, Condition, Load
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint, baseline_of, incomparable
 from tandem.comparison.measuring.environment import Machine, Versions
 from tandem.comparison.measuring.json_form import decoded, encoded, read_text
-from tandem.comparison.measuring.loads import Load
 from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.measuring.records import Failure, Record
-from tandem.comparison.measuring.traffic import names_of
 from tandem.comparison.measuring.workloads import OWN
 from tandem.speculation.types import Rule, SamplingParams
 
@@ -220,13 +218,15 @@ def _measured(measured: RunData, on: Condition, summaries: tuple[Summary, ...]) 
 
 def _in_order(measured: RunData) -> list[Record]:
     config = measured.config
-    names = (
-        [c.name for c in (*config.conditions, *config.load_conditions)],
-        [e.architecture.name for e in measured.endpoints],
-        (*(prompt.name for prompt in config.prompts), *names_of(config)),
-    )
-    part, place, page = ({name: i for i, name in enumerate(of)} for of in names)
-    return sorted(measured.records, key=lambda r: (part[r.condition], place[r.architecture], r.run, page[r.prompt]))
+    conditions = [c.name for c in (*config.conditions, *config.load_conditions)]
+    names, prompts = [e.architecture.name for e in measured.endpoints], [prompt.name for prompt in config.prompts]
+
+    def place(record: Record) -> tuple[int, int, int, int]:
+        known = record.prompt in prompts  # others are load/0, load/1, ...
+        prompt = prompts.index(record.prompt) if known else int(record.prompt.rpartition("/")[2])
+        return conditions.index(record.condition), names.index(record.architecture), record.run, prompt
+
+    return sorted(measured.records, key=place)
 
 
 def _summaries(

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tandem.comparison.links.settings import LinkSettings
-from tandem.comparison.measuring.calibration import Calibration
-from tandem.comparison.measuring.records import Measurement
+from tandem.comparison.measuring.records import Calibration, Measurement
 
 
 @dataclass(frozen=True, slots=True)

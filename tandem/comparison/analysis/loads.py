@@ -11,9 +11,8 @@ from tandem.comparison.analysis.doubt import Evidence, busy
 from tandem.comparison.analysis.summary import Summary
 from tandem.comparison.analysis.verdict import Verdict, loaded_verdict
 from tandem.comparison.measuring.architectures import COMPARED, DISTRIBUTED, FUSED
-from tandem.comparison.measuring.conditions import Condition
+from tandem.comparison.measuring.conditions import Condition, Load
 from tandem.comparison.measuring.distributions import ratio
-from tandem.comparison.measuring.loads import Load
 from tandem.comparison.measuring.records import Record
 
 

@@ -7,9 +7,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, WIDTH_1
-from tandem.comparison.measuring.calibration import Calibration
 from tandem.comparison.measuring.record_log import RunData
-from tandem.comparison.measuring.records import Measurement
+from tandem.comparison.measuring.records import Calibration, Measurement
 from tandem.host.device_times import DeviceTimes, ModelTimes, StepTime, StepTimes
 
 

@@ -13,9 +13,9 @@ from tandem.comparison.analysis.costs import Costs, costs_by_architecture
 from tandem.comparison.analysis.summary import Summary
 from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring import architectures as arch
-from tandem.comparison.measuring.calibration import Calibration
 from tandem.comparison.measuring.conditions import BASE, LINK, Condition
 from tandem.comparison.measuring.distributions import ratio
+from tandem.comparison.measuring.records import Calibration
 
 MISSED = 1.25  # a prediction off by more than this factor is not relied on
 PREDICTED = (arch.DISTRIBUTED.name, arch.FUSED.name, arch.REMOTE_DRAFT.name)

@@ -209,13 +209,13 @@ class Proxy:
         link.check()
         but, now = link.but, time.monotonic()
         up_mbps, down_mbps = link.rates
-        for seed, wire, share, mbps, path in (
-            (1, self._up, but.up_share, up_mbps, but.trace_up),
-            (2, self._down, 1 - but.up_share, down_mbps, but.trace_down),
+        for seed, wire, mbps, path in (
+            (1, self._up, up_mbps, but.trace_up),
+            (2, self._down, down_mbps, but.trace_down),
         ):
             times = read_trace(path) if path else ()
             trace = TracedLink(times, now - but.trace_from * times[-1] / 1000) if times else None
-            wire.set(share * link.seconds, None if mbps is None else mbps * 1e6, trace, but.jitter_ms / 1000, seed)
+            wire.set(link.seconds / 2, None if mbps is None else mbps * 1e6, trace, but.jitter_ms / 1000, seed)
         return now
 
     def _listen(self, upstream: str, back: bool) -> int:

@@ -28,7 +28,6 @@ def wire_bits(size: int) -> int:
 class Impairments:
     """Differences from a constant, symmetric link. Up is from the draft's side to the target's."""
 
-    up_share: float = 0.5  # of the round trip
     up_mbps: float | None = None  # None: as down
     jitter_ms: float = 0.0  # largest random delay of a segment, each way
     trace_up: str = ""  # files of recorded links, in place of a bandwidth
@@ -38,7 +37,6 @@ class Impairments:
     def check(self) -> None:
         """Reads the traces. Raises a one-line ValueError that names the flag."""
         for flag, value, most in (
-            ("up-share", self.up_share, 1.0),
             ("jitter-ms", self.jitter_ms, MAX_JITTER_MS),
             ("trace-from", self.trace_from, 1.0),
         ):
@@ -64,7 +62,6 @@ class Impairments:
         parts = (
             (bool(self.recorded), f"recorded {self.recorded}"),
             (self.up_mbps is not None, f"{self.up_mbps or 0:g} Mbit/s up"),
-            (self.up_share != 0.5, f"{self.up_share:.0%} of the delay up"),
             (bool(self.jitter_ms), f"jitter {self.jitter_ms:g} ms"),
         )
         return ", ".join(text for shown, text in parts if shown)

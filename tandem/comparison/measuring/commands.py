@@ -2,13 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
-from tandem.comparison.measuring.config import ComparisonConfig
+from tandem.comparison.measuring import architectures as arch
+from tandem.comparison.measuring.config import MIN_SLOTS, ComparisonConfig
 from tandem.launch import LAUNCH
 from tandem.workshops.planning.host_placement import CoreGroup, pair_for
 
 MIN_LENGTH = 5  # least maximum length of servers, so that several lengths can be calibrated
+PIPELINES = {arch.PIPELINED.name: "on", arch.NEVER_WAITING.name: "never-waiting"}
+
+
+def target_command(
+    config: ComparisonConfig, drafting: Collection[str] = (), speculation_length: int | None = None
+) -> list[str]:
+    """Returns the command of a target that decodes plainly, or verifies for the architectures `drafting`."""
+    features = arch.HEADED.name in drafting or (drafting and config.drafts_with_head)
+    handing = ("--hand_out_features", config.hand_out_features) if features else ()
+    group = config.groups.target if drafting else config.groups.whole
+    return server_command(config, "target", *handing, group=group, speculation_length=speculation_length)
+
+
+def beside_command(config: ComparisonConfig, architecture: str) -> list[str]:
+    """Returns the command of fused decoding or lookup."""
+    group = config.groups.whole
+    if architecture == arch.LOOKUP.name:
+        config = replace(config, draft="ngram", draft_model=None, draft_adapters=None, draft_neuron_config=None)
+    return server_command(config, "fused_target", group=group)
+
+
+def worker_command(config: ComparisonConfig, architecture: str, target: str, *extra: str) -> list[str]:
+    """Returns the command of a draft worker for the target at HOST:PORT."""
+    if architecture == arch.HEADED.name:
+        config = replace(config, draft="eagle", draft_model=config.head)
+    if config.capacity_ms is not None:
+        config = replace(config, batch=config.batch or MIN_SLOTS)
+    host, _, port = target.rpartition(":")
+    pipeline = PIPELINES.get(architecture, config.pipeline)
+    where = ("--target_host", host.strip("[]"), "--target_port", port, "--pipeline", pipeline)
+    if config.drafts_with_head:
+        context = () if config.feature_context is None else ("--feature_context", str(config.feature_context))
+        extra = (*extra, "--feature_format", config.feature_format, *context)
+    return server_command(config, "draft_worker", *where, *extra, group=config.groups.draft)
+
+
+def proposing_command(config: ComparisonConfig) -> list[str]:
+    """Returns the command of a draft worker for targets that ask."""
+    return server_command(config, "draft_worker", "--propose_only", group=config.groups.draft)
+
+
+def asking_command(config: ComparisonConfig, worker: str, *extra: str) -> list[str]:
+    """Returns the command of a target that asks the draft worker at HOST:PORT."""
+    pipeline = "off" if config.pipeline == "on" else config.pipeline  # it has one round at a time
+    asking = ("--draft_host", worker, "--pipeline", pipeline)
+    return server_command(config, "target", *asking, *extra, group=config.groups.target)
 
 
 def server_command(
@@ -53,31 +101,8 @@ def server_command(
     return [*command, *extra]
 
 
-def lookup_alone(config: ComparisonConfig) -> ComparisonConfig:
-    """Returns the configuration without a draft model."""
-    return replace(config, draft="ngram", draft_model=None, draft_adapters=None, draft_neuron_config=None)
-
-
 def most_drafts(config: ComparisonConfig) -> int:
     """Returns the servers' maximum length; on Neuron every round is as long, so calibration adds nothing."""
     if config.speculation_length and config.one_length:
         return config.speculation_length
     return max(config.speculation_length or 0, min(MIN_LENGTH, config.sequence_length - 1))
-
-
-def whole_of(config: ComparisonConfig) -> CoreGroup:
-    """Returns the cores of plain and fused decoding."""
-    return config.placement.whole if config.placement else CoreGroup("", config.tp_degree)
-
-
-def target_of(config: ComparisonConfig) -> CoreGroup:
-    """Returns the cores of a target whose draft is elsewhere."""
-    return config.placement.target if config.placement else CoreGroup("", config.tp_degree)
-
-
-def feature_flags(config: ComparisonConfig) -> list[str]:
-    """Returns the feature flags of a draft worker with an EAGLE-3 head."""
-    if not config.drafts_with_head:
-        return []
-    context = [] if config.feature_context is None else ["--feature_context", str(config.feature_context)]
-    return ["--feature_format", config.feature_format, *context]

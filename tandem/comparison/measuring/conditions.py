@@ -6,10 +6,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tandem.comparison.links.settings import STEADY, Impairments, LinkSettings
-from tandem.comparison.measuring.loads import Load
 from tandem.speculation.types import GenerationRequest, Rule
 
 BASE, LINK, SAMPLING, LOAD = "base", "link", "sampling", "load"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One load point with either `concurrency` or `rate`."""
+
+    requests: int
+    concurrency: int | None = None  # users in a closed loop
+    rate: float | None = None  # requests per second: an open loop of Poisson arrivals
+
+    @property
+    def name(self) -> str:
+        return f"concurrency {self.concurrency}" if self.rate is None else f"rate {self.rate:g}/s"
+
+    def __str__(self) -> str:
+        return f"{self.concurrency} at once" if self.rate is None else f"{self.rate:g} requests/s"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,14 +19,13 @@ from tandem.comparison.measuring.architectures import (
     OPENAI,
     SERVED_BY_VLLM,
 )
-from tandem.comparison.measuring.conditions import Condition, plan
+from tandem.comparison.measuring.conditions import Condition, Load, plan
 from tandem.comparison.measuring.json_form import HIDDEN
-from tandem.comparison.measuring.loads import Load, check_length, check_loads
 from tandem.comparison.measuring.workloads import Prompt
-from tandem.host.published_times import times_named
+from tandem.host.device_times import times_named
 from tandem.rpc.credentials import Credentials
 from tandem.speculation.types import GenerationRequest, Rule, SamplingParams
-from tandem.workshops.planning.host_placement import BACKENDS, HostPlacement, one_length
+from tandem.workshops.planning.host_placement import BACKENDS, CoreGroup, HostPlacement, one_length
 from tandem.workshops.planning.shapes import holds_head
 
 DTYPES: tuple[str, ...] = ("auto", "float32", "bfloat16", "float16")
@@ -35,6 +34,7 @@ REQUESTS_PER_USER = 4  # least requests of a load per concurrent user
 LEAST_FOR_CAPACITY = 8  # least requests for a percentile
 CLIENTS = (1, 2, 4, 8, 16, 32, 64)  # default of a capacity
 ONE_LENGTH = 3  # default speculation length of servers with a single one
+MAX_CONCURRENCY, MAX_RATE = 1000, 1000.0
 MIN_SLOTS = 4  # least KV slots under load; a server's own default
 
 
@@ -57,7 +57,6 @@ class ComparisonConfig:
     link: str = "emulated"  # emulated, or trace:UP,DOWN
     other_links: tuple[str, ...] = ()
     up_mbps: float | None = None
-    up_share: float = 0.5
     jitter_ms: float = 0.0
     temperatures: tuple[float, ...] = ()
     rules: tuple[Rule, ...] = (Rule.AGREEMENT,)
@@ -107,6 +106,12 @@ class ComparisonConfig:
         return one_length(self.backend, self.device)
 
     @property
+    def groups(self) -> HostPlacement:
+        """The cores of the servers; without a placement, only the degree of targets."""
+        degree = CoreGroup("", self.tp_degree)
+        return self.placement or HostPlacement(degree, degree, None)
+
+    @property
     def over_http(self) -> bool:
         """Whether all architectures are vLLM servers, connected by URL."""
         return any("://" in address for name, address in self.connect.items() if name != OPENAI.name)
@@ -125,11 +130,8 @@ class ComparisonConfig:
         self._check_connected()
         self._check_links()
         self._check_loads()
-        self._check_adapters()
         if self.rehearse is not None:
             times_named(self.rehearse)
-        if not self.prompts:
-            raise ValueError("prompt: no prompt is given")
         for folder in (self.output_dir, *self.output_dir.parents):
             if folder.is_file():
                 raise ValueError(f"output-dir: {folder} is not a directory")
@@ -148,27 +150,64 @@ class ComparisonConfig:
             ("pipeline", self.pipeline, ("off", "on", "never-waiting", "auto")),
         ):
             _check_names(flag, (chosen,), known)
-        if OPENAI.name in self.architectures and OPENAI.name not in self.connect:
-            raise ValueError("architectures: openai is a server that runs: name it with --connect openai=URL")
-        if HEADED.name in self.architectures and not (self.head or HEADED.name in self.connect):
-            raise ValueError(f"head: {HEADED.name} needs --head DIR, the folder of an EAGLE-3 head")
+        here = set(self.architectures) - set(self.connect)
+        for wrong, why in (
+            (not self.prompts, "prompt: no prompt is given"),
+            (OPENAI.name in here, "architectures: openai is a server that runs: name it with --connect openai=URL"),
+            (
+                HEADED.name in here and not self.head,
+                f"head: {HEADED.name} needs --head DIR, the folder of an EAGLE-3 head",
+            ),
+            (self.adapters and not self.adapter, "adapters: name the one that requests have with --adapter"),
+            (
+                self.adapter and not self.adapters and here,
+                "adapter: give --adapters as well, for the servers that are started here",
+            ),
+            (self.draft_adapters and not self.adapters, "draft-adapters: give --adapters as well"),
+        ):
+            if wrong:
+                raise ValueError(why)
 
     def _check_numbers(self) -> None:
-        for flag, value, least in (
-            ("num-runs", self.num_runs, 1),
-            ("max-new-tokens", self.max_new_tokens, 1),
-            ("speculation-length", self.speculation_length, 0),
-            ("sequence-length", self.sequence_length, 2),
-            ("batch", self.batch, 1),
-            ("threads", self.threads, 1),
-            ("tp-degree", self.tp_degree, 1),
-            ("feature-context", self.feature_context, 1),
+        longest = self.sequence_length - 1
+        for flag, value, least, most in (
+            ("num-runs", self.num_runs, 1, None),
+            ("max-new-tokens", self.max_new_tokens, 1, None),
+            ("speculation-length", self.speculation_length, 0, None),
+            ("sequence-length", self.sequence_length, 2, None),
+            ("batch", self.batch, 1, None),
+            ("threads", self.threads, 1, None),
+            ("tp-degree", self.tp_degree, 1, None),
+            ("feature-context", self.feature_context, 1, None),
+            ("max-num-completed-requests", self.max_num_completed_requests, 1, None),
+            *(("concurrency", users, 1, MAX_CONCURRENCY) for users in self.concurrency),
+            ("mean-input-tokens", self.mean_input_tokens, 1, longest),
+            ("mean-output-tokens", self.mean_output_tokens, 1, longest),
+            ("stddev-input-tokens", self.stddev_input_tokens, 0, self.mean_input_tokens),
+            ("stddev-output-tokens", self.stddev_output_tokens, 0, self.mean_output_tokens),
         ):
+            if value is not None and most is not None and not least <= value <= most:
+                raise ValueError(f"{flag}: {value} is not between {least} and {most}")
             if value is not None and value < least:
                 raise ValueError(f"{flag}: {value} is below {least}")
-        for flag, seconds in (("timeout", self.timeout_s), ("startup-timeout", self.startup_timeout_s)):
-            if not (math.isfinite(seconds) and seconds > 0):
-                raise ValueError(f"{flag}: {seconds} is not a finite number of seconds above 0")
+        for flag, number, most_of in (
+            ("timeout", self.timeout_s, math.inf),
+            ("startup-timeout", self.startup_timeout_s, math.inf),
+            ("capacity", self.capacity_ms, math.inf),
+            *(("rate", rate, MAX_RATE) for rate in self.rate),
+        ):
+            if number is not None and not (math.isfinite(number) and 0 < number <= most_of):
+                limit = "" if math.isinf(most_of) else f" and at most {most_of:g} requests per second"
+                raise ValueError(f"{flag}: {number:g} is not a finite number above 0{limit}")
+        for flag, values in (
+            ("rtt-ms", self.rtts_ms),
+            ("temperature", self.temperatures),
+            ("rule", self.rules),
+            ("concurrency", self.concurrency),
+            ("rate", self.rate),
+        ):
+            if len(set(values)) < len(values):
+                raise ValueError(f"{flag}: a value is named twice")
         if self.max_new_tokens >= self.sequence_length:
             raise ValueError(
                 f"max-new-tokens: {self.max_new_tokens} leaves no room for a prompt"
@@ -198,8 +237,6 @@ class ComparisonConfig:
                 raise ValueError(f"{flag}: servers of vLLM are not compared so")
 
     def _check_links(self) -> None:
-        for flag, values in (("rtt-ms", self.rtts_ms), ("temperature", self.temperatures), ("rule", self.rules)):
-            _check_once(flag, values)
         if self.temperatures and self.temperatures[0] != self.sampling.temperature:
             raise ValueError("temperature: the first of the list is the base's")
         links = (self.link, *self.other_links)
@@ -216,19 +253,8 @@ class ComparisonConfig:
             if condition.link.rtt_ms is not None and self.connect:
                 raise ValueError("rtt-ms: only servers that are started here can be put behind an emulated link")
 
-    def _check_adapters(self) -> None:
-        if self.adapters and not self.adapter:
-            raise ValueError("adapters: name the one that requests have with --adapter")
-        if self.adapter and not self.adapters and set(self.architectures) - set(self.connect):
-            raise ValueError("adapter: give --adapters as well, for the servers that are started here")
-        if self.draft_adapters and not self.adapters:
-            raise ValueError("draft-adapters: give --adapters as well")
-
     def _check_loads(self) -> None:
-        check_loads(self.concurrency, self.rate, self.max_num_completed_requests)
         if self.capacity_ms is not None:
-            if not (math.isfinite(self.capacity_ms) and self.capacity_ms > 0):
-                raise ValueError(f"capacity: {self.capacity_ms:g} is not a finite number above 0")
             if self.max_num_completed_requests is not None:
                 raise ValueError("max-num-completed-requests: --capacity has as many for each client")
             if self.connect:
@@ -242,8 +268,12 @@ class ComparisonConfig:
         ):
             if value is not None and not (self.users or self.rate):
                 raise ValueError(f"{flag}: is for --concurrency and --rate, and neither is given")
-        check_length("input", self.mean_input_tokens, self.stddev_input_tokens, self.sequence_length - 1)
-        check_length("output", self.mean_output_tokens, self.stddev_output_tokens, self.sequence_length - 1)
+        for which, mean, stddev in (
+            ("input", self.mean_input_tokens, self.stddev_input_tokens),
+            ("output", self.mean_output_tokens, self.stddev_output_tokens),
+        ):
+            if stddev and mean is None:
+                raise ValueError(f"stddev-{which}-tokens: is for --mean-{which}-tokens, which is not given")
         inputs, outputs = self.mean_input_tokens or 1, self.mean_output_tokens or self.max_new_tokens
         if inputs + outputs > self.sequence_length:
             raise ValueError(
@@ -268,7 +298,7 @@ class ComparisonConfig:
         """The impairments of the emulated links. Raises ValueError."""
         recorded = [link for link in (self.link, *self.other_links) if link.startswith(TRACE)]
         each = [traces_named(link) for link in recorded] or [("", "")]
-        return tuple(Impairments(self.up_share, self.up_mbps, self.jitter_ms, *traces) for traces in each)
+        return tuple(Impairments(self.up_mbps, self.jitter_ms, *traces) for traces in each)
 
     @property
     def loads(self) -> tuple[Load, ...]:
@@ -307,11 +337,6 @@ def _check_names(flag: str, names: tuple[str, ...], known: Collection[str], may_
             raise ValueError(f"{flag}: {name!r} is not one of {', '.join(known)}")
         if names.count(name) > 1:
             raise ValueError(f"{flag}: {name!r} is named twice")
-
-
-def _check_once(flag: str, values: Sequence[object]) -> None:
-    if len(set(values)) < len(values):
-        raise ValueError(f"{flag}: a value is named twice")
 
 
 def server_url(value: str) -> SplitResult:

@@ -10,13 +10,20 @@ from typing import Any, TypeVar
 
 from tandem.comparison.links.link import DelayLink
 from tandem.comparison.measuring import architectures as arch
-from tandem.comparison.measuring.commands import feature_flags, lookup_alone, server_command, target_of, whole_of
-from tandem.comparison.measuring.config import MIN_SLOTS, ComparisonConfig
+from tandem.comparison.measuring.commands import (
+    asking_command,
+    beside_command,
+    proposing_command,
+    target_command,
+    worker_command,
+)
+from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.servers import Fleet
 from tandem.comparison.measuring.vllm_counters import version_at
 from tandem.speculation.types import ModelInfo
 
 T = TypeVar("T")
+DISTRIBUTED = (arch.DISTRIBUTED, arch.PIPELINED, arch.NEVER_WAITING, arch.HEADED)
 Describe = Callable[[str, str], Awaitable[ModelInfo]]  # (address, service) -> model
 
 
@@ -48,8 +55,8 @@ async def deploy(
     deployment = _Deployment(config, fleet, describe, link, turn or config.architectures)
     groups = await _together(
         deployment.plain_and_distributed(),
-        deployment.beside(arch.LOOKUP, lookup_alone(config)),
-        deployment.beside(arch.FUSED, config),
+        deployment.beside(arch.LOOKUP),
+        deployment.beside(arch.FUSED),
         deployment.width_1(),
         deployment.openai(),
     )
@@ -59,12 +66,10 @@ async def deploy(
 
 
 def in_report_order(config: ComparisonConfig, endpoints: Sequence[Endpoint]) -> list[Endpoint]:
-    order = [name for asked in config.architectures for name in _with_width_1(asked)]
+    order = list(config.architectures)
+    if arch.AUTOREGRESSIVE.name in order:
+        order.insert(order.index(arch.AUTOREGRESSIVE.name), arch.WIDTH_1.name)
     return sorted(endpoints, key=lambda endpoint: order.index(endpoint.architecture.name))
-
-
-def _with_width_1(name: str) -> tuple[str, ...]:
-    return (arch.WIDTH_1.name, name) if name == arch.AUTOREGRESSIVE.name else (name,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +79,6 @@ class _Deployment:
     describe: Describe
     link: DelayLink | None
     turn: tuple[str, ...]
-
-    def _starts(self, architecture: arch.Architecture) -> bool:
-        return architecture.name in self.turn and architecture.name not in self.config.connect
 
     async def _connected(self, architecture: arch.Architecture) -> Endpoint:
         address = self.config.connect[architecture.name]
@@ -88,50 +90,38 @@ class _Deployment:
         model = replace(model, backend=await version_at(base), draft_name=drafts)
         return Endpoint(replace(architecture, service=arch.OPENAI.service, split=False), address, model, counters=base)
 
-    async def _started(self, architecture: arch.Architecture, command: list[str]) -> Endpoint:
+    async def _started(self, architecture: arch.Architecture, command: list[str], across: bool = True) -> Endpoint:
+        """Starts a server. `across`: clients reach it over the link."""
         server = await self.fleet.start(architecture.name, command)
         model = await self.describe(server.address, architecture.service)
-        return Endpoint(architecture, server.address, model, server.log)
-
-    async def _started_across(self, architecture: arch.Architecture, command: list[str]) -> Endpoint:
-        endpoint = await self._started(architecture, command)
-        return replace(endpoint, across=await self.link.listen(endpoint.address)) if self.link else endpoint
+        reached = await self.link.listen(server.address) if across and self.link else None
+        return Endpoint(architecture, server.address, model, server.log, reached)
 
     async def _one(self, architecture: arch.Architecture, start: Callable[[], Awaitable[Endpoint]]) -> list[Endpoint]:
         if architecture.name not in self.turn:
             return []
         return [await (self._connected(architecture) if architecture.name in self.config.connect else start())]
 
-    async def beside(self, architecture: arch.Architecture, config: ComparisonConfig) -> list[Endpoint]:
-        command = server_command(config, "fused_target", group=whole_of(config))
-        return await self._one(architecture, lambda: self._started_across(architecture, command))
+    async def beside(self, architecture: arch.Architecture) -> list[Endpoint]:
+        command = beside_command(self.config, architecture.name)
+        return await self._one(architecture, lambda: self._started(architecture, command))
 
     async def openai(self) -> list[Endpoint]:
         return [await self._connected(arch.OPENAI)] if arch.OPENAI.name in self.turn else []
 
     async def plain_and_distributed(self) -> list[Endpoint]:
         target = await self._target()
-        groups = await _together(
-            self._plain(target),
-            self._distributed(arch.DISTRIBUTED, target, self.config.pipeline),
-            self._distributed(arch.PIPELINED, target, "on"),
-            self._distributed(arch.NEVER_WAITING, target, "never-waiting"),
-            self._distributed(arch.HEADED, target, self.config.pipeline),
-        )
+        groups = await _together(self._plain(target), *(self._distributed(each, target) for each in DISTRIBUTED))
         return [endpoint for group in groups for endpoint in group]
 
     async def _target(self) -> Endpoint | None:
-        connected = arch.AUTOREGRESSIVE.name in self.config.connect
-        drafted_for = any(map(self._starts, (arch.DISTRIBUTED, arch.PIPELINED, arch.NEVER_WAITING, arch.HEADED)))
-        if connected and (arch.AUTOREGRESSIVE.name in self.turn or drafted_for):
-            return await self._connected(arch.AUTOREGRESSIVE)
-        if self._starts(arch.AUTOREGRESSIVE) or drafted_for:
-            group = target_of(self.config) if drafted_for else whole_of(self.config)
-            features = self._starts(arch.HEADED) or (drafted_for and self.config.drafts_with_head)
-            handing = ("--hand_out_features", self.config.hand_out_features) if features else ()
-            command = server_command(self.config, "target", *handing, group=group)
-            return await self._started_across(arch.AUTOREGRESSIVE, command)
-        return None
+        here = {name for name in self.turn if name not in self.config.connect}
+        drafting, plain = here & {each.name for each in DISTRIBUTED}, arch.AUTOREGRESSIVE
+        if not drafting and plain.name not in self.turn:
+            return None
+        if plain.name in self.config.connect:
+            return await self._connected(plain)
+        return await self._started(plain, target_command(self.config, drafting))
 
     async def _plain(self, target: Endpoint | None) -> list[Endpoint]:
         if target is None or arch.AUTOREGRESSIVE.name not in self.turn:
@@ -146,21 +136,15 @@ class _Deployment:
         return [await self._started_width_1()] if arch.WIDTH_1.name in self.turn else []
 
     async def _started_width_1(self) -> Endpoint:
-        command = server_command(self.config, "target", group=whole_of(self.config), speculation_length=0)
-        return await self._started_across(arch.WIDTH_1, command)
+        return await self._started(arch.WIDTH_1, target_command(self.config, speculation_length=0))
 
-    async def _distributed(self, worker: arch.Architecture, target: Endpoint | None, pipeline: str) -> list[Endpoint]:
+    async def _distributed(self, worker: arch.Architecture, target: Endpoint | None) -> list[Endpoint]:
         async def start() -> Endpoint:
             assert target is not None, "a worker that is started here has a target"
-            host, _, port = target.reached.rpartition(":")
-            where = ("--target_host", host.strip("[]"), "--target_port", port, "--pipeline", pipeline)
-            headed = replace(self.config, draft="eagle", draft_model=self.config.head)
-            config = headed if worker == arch.HEADED else self.config
-            flags = (*where, *self._credentials_for(target), *feature_flags(config))
+            command = worker_command(self.config, worker.name, target.reached, *self._credentials_for(target))
+            first = await self._started(worker, command, across=False)
             if self.config.capacity_ms is None:
-                return await self._started(worker, self._worker_command(config, *flags))
-            command = self._worker_command(replace(config, batch=config.batch or MIN_SLOTS), *flags)
-            first = await self._started(worker, command)
+                return first
             names = [f"{worker.name}-{user}" for user in range(2, max(self.config.users) + 1)]
             more = await _together(*(self.fleet.start(name, command) for name in names))
             return replace(first, more=tuple(server.address for server in more))
@@ -172,26 +156,19 @@ class _Deployment:
 
         async def start() -> Endpoint:
             worker = next((endpoint for endpoint in found if endpoint.architecture == arch.DISTRIBUTED), None)
-            drafter = worker.address if worker else await self._proposing()
+            if worker:
+                drafter = worker.address
+            else:
+                drafter = (await self.fleet.start("draft_worker", proposing_command(self.config))).address
             if self.link:
                 drafter = await self.link.listen(drafter, back=True)
-            pipeline = "off" if self.config.pipeline == "on" else self.config.pipeline  # it has one round at a time
             credentials = self._credentials_for(worker) if worker else []
-            drafting = ("--draft_host", drafter, "--pipeline", pipeline, *credentials)
-            command = server_command(self.config, "target", *drafting, group=target_of(self.config))
-            return await self._started_across(arch.REMOTE_DRAFT, command)
+            return await self._started(arch.REMOTE_DRAFT, asking_command(self.config, drafter, *credentials))
 
         return await self._one(arch.REMOTE_DRAFT, start)
 
     def _credentials_for(self, endpoint: Endpoint) -> list[str]:
         return self.config.credentials.flags() if endpoint.log is None else []
-
-    def _worker_command(self, config: ComparisonConfig, *extra: str) -> list[str]:
-        group = config.placement.draft if config.placement else None
-        return server_command(config, "draft_worker", *extra, group=group)
-
-    async def _proposing(self) -> str:
-        return (await self.fleet.start("draft_worker", self._worker_command(self.config, "--propose_only"))).address
 
 
 async def _together(*work: Coroutine[Any, Any, T]) -> list[T]:

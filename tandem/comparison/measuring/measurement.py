@@ -1,35 +1,37 @@
-"""Measures running servers: warm-up, links, requests, margins, loads."""
+"""Measures running servers: warm-up, links, requests, component times, margins, loads."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+import itertools
+import math
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tandem.comparison.links.link import DelayLink
-from tandem.comparison.measuring.architectures import AUTOREGRESSIVE
+from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, NOT_COSTED, PLAIN
 from tandem.comparison.measuring.attempt import format_error
-from tandem.comparison.measuring.calibration import Calibrator
-from tandem.comparison.measuring.conditions import Condition
+from tandem.comparison.measuring.conditions import Condition, Load
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint
-from tandem.comparison.measuring.identity import diverged_prompts
-from tandem.comparison.measuring.loading import measure_loads
-from tandem.comparison.measuring.loads import Load
+from tandem.comparison.measuring.identity import MarginTrace, diverged_prompts
+from tandem.comparison.measuring.loading import load_requests, measure_loads
 from tandem.comparison.measuring.own_texts import own_texts
 from tandem.comparison.measuring.progress import Progress
 from tandem.comparison.measuring.record_log import RecordLog
-from tandem.comparison.measuring.records import Record
-from tandem.comparison.measuring.run import Contender, measure_all, trace_margins, warm_up
+from tandem.comparison.measuring.records import Calibration, Record
+from tandem.comparison.measuring.run import Contender, attempt, measure, rotated, short
 from tandem.comparison.measuring.servers import Fleet
-from tandem.comparison.measuring.traffic import most_requests, requests_of
-from tandem.speculation.types import Rule
+from tandem.comparison.measuring.workloads import Prompt
+from tandem.speculation.types import Chunk, GenerationRequest, Rule
 
 if TYPE_CHECKING:
     from tandem.clients.encoding import Tokenizer
 
 NOTICED_SECONDS = 1.0  # wait after failed requests for a server's exit
+CALIBRATION_TOKENS = 24  # about twenty steps, enough for a mean
+CALIBRATIONS = 2  # least requests for each length and architecture
 
 
 class Refused(RuntimeError):
@@ -69,34 +71,12 @@ class Measuring:
     tokenizer: Tokenizer | None = None  # cuts prompts to a load's lengths
 
     async def run(self) -> None:
-        config, conditions = self.config, self.config.conditions
-        base = conditions[0]
-        self.progress.say("warming up")
-        await self._enter(base)
-        for name, failure in (await warm_up(self.contenders, config.prompts[0], base.request)).items():
-            if failure.message.startswith("chat: "):
-                raise Refused(f"raw: give your prompts as they are, with --raw: {name}: {failure.message}")
-            self.log.add("warm-up failure", name, failure)
+        config, base = self.config, self.config.conditions[0]
+        await self._warm_up(base)
         await self._links()
-        calibrator = Calibrator(
-            self.contenders,
-            base.request,
-            self._lengths(),
-            len(config.prompts) * config.num_runs,
-            lambda found: self.log.add("calibration", found),
-        )
         self.progress.expect(self.log.measured.planned)
-        await measure_all(
-            self.contenders,
-            config.prompts,
-            config.num_runs,
-            conditions,
-            self._enter,
-            self.progress.measuring,
-            self._measured,
-            calibrator.after_prompt if config.predicts else None,
-        )
-        for condition in conditions:
+        await self._requests()
+        for condition in config.conditions:
             try:
                 await self._margins(condition)
             except Exception as error:  # margins are only extra detail
@@ -108,12 +88,12 @@ class Measuring:
             self.log.add("remark", remark)
         if config.loads:
             await self._enter(base)
-            asked = requests_of(config, most_requests(config), self.tokenizer)
-            loaded, seed = config.load_conditions, config.sampling.seed
+            requests = load_requests(config, max(load.requests for load in config.loads), self.tokenizer)
+            conditions, seed = config.load_conditions, config.sampling.seed
             bound_s = None if config.capacity_ms is None else config.capacity_ms / 1000
-            await measure_loads(self.contenders, asked, loaded, seed, self._under_load, self._measured, bound_s)
+            await measure_loads(self.contenders, requests, conditions, seed, self._load, self._measured, bound_s)
 
-    def _under_load(self, architecture: str, load: Load) -> None:
+    def _load(self, architecture: str, load: Load) -> None:
         self.progress.say(f"{architecture}, {load}: {load.requests} requests")
 
     def _measured(self, record: Record) -> None:
@@ -128,11 +108,18 @@ class Measuring:
         if self.link and (recorded or link != self.link.settings):
             await self.link.set(link)
 
-    def _lengths(self) -> tuple[int, ...]:
-        """Returns the lengths that every speculating server supports; for auto also 0."""
-        most = [e.model.max_speculation_length for e in self.endpoints if e.model.draft_name]
-        shortest = 0 if self.config.speculation_length is None else 1
-        return tuple(range(shortest, min(most) + 1)) if most and self.config.speculation_length != 0 else ()
+    async def _warm_up(self, base: Condition) -> None:
+        """Sends one short request to each contender and records the failures."""
+        self.progress.say("warming up")
+        await self._enter(base)
+        prompt = self.config.prompts[0]
+        for contender in self.contenders:
+            record = Record(contender.name, prompt.name, prompt.kind, 0, condition="warm-up")
+            failure = (await attempt(contender, record, short(prompt.into(base.request)))).error
+            if failure and failure.message.startswith("chat: "):
+                raise Refused(f"raw: give your prompts as they are, with --raw: {contender.name}: {failure.message}")
+            if failure:
+                self.log.add("warm-up failure", contender.name, failure)
 
     async def _links(self) -> None:
         """Measures every link's overhead, the base's last so that it stays set."""
@@ -142,16 +129,69 @@ class Measuring:
                 await self._enter(condition)
                 self.log.add("link", link, await self.link.overhead())
 
+    async def _requests(self) -> None:
+        """Measures all requests without load.
+
+        Contenders take turns and the first rotates, so that a machine's drift favors none. A recorded link begins at
+        the share of turns that have passed.
+        """
+        config = self.config
+        turns = list(itertools.product(range(config.num_runs), config.prompts))
+        lengths = self._lengths()
+        due, each_time = itertools.cycle(lengths or (0,)), math.ceil(CALIBRATIONS * len(lengths) / len(turns))
+        for turn, (run, prompt) in enumerate(turns):
+            for condition in config.conditions:
+                for contender in rotated(self.contenders, turn):
+                    self.progress.measuring(contender.name, prompt.name)
+                    await self._enter(condition, turn / len(turns))
+                    record = Record(contender.name, prompt.name, prompt.kind, run, condition=condition.name)
+                    self._measured(await attempt(contender, record, prompt.into(condition.request, run)))
+            if config.predicts:
+                await self._enter(config.conditions[0], turn / len(turns))
+                await self._calibrate(prompt, itertools.islice(due, each_time))
+
+    def _lengths(self) -> tuple[int, ...]:
+        """Returns the lengths that every speculating server supports; for auto also 0."""
+        most = [e.model.max_speculation_length for e in self.endpoints if e.model.draft_name]
+        shortest = 0 if self.config.speculation_length is None else 1
+        return tuple(range(shortest, min(most) + 1)) if most and self.config.speculation_length != 0 else ()
+
+    async def _calibrate(self, prompt: Prompt, lengths: Iterator[int]) -> None:
+        """Sends short requests, apart from the measured ones: plain ones, and drafting ones of the lengths."""
+        base = self.config.conditions[0].request
+        request = replace(base, max_new_tokens=min(CALIBRATION_TOKENS, base.max_new_tokens or CALIBRATION_TOKENS))
+        plain = [c for c in self.contenders if c.name in PLAIN]
+        drafting = [c for c in self.contenders if c.name not in NOT_COSTED]
+        for contender, length in (*((c, 0) for c in plain), *((c, length) for length in lengths for c in drafting)):
+            try:
+                found = await measure(contender, prompt.into(replace(request, speculation_length=length)))
+            except Exception:  # the measured requests to the same server report what is wrong
+                continue
+            self.log.add("calibration", Calibration(contender.name, length, found))
+
     async def _margins(self, condition: Condition) -> None:
         """Repeats diverged prompts on the autoregressive server for their logit margins."""
-        plain = [contender for contender in self.contenders if contender.name == AUTOREGRESSIVE.name]
+        plain = next((contender for contender in self.contenders if contender.name == AUTOREGRESSIVE.name), None)
         if not plain or condition.request.rule is Rule.REJECTION:  # which keeps the distribution, not the tokens
             return
         own = [record for record in self.log.measured.records if record.condition == condition.name]
         names = diverged_prompts(own, [record for record in own if record.architecture == AUTOREGRESSIVE.name])
-        if not names:
-            return
-        await self._enter(condition)
-        prompts = [prompt for prompt in self.config.prompts if prompt.name in names]
-        for name, trace in (await trace_margins(plain[0], prompts, condition.request)).items():
-            self.log.add("margins", condition.name, name, trace)
+        if names:
+            await self._enter(condition)
+        for prompt in self.config.prompts:
+            if prompt.name in names and (trace := await traced_margins(plain, prompt, condition.request)):
+                self.log.add("margins", condition.name, prompt.name, trace)
+
+
+async def traced_margins(plain: Contender, prompt: Prompt, request: GenerationRequest) -> MarginTrace | None:
+    """Repeats a prompt, untimed, for the logit margins: they cost server time. None if the request fails."""
+    traced = replace(prompt.into(request), margins=True)
+    tokens, margins = list[int](), list[float]()
+    try:
+        async for event in plain.generator.generate(traced, timeout=plain.timeout_s):
+            if isinstance(event, Chunk):
+                tokens += event.token_ids
+                margins += event.margins
+    except Exception:
+        return None
+    return MarginTrace(tuple(tokens), tuple(margins))

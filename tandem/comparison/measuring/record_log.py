@@ -14,13 +14,12 @@ from typing import Any, TextIO
 
 from tandem.comparison.links.overhead import LinkOverhead
 from tandem.comparison.links.settings import LinkSettings
-from tandem.comparison.measuring.calibration import Calibration
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint
 from tandem.comparison.measuring.environment import Machine, Versions
 from tandem.comparison.measuring.identity import MarginTrace
 from tandem.comparison.measuring.json_form import decoded, encoded, read_text
-from tandem.comparison.measuring.records import Failure, Record
+from tandem.comparison.measuring.records import Calibration, Failure, Record
 
 NAME = "records.jsonl"
 FORMAT = 2  # incremented when a line changes its meaning or goes

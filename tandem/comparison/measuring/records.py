@@ -114,3 +114,12 @@ def record_as_json(record: Record) -> dict[str, Any]:
     head = {name: getattr(record, name) for name in HEAD}
     measured = encoded(record.measurement) or dict.fromkeys(f.name for f in fields(Measurement))
     return {**head, **measured, "error": encoded(record.error), "machine_load": encoded(record.machine_load)}
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """One calibration request with `length` draft tokens per round."""
+
+    architecture: str
+    length: int
+    measurement: Measurement

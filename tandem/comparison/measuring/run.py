@@ -1,19 +1,16 @@
-"""Sends the same requests to every architecture in turn and times them."""
+"""Times one request."""
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tandem.comparison.measuring.conditions import Condition
 from tandem.comparison.measuring.distributions import ratio
-from tandem.comparison.measuring.identity import MarginTrace
 from tandem.comparison.measuring.machine_load import LoadWatch
-from tandem.comparison.measuring.records import Failure, Measurement, Record, attribute_seconds, failure_of
-from tandem.comparison.measuring.workloads import Prompt
+from tandem.comparison.measuring.records import Measurement, Record, attribute_seconds, failure_of
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, SpeculationStats
 
 if TYPE_CHECKING:
@@ -49,10 +46,6 @@ class Contender:
         return replace(self, generator=self.generator.sharing(), counters=None)
 
 
-async def _as_it_is(condition: Condition, share: float = 0.0) -> None:
-    """Changes no link."""
-
-
 class IncompleteStream(RuntimeError):
     """The stream of chunks was incomplete, so its timing is invalid."""
 
@@ -62,46 +55,6 @@ class IncompleteStream(RuntimeError):
 def short(request: GenerationRequest) -> GenerationRequest:
     """Returns the request cut to a warm-up."""
     return replace(request, max_new_tokens=min(WARM_UP_TOKENS, request.max_new_tokens or WARM_UP_TOKENS))
-
-
-async def warm_up(contenders: Sequence[Contender], prompt: Prompt, request: GenerationRequest) -> dict[str, Failure]:
-    """Sends one short request to each contender; returns the failures."""
-    failures: dict[str, Failure] = {}
-    for contender in contenders:
-        record = Record(contender.name, prompt.name, prompt.kind, 0, condition="warm-up")
-        if error := (await attempt(contender, record, short(prompt.into(request)))).error:
-            failures[contender.name] = error
-    return failures
-
-
-async def measure_all(
-    contenders: Sequence[Contender],
-    prompts: Sequence[Prompt],
-    num_runs: int,
-    conditions: Sequence[Condition],
-    enter: Callable[[Condition, float], Awaitable[None]] = _as_it_is,
-    on_start: Callable[[str, str], None] = lambda architecture, prompt: None,
-    on_record: Callable[[Record], None] = lambda record: None,
-    after_prompt: Callable[[Prompt], Awaitable[None]] | None = None,
-) -> list[Record]:
-    """Measures all requests; `on_record` gets each record before the next request.
-
-    Contenders take turns and the first rotates, so that a machine's drift favors none. `enter` gets the share of turns
-    that have passed. `after_prompt` runs under the first condition, after every prompt of every run.
-    """
-    records, turns = list[Record](), num_runs * len(prompts)
-    for turn, (run, prompt) in enumerate(itertools.product(range(num_runs), prompts)):
-        for condition in conditions:
-            for contender in rotated(contenders, turn):
-                on_start(contender.name, prompt.name)
-                await enter(condition, turn / turns)
-                record = Record(contender.name, prompt.name, prompt.kind, run, condition=condition.name)
-                records.append(await attempt(contender, record, prompt.into(condition.request, run)))
-                on_record(records[-1])
-        if after_prompt:
-            await enter(conditions[0], turn / turns)
-            await after_prompt(prompt)
-    return records
 
 
 def rotated(items: Sequence[Item], turn: int) -> list[Item]:
@@ -135,28 +88,16 @@ async def measure(contender: Contender, request: GenerationRequest) -> Measureme
         if event.token_ids:
             arrivals.append(time.perf_counter() - sent)
         chunks.append(event)
-    end_to_end_s = time.perf_counter() - sent
+    whole = time.perf_counter() - sent
     if completion is None:
         raise IncompleteStream(f"the stream ended after {len(arrivals)} chunks of tokens without a completion")
-    if contender.counters:
-        completion = replace(completion, stats=await contender.counters.stats(completion.output_tokens))
-    own = generator.bytes_up - up, generator.bytes_down - down
-    between = completion.stats.bytes_up, completion.stats.bytes_down
-    return _measurement(chunks, arrivals, completion, end_to_end_s, between if contender.split else own)
-
-
-def _measurement(
-    chunks: Sequence[Chunk],
-    arrivals: Sequence[float],
-    completion: GenerationEnd,
-    end_to_end_s: float,
-    payload: tuple[int, int],
-) -> Measurement:
-    """Builds a measurement. `payload`: bytes up and down."""
-    tokens, stats = tuple(token for chunk in chunks for token in chunk.token_ids), completion.stats
+    tokens = tuple(token for chunk in chunks for token in chunk.token_ids)
     if not tokens or completion.output_tokens != len(tokens):
         raise IncompleteStream(f"the completion counts {completion.output_tokens} tokens, the chunks {len(tokens)}")
-    seconds, clamped = attribute_seconds(end_to_end_s, stats)
+    stats = await contender.counters.stats(len(tokens)) if contender.counters else completion.stats
+    seconds, clamped = attribute_seconds(whole, stats)
+    counts = ((name, getattr(stats, name)) for name in COUNTS)
+    frozen: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in counts}
     return Measurement(
         output_token_ids=tokens,
         text="".join(chunk.text for chunk in chunks),
@@ -164,40 +105,15 @@ def _measurement(
         number_input_tokens=completion.prompt_tokens,
         output_tokens=len(tokens),
         ttft_s=arrivals[0],
-        tpot_s=(end_to_end_s - arrivals[0]) / (len(tokens) - 1) if len(tokens) > 1 else None,
+        tpot_s=(whole - arrivals[0]) / (len(tokens) - 1) if len(tokens) > 1 else None,
         inter_token_latency_s=arrivals[-1] / len(tokens),
-        end_to_end_latency_s=end_to_end_s,
-        request_output_throughput_token_per_s=ratio(len(tokens), end_to_end_s),
+        end_to_end_latency_s=whole,
+        request_output_throughput_token_per_s=ratio(len(tokens), whole),
         chunk_tokens=tuple(len(chunk.token_ids) for chunk in chunks if chunk.token_ids),
         chunk_gaps_s=tuple(later - earlier for earlier, later in itertools.pairwise(arrivals)),
-        bytes_up=payload[0],
-        bytes_down=payload[1],
+        bytes_up=stats.bytes_up if contender.split else generator.bytes_up - up,
+        bytes_down=stats.bytes_down if contender.split else generator.bytes_down - down,
         seconds_by_cause=seconds,
         other_clamped=clamped,
-        **{name: _frozen(getattr(stats, name)) for name in COUNTS},
+        **frozen,
     )
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-async def trace_margins(
-    autoregressive: Contender, prompts: Iterable[Prompt], request: GenerationRequest
-) -> dict[str, MarginTrace]:
-    """Repeats prompts, untimed, for the logit margins: they cost server time. Ignores failed requests."""
-    traces: dict[str, MarginTrace] = {}
-    for prompt in prompts:
-        traced = replace(prompt.into(request), margins=True)
-        chunks: list[Chunk] = []
-        try:
-            async for event in autoregressive.generator.generate(traced, timeout=autoregressive.timeout_s):
-                if isinstance(event, Chunk):
-                    chunks.append(event)
-        except Exception:
-            continue
-        traces[prompt.name] = MarginTrace(
-            tuple(token for chunk in chunks for token in chunk.token_ids),
-            tuple(margin for chunk in chunks for margin in chunk.margins),
-        )
-    return traces

@@ -25,8 +25,9 @@ from tandem.runners.native import NativeUnavailable
 from tandem.runners.native.library import Ints, ModelShape, RowBatch, ints, pointer, zeros
 from tandem.runners.native.rotary import TYPES
 from tandem.speculation.draws import best_token
-from tandem.speculation.logprobs import Logits, reported
 from tandem.speculation.processing import Mask
+from tandem.speculation.rejection import Logits
+from tandem.speculation.rules import reported
 from tandem.speculation.types import TokenLogprobs
 
 DTYPES = {"float32": 0, "bfloat16": 1}
@@ -245,7 +246,7 @@ class NativeSteps:
         return np.empty(0, np.float32) if logits is None else logits.reshape(rows, width, -1)
 
     def logprobs(self, logits: Sequence[Logits], tokens: Sequence[int], top: int) -> tuple[TokenLogprobs, ...]:
-        # a tenth of the time of tandem.speculation.logprobs.all_logprobs
+        # a tenth of the time of tandem.speculation.rules.all_logprobs
         rows = [np.ascontiguousarray(row) for row in logits]
         top, totals = min(top, len(rows[0])), (c_double * len(rows))()
         ids = zeros(len(rows) * top)

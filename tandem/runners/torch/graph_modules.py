@@ -112,7 +112,7 @@ class FusedModule(nn.Module):
 
 
 def verify_greedy(logits: Tensor, drafts: Tensor, counts: Tensor, order: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`agree` (tandem/speculation/acceptance.py) at temperature 0, for a batch.
+    """`agree` (tandem/speculation/rules.py) at temperature 0, for a batch.
 
     logits [n, width, vocabulary]; drafts [n, width - 1], counts[r] of them in use; order: 0, 1, ..., width or more.
     Returns int32 tokens [n, width], accepted counts [n, 1], whether logits up to there are finite [n, 1].

@@ -161,7 +161,7 @@ class GraphRunner(TorchRunner):
         with startup.stage("certifying"):
             same = check_fused_invariance(graph, self.limits, self.shapes)
         if not same and self._exact:
-            startup.note("the fused graph's bits are not those of verification: --exact leaves it out")
+            startup.note("the fused graph's bits are not those of verification: without --fast it is left out")
             return
         if not same:
             self.shapes = replace(self.shapes, bit_exact=False)

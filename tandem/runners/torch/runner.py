@@ -34,8 +34,8 @@ from tandem.runners.protocol import (
 from tandem.runners.startup import Startup
 from tandem.runners.torch.model import TorchModel
 from tandem.runners.torch.module_pages import TorchPages, page_bytes, page_format
-from tandem.speculation.acceptance import agree
 from tandem.speculation.draws import BadLogits, Drawn
+from tandem.speculation.rules import agree
 from tandem.speculation.types import Request, SparseDistribution, Verdict
 
 

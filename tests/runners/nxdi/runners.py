@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from tandem.checkpoints.locate import find
+from tandem.runners.backends import LoadRequest
 from tandem.runners.loading import Execution, Shape
+from tandem.runners.startup import Startup
+from tandem_nxdi.backend import BACKEND
 from tandem_nxdi.fused import FusedDraft, FusedRunner
-from tandem_nxdi.load import load_nxdi, load_nxdi_pair, start_on_device
 from tandem_nxdi.runner import NxdiRunner
 from tandem_nxdi.settings import NxdiSettings
 from tests.runners.nxdi import simulated
@@ -36,8 +38,8 @@ class Bench:
         return NxdiSettings(compiled_dir=str(self.folder / "compiled"), **given)
 
     def one(self, verifies: bool, miss: float, shape: Shape, fast: bool, given: dict[str, Any]) -> NxdiRunner:
-        checkpoint, execution = find(str(self.model(miss=miss))), Execution(exact=not fast)
-        runner = load_nxdi(checkpoint, execution, shape, self.settings(given), verifies, start_on_device)
+        request = LoadRequest(Execution(exact=not fast), shape, self.settings(given), verifies)
+        runner = BACKEND.load(find(str(self.model(miss=miss))), request, Startup())
         assert isinstance(runner, NxdiRunner)
         runner.warm_up()
         return runner
@@ -54,11 +56,11 @@ class Bench:
         folder = self.model(miss=miss, model_type=model_type)
         if given.get("eagle"):
             simulated.as_eagle_head(folder)
-        target, draft = find(str(self.model())), find(str(folder))
-        execution = Execution(exact=not fast)
-        pair = load_nxdi_pair(target, draft, execution, shape, self.settings(given), start_on_device)
-        pair[0].warm_up()
-        return pair
+        request = LoadRequest(Execution(exact=not fast), shape, self.settings(given))
+        target, draft = BACKEND.load_pair(find(str(self.model())), find(str(folder)), request, Startup())
+        assert isinstance(target, FusedRunner) and isinstance(draft, FusedDraft)
+        target.warm_up()
+        return target, draft
 
 
 def application() -> Application:

@@ -37,14 +37,7 @@ def plan(
     [
         {"fused_qkv": True, "sequence_parallel_enabled": True, "logical_nc_config": 2},
         KERNELS | {"attn_block_tkg_nki_kernel_enabled": True, "attn_block_tkg_nki_kernel_cascaded_attention": True},
-        {"quantized": True, "quantized_checkpoints_path": "q", "quantization_dtype": "f8e4m3"},
-        {
-            "quantized": True,
-            "quantized_checkpoints_path": "q",
-            "quantization_type": "per_channel_symmetric",
-            "save_sharded_checkpoint": True,
-        },
-        {"lora_config": {"max_loras": 1, "max_lora_rank": 16, "lora_ckpt_paths": {"a": "folder"}, "batch_size": 4}},
+        {"quantized": True, "quantized_checkpoints_path": "q", "quantization_type": "per_channel_symmetric"},
         {"on_device_sampling_config": {"do_sample": False, "top_k": 1, "top_p": 1.0}, "output_logits": True},
         {"weights_to_skip_layout_optimization": [".*"], "cc_pipeline_tiling_factor": 1, "apply_seq_ids_mask": True},
         {"moe_tp_degree": 2, "blockwise_matmul_config": {"block_size": 512}},
@@ -75,7 +68,6 @@ def test_what_a_role_compiles_follows_from_our_flags() -> None:
         ({"fused_qkvs": True}, "has no field 'fused_qkvs'; did you mean fused_qkv?"),
         ({"trace_tokengen_model": True}, "has no field 'trace_tokengen_model'"),
         ({"on_device_sampling_config": {"topk": 1}}, "on_device_sampling_config: .*'topk'; did you mean top_k?"),
-        ({"lora_config": {"lora_rank": 1}}, "lora_config: .*'lora_rank'"),
         ({"kv_quant_config": {"dtype": 1}}, "kv_quant_config: .*'dtype'; did you mean quant_dtype?"),
         ({"kv_quant_config": True}, "kv_quant_config is True, not an object"),
     ],
@@ -106,76 +98,43 @@ def test_one_number_has_one_source(fields: dict[str, Any], said: str) -> None:
     assert plan(batch_size=4, speculation_length=5).neuron["batch_size"] == 4  # saying it again is fine
 
 
+QUANTIZED = {"quantized": True, "quantized_checkpoints_path": "q"}
+SAMPLING = "on_device_sampling_config"
+
+
 @pytest.mark.parametrize(
     ("asked", "fields", "reason"),
     [
         (TARGET, {"async_mode": True}, "no token generation model"),
-        (DRAFT, {"async_mode": True, "on_device_sampling_config": {}}, "ignores its inputs"),
         (FUSED, {"async_mode": True}, "With --batch 1"),
-        *(
-            (FUSED, {"on_device_sampling_config": one}, "asked for its argmax alone")
-            for one in ({"top_k": 5}, {"top_p": 0.9}, {"temperature": 0.7}, {"dynamic": True}, {"global_topk": 64})
-        ),
-        (TARGET, {"on_device_sampling_config": {"do_sample": True, "top_k": 5}}, "no draw could be repeated"),
-        *(
-            (TARGET, one, "sends no block tables")
-            for one in ({"prefix_buckets": [128]}, {"pa_num_blocks": 8}, {"pa_block_size": 32})
-        ),
-        *((TARGET, one, "Medusa heads") for one in ({"num_medusa_heads": 4}, {"medusa_tree": [[0]]})),
-        *(
-            (TARGET, one, "anew for every sub-model")
-            for one in ({"n_active_tokens": 8}, {"buckets": [128]}, {"max_new_tokens": 64})
-        ),
+        *((FUSED, {SAMPLING: one}, "asked for its argmax alone") for one in ({"top_k": 5}, {"temperature": 0.7})),
+        (TARGET, {SAMPLING: {"do_sample": True}}, "no draw could be repeated"),
+        (TARGET, {"pa_num_blocks": 8}, "sends no block tables"),
+        (TARGET, {"num_medusa_heads": 4}, "Medusa heads"),
+        (TARGET, {"max_new_tokens": 64}, "anew for every sub-model"),
         (TARGET, {"enable_eagle_draft_input_norm": True}, "with --eagle alone"),
         (TARGET, {"draft_model_modules_to_not_convert": ["lm_head"]}, "this role loads one model"),
         (TARGET, {"quantization_dtype": "int8"}, "they are read with quantized: true"),
-        *(
-            (TARGET, {"quantized": True, "quantized_checkpoints_path": "q", **one}, "is not one of")
-            for one in ({"quantization_dtype": "f8e4m3x"}, {"quantization_type": "per_mood"})
-        ),
+        (TARGET, QUANTIZED | {"quantization_dtype": "f8e4m3x"}, "is not one of"),
+        (TARGET, QUANTIZED | {"quantization_type": "per_mood"}, "is not one of"),
         (TARGET, {"output_logits": True}, "list of two"),
         (FUSED, {"output_logits": True}, "alias map"),
-        (TARGET, {"on_device_sampling_config": {"do_sample": True}}, "one token per row"),
-        (FUSED, {"lora_config": {"max_loras": 1}}, "empty tensors"),
-        (TARGET, {"lora_config": {"max_loras": 2}}, "more than one adapter"),
-        (TARGET, {"lora_config": {"dynamic_multi_lora": True}}, "names none"),
-        (TARGET, {"lora_config": {"enable_base_model_only": True}}, "would answer no request"),
+        (TARGET, {"lora_config": {"max_loras": 1}}, "--backend torch serves them"),
         (TARGET, {"context_encoding_buckets": [5, 512]}, "traced as a verification"),
         (TARGET, {"token_generation_batches": [2, 4]}, "any speculation"),
         (TARGET, {"is_prefix_caching": True}, "slot mappings"),
-        (TARGET, {"is_block_kv_layout": True}, "slot mappings"),
-        (TARGET, {"chunked_prefill_config": {"max_num_seqs": 2}}, "not implemented"),
-        (TARGET, {"is_medusa": True, "medusa_speculation_length": 64}, "trees"),
         (EAGLE3, {"sequence_parallel_enabled": False}, "an EAGLE-3 head needs both"),
-        (EAGLE3, {"enable_eagle_draft_input_norm": False}, "an EAGLE-3 head needs both"),
-        (
-            replace(EAGLE3, slots=1),
-            {"windowed_context_encoding_size": 128},
-            "an EAGLE-3 head reads three",
-        ),
+        (replace(EAGLE3, slots=1), {"windowed_context_encoding_size": 128}, "an EAGLE-3 head reads three"),
         (FUSED, {"token_tree_config": {"0": ["1"]}}, "flat"),
         (TARGET, {"on_cpu": True}, "CPU mode"),
         (TARGET, {"padding_side": "left"}, "rolled back"),
         (TARGET, {"allow_input_truncation": True}, "cut off"),
         (TARGET, {"attn_block_tkg_nki_kernel_enabled": True}, "qkv_kernel_enabled"),
-        (
-            TARGET,
-            KERNELS | {"attn_block_tkg_nki_kernel_enabled": True, "flash_decoding_enabled": True},
-            "flash_decoding_enabled",
-        ),
-        (TARGET, {"attn_block_tkg_nki_kernel_cache_update": True}, "need attn_block_tkg_nki_kernel_enabled"),
-        (TARGET, {"qkv_cte_nki_kernel_fuse_rope": True}, "qkv_nki_kernel_enabled"),
         (TARGET, {"k_cache_transposed": True, "flash_decoding_enabled": True}, "flash_decoding_enabled"),
         (TARGET, {"quantized": True}, "quantized_checkpoints_path is missing"),
         (TARGET, {"quantized_checkpoints_path": "q"}, "only read with quantized"),
-        (
-            TARGET,
-            {"quantized": True, "quantized_checkpoints_path": "q", "qkv_kernel_enabled": True},
-            "modules_to_not_convert",
-        ),
         (TARGET, {"rmsnorm_quantize_kernel_enabled": True}, "quantized_mlp_kernel_enabled"),
         (TARGET, {"activation_quantization_type": "dynamic", "mlp_kernel_enabled": True}, "MLP kernels"),
-        (TARGET, {"cp_degree": 2}, "multiple"),
         (TARGET, {"attention_dp_degree": 2}, "split among ranks"),
         (TARGET, {"pp_degree": 2}, "pipeline"),
         (TARGET, {"windowed_context_encoding_size": 128}, "line"),
@@ -198,10 +157,6 @@ def test_draws_among_one_token_are_compiled_as_the_argmax_that_they_are() -> Non
     """As the seed's Llama-3.1-405B command asks for them: --do-sample --top-k 1."""
     built = plan(FUSED, on_device_sampling_config={"do_sample": True, "top_k": 1})
     assert built.neuron["on_device_sampling_config"] == {"do_sample": False, "top_k": 1} and built.tokens_only
-
-
-def test_asynchronous_steps_are_left_to_a_fused_model_alone() -> None:
-    assert plan(BuildRequest(Kind.FUSED, 1, 512, 4), async_mode=True).neuron["async_mode"]
 
 
 def test_a_quantized_cache_gets_both_of_its_fields() -> None:
@@ -249,12 +204,6 @@ def test_the_draft_of_a_fused_graph_is_configured_as_nxdis_own_demo_does(bench: 
     assert (draft.speculation_length, draft.enable_fused_speculation, draft.is_eagle_draft) == (5, False, True)
     assert fused.draft_model_cls is None
     assert application().neuron_config.enable_eagle_speculation
-
-
-def test_lists_in_the_users_configuration_stay_as_they_were() -> None:
-    given = {"token_generation_buckets": [512, 128]}
-    plan_build(TARGET, NxdiSettings(neuron_config=given))
-    assert given == {"token_generation_buckets": [512, 128]}
 
 
 def test_weights_are_quantized_once_before_the_first_compilation(bench: Bench) -> None:  # noqa: F811

@@ -1,7 +1,6 @@
 """The stand-in takes and gives what NxD Inference's real code was seen to take and give (contract.json).
 
-Recorded by tests/runners/nxdi/real_source.py with TANDEM_RECORD_CONTRACT=1, from NxDI 4bcdc54 (0.9.0). Where the
-sources are at hand, test_real_source.py runs the real code itself.
+Recorded from NxDI 4bcdc54 (0.9.0) with its compiled graphs replaced by the modules themselves.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from tandem.engine.generators import drafted_generator, plain_generator
 from tandem.engine.loading import Loaded
 from tandem.engine.model_drafter import ModelDrafter
 from tandem.runners.protocol import Runner
-from tandem.speculation.depth import Pipeline
+from tandem.speculation.verification_mode import Pipeline
 from tests.runners.nxdi.contract import FILE, recorded
 from tests.runners.nxdi.runners import SHAPE, Bench, bench  # noqa: F401
 from tests.support import answer, fused_site, ids, run

@@ -16,16 +16,15 @@ from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.model_drafter import ModelDrafter
 from tandem.runners.loading import Shape
 from tandem.runners.protocol import Runner
-from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import (
     GenerationRequest,
     InvalidField,
     Request,
-    Rule,
     SamplingParams,
     Structure,
     StructureKind,
 )
+from tandem.speculation.verification_mode import Pipeline
 from tests.daily import daily
 from tests.runners.nxdi.runners import SHAPE, Bench, application, bench  # noqa: F401
 from tests.support import GREEDY, SAMPLED, Answer, answer, engine_of, fused_site, ids, oracle, run, target_site
@@ -117,15 +116,6 @@ def test_a_fused_graph_says_what_the_target_says_for_every_length(
     assert [got.completion.stats.drafted > 0 for got in answers] == [False, True, True, True, True]
 
 
-def test_a_fused_graph_counts_what_it_drafted_and_accepted(bench: Bench) -> None:  # noqa: F811
-    async def scenario() -> Answer:
-        async with fused_site(*bench.pair(0.0), k=4) as site, site.client() as client:
-            return await answer(client.generate, ids(b"ab", 21, speculation_length=4, ignore_end_of_sequence=True))
-
-    stats = run(scenario()).completion.stats
-    assert (stats.rounds, stats.drafted, stats.accepted) == (5, 19, 19) or stats.accepted == stats.drafted
-
-
 @pytest.mark.parametrize("service", ["fused", "tokens only"])
 def test_a_sampled_request_is_refused_at_the_request(bench: Bench, service: str) -> None:  # noqa: F811
     async def scenario() -> None:
@@ -179,12 +169,6 @@ def test_features_that_need_logits_are_exact_with_logits_and_refused_by_name_wit
         Engine(runner, Batcher("test")).admit(Request(sampling, logprobs=logprobs))
 
 
-def test_a_session_that_samples_is_refused_when_it_opens(bench: Bench) -> None:  # noqa: F811
-    runner = bench.target(neuron_config={"on_device_sampling_config": {}})
-    with pytest.raises(InvalidField, match="temperature"):
-        Engine(runner, Batcher("test")).admit(Request(SAMPLED))
-
-
 def test_with_sampling_on_the_device_greedy_requests_are_served_from_its_tokens(bench: Bench) -> None:  # noqa: F811
     given = {"neuron_config": {"on_device_sampling_config": {"do_sample": False}}}
 
@@ -200,23 +184,3 @@ def test_with_sampling_on_the_device_greedy_requests_are_served_from_its_tokens(
 
     for prompt, got in zip(PROMPTS, run(scenario()), strict=True):
         assert got.token_ids == truth(prompt, GREEDY, 50 - len(prompt))
-
-
-def test_rejection_draws_from_what_the_draft_model_said(bench: Bench) -> None:  # noqa: F811
-    """Same seed, same tokens, wherever the draft runs."""
-
-    async def scenario() -> list[Answer]:
-        answers = []
-        for _ in range(2):
-            target, draft = loaded(bench.target(), Batcher("t")), loaded(bench.draft(0.3), Batcher("d"))
-
-            def drafter(request, stats, times, draft=draft):
-                return ModelDrafter(draft.engine, request, 258)
-
-            request = ids(b"abc", 40, sampling=SAMPLED, rule=Rule.REJECTION, ignore_end_of_sequence=True)
-            answers.append(await answer(drafted_generator(target, 3, "d", drafter, Pipeline.OFF).generate, request))
-        return answers
-
-    first, second = run(scenario())
-    assert first.token_ids == second.token_ids
-    assert first.completion.stats.accepted > 0

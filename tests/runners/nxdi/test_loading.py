@@ -20,12 +20,14 @@ from tandem.engine.generator import Generator
 from tandem.engine.generators import fused_generator, plain_generator
 from tandem.engine.loading import load, load_draft, load_pair, load_unfused
 from tandem.engine.model_config import DraftChoice, ModelConfig
+from tandem.runners.backends import LoadRequest
 from tandem.runners.loading import Execution, Shape
 from tandem.runners.protocol import Runner
+from tandem.runners.startup import Startup
 from tandem.speculation.types import Rule
+from tandem_nxdi.backend import BACKEND
 from tandem_nxdi.checkpoint import older_rope
 from tandem_nxdi.fused import FusedDraft, FusedRunner
-from tandem_nxdi.load import load_nxdi, start_on_device
 from tests.runners.nxdi import simulated
 from tests.runners.nxdi.runners import Bench, bench  # noqa: F401
 from tests.support import GREEDY, SAMPLED, Answer, answer, ids, oracle, run
@@ -265,41 +267,10 @@ def test_apart_alone_the_pair_answers_every_request_without_the_graph(config: Mo
     assert [app.neuron_config.enable_fused_speculation for app in simulated.LOADED] == [False, False]
 
 
-def test_as_a_graph_alone_the_models_are_not_loaded_apart(config: ModelConfig) -> None:
-    async def scenario() -> None:
-        batcher = Batcher("test")
-        try:
-            wanted = replace(config, settings=replace(config.settings, pair="fused"))
-            target, _ = await load_pair(wanted, batcher)
-            assert await load_unfused(wanted, target, batcher) is None
-            eagle = as_eagle(config)
-            apart = await load_unfused(eagle, (await load_pair(eagle, batcher))[0], batcher)
-            assert apart and apart.draft is None, "an EAGLE head drafts from hidden states alone: lookup drafts apart"
-        finally:
-            await batcher.close()
-
-    run(scenario())
-
-
 def test_lookup_before_a_fused_graph_is_refused(config: ModelConfig) -> None:
     wanted = replace(config, draft=replace(config.draft, kind="hybrid"))
     with pytest.raises(ValueError, match="draft: a fused nxdi graph verifies only its own drafts"):
         run(load_pair(wanted, Batcher("test")))
-
-
-def test_without_a_draft_model_a_fused_target_is_a_target_with_lookup(config: ModelConfig) -> None:
-    async def scenario() -> None:
-        batcher = Batcher("test")
-        try:
-            target, draft = await load_pair(replace(config, draft=DraftChoice("ngram")), batcher)
-            assert draft is None
-            generator = fused_generator(target, draft, 4, DraftChoice("ngram"))
-            got = await answer(generator.generate, ids(b"ababababab", 30, ignore_end_of_sequence=True))
-            assert got.token_ids == oracle(b"ababababab", GREEDY, 30, past_the_end=True)
-        finally:
-            await batcher.close()
-
-    run(scenario())
 
 
 def test_an_eagle_heads_own_tokenizer_is_not_asked_for(config: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,12 +298,11 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
     ("written", "read"),
     [
         ({}, {}),
-        ({"rope_theta": 5e5}, {}),
         ({"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, {"rope_theta": 5e5}),
         ({"rope_parameters": {"rope_theta": 5e5, **LLAMA3}}, {"rope_theta": 5e5, "rope_scaling": LLAMA3}),
     ],
 )
-def test_a_rotary_embedding_is_read_as_transformers_5_and_4_write_it(
+def test_a_rotary_embedding_is_read_as_transformers_5_writes_it(
     bench: Bench,  # noqa: F811
     written: dict[str, object],
     read: dict[str, object],
@@ -340,11 +310,11 @@ def test_a_rotary_embedding_is_read_as_transformers_5_and_4_write_it(
     """transformers 4.57, which NxDI reads config.json with, knows the older fields alone and says nothing."""
     folder = simulated.model_folder(bench.folder, "rope", **written)
     assert older_rope(str(folder)) == read
-    load_nxdi(find(str(folder)), Execution(), SHAPE, bench.settings({}), True, start_on_device)
+    BACKEND.load(find(str(folder)), LoadRequest(Execution(), SHAPE, bench.settings({})), Startup())
     assert simulated.LOADED[-1].config.rope_theta == (5e5 if written else 10000.0)
 
 
 def test_a_rotary_embedding_for_each_kind_of_layer_is_refused(bench: Bench) -> None:  # noqa: F811
     folder = simulated.model_folder(bench.folder, "rope", rope_parameters={"full_attention": {"rope_theta": 1e6}})
     with pytest.raises(CheckpointError, match="rope_parameters have no rope_theta"):
-        load_nxdi(find(str(folder)), Execution(), SHAPE, bench.settings({}), True, start_on_device)
+        BACKEND.load(find(str(folder)), LoadRequest(Execution(), SHAPE, bench.settings({})), Startup())

@@ -19,7 +19,6 @@ from tandem_nxdi.lines import ForwardCall
 from tests.rows import fused_row, propose_row, verify_row
 from tests.runners.nxdi.runners import SHAPE, Bench, application, bench  # noqa: F401
 from tests.support import GREEDY, SAMPLED, oracle, run
-from tests.toy import ToyConfig, toy_logits
 
 PROMPT = tuple(b"a prompt of twenty..")
 K = SHAPE.max_draft + 1
@@ -102,15 +101,6 @@ def test_sampling_parameters_have_a_row_for_every_row_and_are_greedy(bench: Benc
     assert torch.equal(calls()[-1]["sampling_params"], torch.ones(3, 3))
 
 
-def test_prompts_are_encoded_one_at_a_time_by_a_batch_of_one(bench: Bench) -> None:  # noqa: F811
-    runner = bench.target()
-    assert application().neuron_config.given["ctx_batch_size"] == 1
-    since = len(calls())
-    runner.prefill([PrefillRow(0, 0, PROMPT), PrefillRow(1, 0, PROMPT[:5])])
-    assert [call["seq_ids"] for call in calls(since)] == [[0], [1]]
-    assert [len(call["input_ids"][0]) for call in calls(since)] == [20, 5]
-
-
 def test_a_context_bucket_of_just_k_tokens_is_refused(bench: Bench) -> None:  # noqa: F811
     given = {"neuron_config": {"context_encoding_buckets": [K, 64], "enable_bucketing": True}}
     with pytest.raises(ValueError, match="context_encoding_buckets cannot be used here: a bucket of exactly"):
@@ -183,27 +173,6 @@ def test_accepted_tokens_are_counted_by_positions(bench: Bench) -> None:  # noqa
     assert (verdict.rows, verdict.width) == (1, K)
 
 
-def test_fewer_drafts_than_the_graph_makes_are_the_head_of_what_it_says(bench: Bench) -> None:  # noqa: F811
-    runner, draft = bench.pair(0.0)
-    step = runner.fused_with(draft)
-    assert step is not None
-    for k in range(5):
-        runner.prefill([PrefillRow(0, 0, PROMPT)])
-        (result,) = step([fused_row(propose_row(0, len(PROMPT), (65,), k, GREEDY))])
-        assert result.verdict.token_ids == truth((*PROMPT, 65), k + 1)
-
-
-def test_a_copied_draft_is_compared_with_what_the_graph_says(bench: Bench) -> None:  # noqa: F811
-    runner, draft = bench.pair(0.0)
-    step, expected = runner.fused_with(draft), truth((*PROMPT, 65), 5)
-    assert step is not None
-    for given, accepted in (((0,), 0), (expected[:2], 2), ((*expected[:1], 0), 1)):
-        runner.prefill([PrefillRow(0, 0, PROMPT)])
-        (result,) = step([fused_row(propose_row(0, len(PROMPT), (65,), 4, GREEDY), copied=given)])
-        assert result.proposal.token_ids == given
-        assert result.verdict.token_ids == expected[: accepted + 1]
-
-
 def test_a_plain_model_loads_after_a_fused_one_of_the_same_class(bench: Bench) -> None:  # noqa: F811
     bench.pair()
     assert type(application())._FUSED_PREFIX == "target_model"
@@ -254,13 +223,3 @@ def test_a_position_that_was_never_written_fails_its_row_alone(bench: Bench) -> 
     assert good.token_ids == truth((*PROMPT, 65), 1)
     (proposal,) = runner.propose([propose_row(1, 30, (65,), 2, GREEDY)])
     assert isinstance(proposal, RowFailed)
-
-
-def test_logits_that_are_no_numbers_fail_their_row(bench: Bench, monkeypatch) -> None:  # noqa: F811
-    runner = bench.target()
-    runner.prefill([PrefillRow(0, 0, PROMPT)])
-    monkeypatch.setattr(
-        "tests.runners.nxdi.simulated.toy_logits", lambda *args: toy_logits([1], ToyConfig()) * float("nan")
-    )
-    (verdict,) = runner.verify([verify_row(0, len(PROMPT), 65, (), GREEDY)])
-    assert isinstance(verdict, RowFailed) and "logits" in str(verdict)

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from tandem.runners.eagle.module import EagleHead
-from tandem_train.heads.data import HeadData, Placed
+from tandem_train.heads.features import FeatureTarget
 from tandem_train.heads.loss import StepLoss, make_head_batch, step_losses
 from tandem_train.heads.settings import HeadTrainConfig
-from tandem_train.loop import Resumable
+from tandem_train.loop import Resumable, TrainingData
+from tandem_train.shards import TrainingSequence
 
 
 class HeadTraining(Resumable):
@@ -24,11 +25,12 @@ class HeadTraining(Resumable):
         config: HeadTrainConfig,
         head: EagleHead,
         embedding: Tensor,
-        data: HeadData,
+        data: TrainingData,
+        target: FeatureTarget,
         total: int,
         show: Callable[[str], None],
     ) -> None:
-        self.config, self.head, self.embedding, self.data = config, head, embedding, data
+        self.config, self.head, self.embedding, self.data, self.target = config, head, embedding, data, target
         optimizer = torch.optim.AdamW(
             head.parameters(), lr=config.rate, betas=(0.9, 0.95), weight_decay=config.weight_decay
         )
@@ -37,7 +39,7 @@ class HeadTraining(Resumable):
     def run(self) -> float:
         """Trains to the last step; returns the seconds, earlier runs included."""
         self.head.train()
-        for group in self.groups([one.sequence for one in self.data.train]):
+        for group in self.groups(self.data.train):
             self.train_group(group)
         self.head.eval()
         return self.seconds
@@ -59,9 +61,9 @@ class HeadTraining(Resumable):
         if self.due:
             self.save()
 
-    def _losses(self, placed: list[Placed]) -> list[StepLoss]:
+    def _losses(self, sequences: Sequence[TrainingSequence]) -> list[StepLoss]:
         with working_in(self.device):
-            batch = make_head_batch(self.data.with_features(placed), self.device)
+            batch = make_head_batch(sequences, self.target.features(sequences), self.device)
             return step_losses(self.head, self.embedding, batch, self.config.steps, self.config.hard)
 
 
@@ -71,19 +73,26 @@ def _described(losses: Sequence[StepLoss]) -> str:
 
 
 @torch.no_grad()
-def acceptance(head: EagleHead, embedding: Tensor, data: HeadData, steps: int, batch: int) -> dict[str, list[float]]:
+def acceptance(
+    head: EagleHead,
+    embedding: Tensor,
+    data: Sequence[TrainingSequence],
+    target: FeatureTarget,
+    steps: int,
+    batch: int,
+) -> dict[str, list[float]]:
     """By kind, and "all": the share of held-out tokens whose first 1, 2, ... guesses are all right.
 
     Their sum is about the accepted tokens of a round, because the text is the target's own.
     """
     hits: dict[str, Tensor] = {}
-    for group in _groups(data.held_out, batch):
+    for group in _groups(data, batch):
         device = embedding.device.type
         with working_in(device):
-            made = make_head_batch(data.with_features(group), device)
+            made = make_head_batch(group, target.features(group), device)
             right, of = _right(step_losses(head, embedding, made, steps), len(made.of)), made.of.cpu()
-        for kind in {one.sequence.kind for one in group}:
-            mine = torch.tensor([group[i].sequence.kind == kind for i in of.tolist()])
+        for kind in {one.kind for one in group}:
+            mine = torch.tensor([group[i].kind == kind for i in of.tolist()])
             for name in (kind, "all"):
                 hits[name] = hits.get(name, torch.zeros(2, steps)) + _counted(right[:, mine], of[mine])
     return {name: [round(float(h / max(1.0, float(n))), 4) for h, n in zip(*one, strict=True)]
@@ -95,9 +104,9 @@ def working_in(device: str) -> AbstractContextManager[object]:
     return nullcontext() if device == "cpu" else torch.autocast(device, torch.bfloat16)
 
 
-def _groups(placed: Sequence[Placed], tokens: int) -> list[list[Placed]]:
-    most = max(1, tokens // max((one.length for one in placed), default=1))
-    return [list(placed[i : i + most]) for i in range(0, len(placed), most)]
+def _groups(data: Sequence[TrainingSequence], tokens: int) -> list[Sequence[TrainingSequence]]:
+    most = max(1, tokens // max((len(one.prompt) + len(one.answer) for one in data), default=1))
+    return [data[i : i + most] for i in range(0, len(data), most)]
 
 
 def _right(losses: Sequence[StepLoss], count: int) -> Tensor:

@@ -34,25 +34,27 @@ class HeadBatch:
     probabilities: Tensor
 
 
-def make_head_batch(sequences: Sequence[tuple[TrainingSequence, Tensor]], device: str = "cpu") -> HeadBatch:
+def make_head_batch(
+    sequences: Sequence[TrainingSequence], features: Sequence[Tensor], device: str = "cpu"
+) -> HeadBatch:
     """Stacks sequences with their features [tokens, 3 * hidden]."""
-    longest = max(len(features) for _, features in sequences)
+    longest = max(map(len, features))
     tokens = torch.zeros(len(sequences), longest, dtype=torch.int64)
-    stacked = torch.zeros(len(sequences), longest, sequences[0][1].shape[1], device=device)
+    stacked = torch.zeros(len(sequences), longest, features[0].shape[1], device=device)
     of: list[int] = []
     at: list[int] = []
     keep: list[int] = []
-    for number, (one, features) in enumerate(sequences):
+    for number, (one, read) in enumerate(zip(sequences, features, strict=True)):
         own = np.concatenate((one.prompt, one.answer)).astype(np.int64)
         tokens[number, : len(own)] = torch.from_numpy(own)
-        stacked[number, : len(own)] = features.float()
+        stacked[number, : len(own)] = read.float()
         rows = len(one.prompt) - 2 + np.arange(len(one.answer))
         of += [number] * int((rows >= 0).sum())
         at += rows[rows >= 0].tolist()
         keep += (rows >= 0).tolist()
     kept = np.array(keep)
-    ids = np.concatenate([one.ids for one, _ in sequences])[kept].astype(np.int64)
-    logprobs = np.concatenate([one.logprobs for one, _ in sequences])[kept].astype(np.float32)
+    ids = np.concatenate([one.ids for one in sequences])[kept].astype(np.int64)
+    logprobs = np.concatenate([one.logprobs for one in sequences])[kept].astype(np.float32)
     probabilities = torch.softmax(torch.from_numpy(logprobs), -1)
     rows_of, rows_at, best = torch.tensor(of), torch.tensor(at), torch.from_numpy(ids)
     return HeadBatch(

@@ -11,7 +11,7 @@ from tandem_train.command import setting
 
 @dataclass(frozen=True, slots=True)
 class HeadTrainConfig:
-    data: Path = setting("folder that generate and features wrote")
+    data: Path = setting("folder that generate wrote")
     output: Path = setting("folder for the head")
     target: str | None = setting("target, if not the embedded one", None, "target_model")
     vocabulary: int = setting("most columns of the narrowed head", 8192)
@@ -24,15 +24,12 @@ class HeadTrainConfig:
     rate: float = setting("learning rate", 1e-3)
     warm_up: int = 100
     weight_decay: float = 0.01
-    max_tokens: int | None = setting("the most tokens of the data to use, for a learning curve", None)
-    held_out_kinds: tuple[str, ...] = setting("kinds of prompts to keep out, such as code,prose", ())
     layout: str = setting("specforge (vLLM, SGLang) or speculators (vLLM)", "specforge")
     dtype: str = setting("of the file: bfloat16, float16 or float32", "bfloat16")
     seed: int = setting("seed of weights and order", 1)
     save_minutes: float = setting("minutes between saved states", 3.0)
     device: str = setting("cpu, cuda or auto", "auto")
-    features: str = setting("stored, by tandem_train.heads.features, or computed in every step", "stored")
-    feature_layers: tuple[int, ...] | None = setting("with computed features: layers such as 2,15,27", None, "layers")
+    layers: tuple[int, ...] | None = setting("target layers to read, such as 2,15,27, not as vLLM", None)
 
     def __post_init__(self) -> None:
         if self.epochs <= 0 or self.rate <= 0:
@@ -44,8 +41,6 @@ class HeadTrainConfig:
             raise ValueError(f"decay: {self.decay} is outside (0, 1]")
         if not 0 <= self.hard <= 1:
             raise ValueError(f"hard: {self.hard} is outside [0, 1]")
-        if self.features not in ("stored", "computed"):
-            raise ValueError(f"features: {self.features!r} is not one of stored, computed")
         if self.layout not in LAYOUTS:
             raise ValueError(f"layout: {self.layout!r} is not one of {', '.join(LAYOUTS)}")
         if self.dtype not in ("bfloat16", "float16", "float32"):

@@ -1,6 +1,6 @@
-"""Trains an EAGLE-3 head on tokens and features, for Tandem, vLLM and SGLang.
+"""Trains an EAGLE-3 head on the target's continuations, for Tandem, vLLM and SGLang.
 
-    python -m tandem_train.heads.train --data DIR --output HEAD [--held-out-kinds code,prose]
+    python -m tandem_train.heads.train --data DIR --output HEAD
 
 An interrupted run, started again with the same arguments, resumes from its last saved step.
 """
@@ -22,20 +22,17 @@ from tandem.checkpoints.locate import find, weights_revision
 from tandem.runners.eagle.files import write_head
 from tandem.runners.eagle.module import EagleHead
 from tandem_train.command import Command, show
-from tandem_train.heads.data import HeadData, read_head_data
 from tandem_train.heads.features import FeatureTarget
 from tandem_train.heads.loop import HeadTraining, acceptance
 from tandem_train.heads.settings import HeadTrainConfig
+from tandem_train.train import most_frequent, read_data
 
 
-def new_head(target: Any, config: HeadTrainConfig, data: HeadData) -> EagleHead:
+def new_head(target: Any, config: HeadTrainConfig, counts: Tensor, layers: tuple[int, ...]) -> EagleHead:
     """An untrained head: output rows of the target, a layer random by `config.seed`."""
     theirs = target.config
     output = target.get_output_embeddings().weight.detach().float()
-    ids = data.counts.argsort(descending=True, stable=True)[: config.vocabulary]
-    ids = ids[data.counts[ids] > 0].sort().values
-    layers = data.meta["layers"]
-    assert isinstance(layers, list)
+    ids = most_frequent(counts, config.vocabulary)
     torch.manual_seed(config.seed)
     head = EagleHead(
         HeadConfig(
@@ -47,7 +44,7 @@ def new_head(target: Any, config: HeadTrainConfig, data: HeadData) -> EagleHead:
             vocab_size=theirs.vocab_size,
             draft_vocab_size=len(ids),
             target_hidden_size=theirs.hidden_size,
-            layers=tuple(layers),
+            layers=layers,
             rms_norm_eps=theirs.rms_norm_eps,
             max_position_embeddings=theirs.max_position_embeddings,
             rope={"rope_type": "default", "rope_theta": float(_theta(theirs))},
@@ -75,17 +72,15 @@ def train(config: HeadTrainConfig, show: Callable[[str], None]) -> dict[str, Any
     revision = weights_revision(checkpoint)
     target: Any = AutoModelForCausalLM.from_pretrained(**checkpoint.source, dtype=torch.float32)
     device = choose_platform(config.device).name
-    taps = None
-    if config.features == "computed":
-        taps = FeatureTarget(checkpoint.source, config.feature_layers, device, "auto", max(config.batch, 2048))
-    data = read_head_data(config, revision, target.config.vocab_size, taps)
-    head = new_head(target, config, data).to(device)
+    taps = FeatureTarget(checkpoint.source, config.layers, device, max(config.batch, 2048))
+    data = read_data(config.data, revision, target.config.vocab_size, best=1)
+    head = new_head(target, config, data.counts, taps.layers).to(device)
     embedding: Tensor = target.get_input_embeddings().weight.detach().to(device)
     del target
     steps = max(1, round(config.epochs * data.tokens / config.batch))
     show(f"{data.tokens:,} tokens in {len(data.train):,} sequences, {head.config.draft_vocab_size:,} columns, "
          f"{sum(p.numel() for p in head.parameters()):,} parameters, about {steps:,} steps")  # fmt: skip
-    seconds = HeadTraining(config, head, embedding, data, steps, show).run()
+    seconds = HeadTraining(config, head, embedding, data, taps, steps, show).run()
     report = {
         "config": json.loads(json.dumps(asdict(config), default=str)),
         "target": revision,
@@ -93,12 +88,11 @@ def train(config: HeadTrainConfig, show: Callable[[str], None]) -> dict[str, Any
         "train_tokens": data.tokens,
         "train_sequences": len(data.train),
         "columns": head.config.draft_vocab_size,
-        "layers": data.meta["layers"],
+        "layers": list(taps.layers),
         "steps": steps,
         "device": device if device == "cpu" else torch.cuda.get_device_name(),
         "seconds": round(seconds, 1),
-        "held_out_kinds": list(config.held_out_kinds),
-        "held_out_acceptance": acceptance(head, embedding, data, config.steps, config.batch),
+        "held_out_acceptance": acceptance(head, embedding, data.held_out, taps, config.steps, config.batch),
     }
     write_head(config.output, head.to("cpu", getattr(torch, config.dtype)), config.layout, verifier=checkpoint.name)
     (config.output / "training.json").write_text(json.dumps(report, indent=2) + "\n")
@@ -107,7 +101,7 @@ def train(config: HeadTrainConfig, show: Callable[[str], None]) -> dict[str, Any
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    command = Command("train", description="Trains an EAGLE-3 head on what generate and features wrote.")
+    command = Command("train", description="Trains an EAGLE-3 head on what generate wrote.")
     command.add_settings(HeadTrainConfig)
 
     def work(args: dict[str, Any]) -> None:

@@ -1,1 +1,0 @@
-"""Draft models of another vocabulary than the target's (docs/drafts.md)."""
