@@ -20,8 +20,8 @@ from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_unchang
 from tandem.checkpoints.scaled_weights import check_dense
 from tandem.checkpoints.trusted_cache import cache_root, hash_file, made_once, private_folder
 from tandem.host.cores import default_threads
-from tandem.runners.fits import check_fits
-from tandem.runners.making import SMALL, WHEN_LOADED
+from tandem.runners.families import check_fits
+from tandem.runners.loading import SMALL, WHEN_LOADED
 from tandem.runners.native import NativeUnavailable
 from tandem.runners.native.build import cpu_features, cpu_model, library_path
 from tandem.runners.native.library import load_library

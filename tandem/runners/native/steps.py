@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tandem.checkpoints.family import NO_ROPE, FamilyConfig
 from tandem.checkpoints.head_config import HeadConfig
 from tandem.checkpoints.numbers import STORAGE, Floats, Stored
-from tandem.runners.feature_rows import FeatureRow
+from tandem.runners.capabilities import FeatureRow
 from tandem.runners.native import NativeUnavailable
 from tandem.runners.native.library import Ints, ModelShape, RowBatch, ints, pointer, zeros
 from tandem.runners.native.rotary import TYPES
