@@ -6,9 +6,8 @@ import logging
 from collections.abc import Sequence
 
 from tandem.checkpoints.tokenizers import same_tokens
-from tandem.engine.drafting import Drafting
 from tandem.engine.generator import Generator, MakeRounds
-from tandem.engine.generators import fixed_length, stop_tokens, worker_info
+from tandem.engine.generators import Drafting, fixed_length, stop_tokens, worker_info
 from tandem.engine.model_config import ModelConfig
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.errors import TandemError

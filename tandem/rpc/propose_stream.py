@@ -12,9 +12,10 @@ from tandem.rpc.duplex import Duplex, RoundTrips
 from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_drafter import DraftClient
 from tandem.rpc.wire_sessions import proposers_from_wire
-from tandem.speculation.ahead import ChoosesLookahead
+from tandem.speculation.ahead import GivenPlan
 from tandem.speculation.errors import REQUESTS_OWN
 from tandem.speculation.fallible import Attempt
+from tandem.speculation.lookahead import LookaheadPolicy
 from tandem.speculation.retry import Backoff
 from tandem.speculation.rules import known_prefix
 from tandem.speculation.types import MAX_DRAFTED, Draft, ModelInfo, Proposer, Request, SpeculationStats
@@ -32,7 +33,7 @@ class AdoptsDrafts(Protocol):
     heard: Callable[[], None] | None
 
     @property
-    def lookahead(self) -> ChoosesLookahead: ...
+    def lookahead(self) -> LookaheadPolicy | GivenPlan: ...
 
     def adopt(self, base: int, token_ids: Sequence[int], proposed_by: Sequence[Proposer] = ()) -> None: ...
 

@@ -15,6 +15,7 @@ from tandem.rpc.errors import BrokenContract, TandemError
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.request_context import outgoing
 from tandem.rpc.wire_sessions import draft_from_wire, proposing_to_wire
+from tandem.speculation.drafters import Drafter
 from tandem.speculation.errors import REQUESTS_OWN, Outcome
 from tandem.speculation.estimate import Estimate
 from tandem.speculation.fallible import DrafterHealth, DrafterLate, DrafterRefused
@@ -78,7 +79,7 @@ Convert = Callable[[pb.ProposeResponse, float], Draft]
 """Converts a reply and its seconds. Raises InvalidField."""
 
 
-class RemoteDrafter:
+class RemoteDrafter(Drafter):
     """One proposal session of a request, for a vocabulary of `vocab_size`.
 
     A call takes at most the client's `seconds` and a share of the request's time. Raises DrafterLate if the share was
