@@ -149,17 +149,6 @@ def test_a_heads_logits_have_the_same_bits_in_every_step(folder: Path, name: str
     assert all(one == found[0] for one in found[1:])
 
 
-@pytest.mark.each_value
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_head_in_any_format_reads_features_in_any(folder: Path, name: str, dtype: torch.dtype) -> None:
-    target, head = a_target(folder, dtype), a_head(seed=3)
-    features = target.hand_out((1, 1, 2))
-    runner = native(target, head, features, FORMATS[name])
-    assert runner.identity.dtype == {"int8": "int8/float32", "q4": "q4/bfloat16"}.get(name, name)
-    assert runner.identity.backend == "native" and not features.values.any()
-
-
 def test_by_default_a_head_is_as_fast_as_its_targets_format_lets_it_be(folder: Path, tmp_path: Path) -> None:
     write_head(tmp_path, a_head().to(torch.bfloat16))
     checkpoint, default = BACKEND.find(str(tmp_path)), Execution()

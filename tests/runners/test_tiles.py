@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -91,23 +90,6 @@ def test_the_instructions_themselves_give_the_same_bits(tmp_path: Path) -> None:
     state, rows = compared(compiled(tmp_path, "-O3"))
     assert state in (TileState.USED, TileState.REFUSED)
     assert all_right(rows) or state == TileState.REFUSED, rows
-
-
-@pytest.mark.thorough
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="needs a compiler for x86-64")
-@needs_compiler
-def test_libraries_that_are_compiled_ahead_have_the_instructions_where_cpus_may_have_them(tmp_path: Path) -> None:
-    def assembly(*flags: str) -> str:
-        made = tmp_path / "tiles.s"
-        command = ["g++", "-std=c++20", "-O1", "-w", "-Wno-psabi", *flags, "-S", str(build.SOURCES / "tiles.cpp")]
-        subprocess.run([*command, "-o", str(made)], check=True)
-        subprocess.run(["g++", "-c", str(made), "-o", str(tmp_path / "tiles.o")], check=True)  # what it says exists
-        return made.read_text()
-
-    text = assembly(*FLAGS["avx512_vnni"])
-    for instruction in ("ldtilecfg", "tileloadd", "tilezero", "tdpbsud", "tilestored", "tilerelease"):
-        assert instruction in text, instruction
-    assert "tdpbsud" not in assembly(*FLAGS["avx2"])
 
 
 @pytest.mark.parametrize(
