@@ -7,7 +7,6 @@ import logging
 import time
 import zlib
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,7 @@ from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import parse_addresses
 from tandem.rpc.errors import from_rpc
 from tandem.rpc.logs import printable
-from tandem.rpc.request_context import Attributes, Request, current, current_span, new_id, outgoing
+from tandem.rpc.request_context import outgoing
 from tandem.runners.pages import PAGE
 from tandem.speculation.errors import Outcome
 from tandem.v1 import prefill_worker_pb2 as pb
@@ -66,78 +65,51 @@ class PrefillEndpoint:
     """A channel to one worker, which rests for REST_SECONDS after its failures."""
 
     def __init__(
-        self,
-        address: str,
-        layout: PageLayout,
-        seconds: float,
-        credentials: Credentials | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, address: str, layout: PageLayout, seconds: float, credentials: Credentials | None = None
     ) -> None:
-        self.address, self._layout, self._seconds, self.clock = address, layout, seconds, clock
+        self.address, self._layout, self._seconds = address, layout, seconds
         most = max(_MESSAGE_BYTES, layout.page_bytes + 2**16)
         # A name may stand for many workers: calls go to them in turn.
         options = (("grpc.max_receive_message_length", most), ("grpc.lb_policy_name", "round_robin"))
         self._channel = open_channel(address, credentials, options)
         self._stub: Any = PrefillWorkerStub(self._channel)
-        self._thread = ThreadPoolExecutor(1, "pages")
-        self.running = 0
-        self.rests_until, self._logged = 0.0, ""
-
-    @property
-    def resting(self) -> bool:
-        return self.clock() < self.rests_until
+        self.running, self.rests_until = 0, 0.0
 
     async def check(self) -> None:
         try:
             reply = await self._stub.GetModelInfo(pb.PrefillWorkerGetModelInfoRequest(), timeout=self._seconds)
         except grpc.RpcError as error:
-            self._note(_from_call(error))
+            self._failed(_from_call(error))
             return
         if difference := self._layout.difference(layout_from_wire(reply.layout)):
-            self._note(PrefillFailed("mismatch", f"its pages are not those of this model: {difference}"))
+            self._failed(PrefillFailed("mismatch", f"its pages are not those of this model: {difference}"))
 
     async def fetch(self, wanted: Wanted, put: Put) -> None:
-        within, request, failure = current_span(), current(), ""
-        about: Attributes = {"address": self.address, "tokens": len(wanted.tokens), "first_page": wanted.first}
-        span = within.child("Prefill", about, "client") if within else None
-        self.running += 1
-        try:
-            await self._fetch(wanted, put, outgoing(Request(request.id if request else new_id(), span)))
-            self._logged = ""
-        except PrefillFailed as error:
-            failure = error.reason
-            self._note(error)
-            raise
-        finally:
-            self.running -= 1
-            if span:
-                span.end(failure)
-
-    async def _fetch(self, wanted: Wanted, put: Put, metadata: Any) -> None:
-        asked = pb.PrefillRequest(
+        request = pb.PrefillRequest(
             token_ids=wanted.tokens,
             first_page=wanted.first,
             layout=layout_to_wire(self._layout),
             adapter=wanted.adapter,
             adapter_revision=wanted.adapter_revision,
         )
-        call = self._stub.Prefill(asked, metadata=metadata)
+        call = self._stub.Prefill(request, metadata=outgoing())
         at, end = wanted.first, len(wanted.tokens) // PAGE
+        self.running += 1
         try:
             while at < end:
                 reply = await self._next(call)
                 if reply is grpc.aio.EOF:
                     raise PrefillFailed("cut", f"the pages ended at {at} of {end}")
                 # Checksums of 1 MiB take half a millisecond.
-                expected = reply.pages, at, self._layout.page_bytes, end - at
-                run = await asyncio.get_running_loop().run_in_executor(self._thread, run_from_wire, *expected)
+                run = await asyncio.to_thread(run_from_wire, reply.pages, at, self._layout.page_bytes, end - at)
                 await put(run)
                 at = run.end
-        except Corrupt as error:
-            raise PrefillFailed("corrupt", str(error)) from None
-        except grpc.RpcError as error:
-            raise _from_call(error) from None
+        except (PrefillFailed, Corrupt, grpc.RpcError) as error:
+            corrupt = PrefillFailed("corrupt", str(error))
+            failed = _from_call(error) if isinstance(error, grpc.RpcError) else corrupt
+            raise self._failed(error if isinstance(error, PrefillFailed) else failed) from None
         finally:
+            self.running -= 1
             call.cancel()
 
     async def _next(self, call: Any) -> Any:
@@ -149,12 +121,11 @@ class PrefillEndpoint:
         finally:
             reading.cancel()
 
-    def _note(self, error: PrefillFailed) -> None:
+    def _failed(self, error: PrefillFailed) -> PrefillFailed:
         if error.reason not in _HEALTHY:
-            self.rests_until = self.clock() + REST_SECONDS
-        if error.reason != self._logged and error.reason != "busy":
-            self._logged = error.reason
+            self.rests_until = time.monotonic() + REST_SECONDS
             log.warning("prefill at %s: %s: %s; prompts are processed here", self.address, error.reason, error)
+        return error
 
     async def close(self) -> None:
         await self._channel.close()
@@ -180,7 +151,7 @@ class PrefillClient:
             await put(run)
 
         failure = PrefillFailed("unavailable", "all workers rest after failures")
-        awake = [endpoint for endpoint in self.endpoints if not endpoint.resting]
+        awake = [endpoint for endpoint in self.endpoints if endpoint.rests_until <= time.monotonic()]
         for endpoint in sorted(awake, key=lambda each: each.running):
             try:
                 return await endpoint.fetch(wanted, noted)

@@ -40,8 +40,9 @@ _OPTIONS = (
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.use_local_subchannel_pool", 1),
-    # A server that was restarted is found again within seconds; by default a channel may wait for two minutes.
-    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # A server that was restarted is found again at once; by default a channel may wait for two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 250),
 )
 # A proxy set by the environment (http_proxy, grpc_proxy) could read clear text, tokens included, and would resolve
 # "localhost" to its own machine. With TLS it sees nothing.

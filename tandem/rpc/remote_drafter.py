@@ -50,13 +50,15 @@ class DraftClient:
         """Returns the worker's model, cached until it fails. Raises TandemError or TokenizerMismatch."""
         if self._info is None:
             info = await GenerationClient(self.channel, DRAFT).model_info(timeout, wait)
-            if info.tokenizer_sha256 != self.tokenizer_sha256:
-                raise TokenizerMismatch(
-                    f"the tokenizer of the draft worker at {self.address} ({info.tokenizer_sha256[:12]}) is not the "
-                    f"target's ({self.tokenizer_sha256[:12]}); draft and target must share a vocabulary"
-                )
+            if difference := self._difference(info):
+                raise TokenizerMismatch(f"{difference}; draft and target must share a vocabulary")
             self._info = info
         return self._info
+
+    def _difference(self, info: ModelInfo) -> str:
+        ours, theirs = self.tokenizer_sha256, info.tokenizer_sha256
+        of = f"of the draft worker at {self.address} ({theirs[:12]})"
+        return "" if ours == theirs else f"the tokenizer {of} is not the target's ({ours[:12]})"
 
     def forget(self) -> None:
         self._info = None

@@ -194,9 +194,7 @@ def test_a_prompt_that_is_computed_elsewhere_is_part_of_its_requests_trace(monke
     run(test())
     (serving,) = traced.named("Prefill", "worker")
     to_target = ["client:request", "client:generate", "target:Generate"]
-    assert traced.path(serving) == [*to_target, "target:Prefill", "worker:Prefill"]
-    asking = traced.parent(serving)
-    assert asking.kind.name == "CLIENT" and asking.attributes["tokens"] == WHOLE  # type: ignore[index]
+    assert traced.path(serving) == [*to_target, "worker:Prefill"]
     assert serving.attributes["tandem.request_id"] == "r1"  # type: ignore[index]
 
 
