@@ -7,6 +7,7 @@ import logging
 import time
 import zlib
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +74,7 @@ class PrefillEndpoint:
         options = (("grpc.max_receive_message_length", most), ("grpc.lb_policy_name", "round_robin"))
         self._channel = open_channel(address, credentials, options)
         self._stub: Any = PrefillWorkerStub(self._channel)
+        self._thread = ThreadPoolExecutor(1, "pages")
         self.running, self.rests_until = 0, 0.0
 
     async def check(self) -> None:
@@ -101,7 +103,8 @@ class PrefillEndpoint:
                 if reply is grpc.aio.EOF:
                     raise PrefillFailed("cut", f"the pages ended at {at} of {end}")
                 # Checksums of 1 MiB take half a millisecond.
-                run = await asyncio.to_thread(run_from_wire, reply.pages, at, self._layout.page_bytes, end - at)
+                expected = reply.pages, at, self._layout.page_bytes, end - at
+                run = await asyncio.get_running_loop().run_in_executor(self._thread, run_from_wire, *expected)
                 await put(run)
                 at = run.end
         except (PrefillFailed, Corrupt, grpc.RpcError) as error:

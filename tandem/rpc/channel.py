@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import grpc
 
 from tandem.rpc.credentials import Credentials, pem_of
-from tandem.rpc.errors import TandemError
+from tandem.rpc.errors import TandemError, from_rpc
 from tandem.v1 import (
     draft_worker_pb2,
     draft_worker_pb2_grpc,
@@ -116,3 +116,34 @@ class _Authorized:
 
 def stub(channel: grpc.aio.Channel, service: str) -> Any:
     return _STUBS[service](channel)
+
+
+Message = TypeVar("Message", bound=Any)
+
+
+class ByteCounts(Protocol):
+    bytes_up: int
+    bytes_down: int
+
+
+def sent(message: Message, counts: ByteCounts) -> Message:
+    counts.bytes_up += message.ByteSize()
+    return message
+
+
+def received(message: Message, counts: ByteCounts) -> Message:
+    counts.bytes_down += message.ByteSize()
+    return message
+
+
+async def unary(
+    method: Callable[..., Awaitable[Any]], request: Any, counts: ByteCounts | None = None, **options: Any
+) -> Any:
+    """Returns the reply to `method` with gRPC's `options`. Raises TandemError."""
+    if counts is not None:
+        sent(request, counts)
+    try:
+        reply = await method(request, **options)
+    except grpc.RpcError as error:
+        raise from_rpc(error) from None
+    return reply if counts is None else received(reply, counts)

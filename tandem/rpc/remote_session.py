@@ -10,8 +10,8 @@ import uuid
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from tandem.rpc import calls
 from tandem.rpc import wire_checks as check
+from tandem.rpc.channel import unary
 from tandem.rpc.endpoint_pool import CHECK_SECONDS
 from tandem.rpc.errors import BrokenContract, TandemError, contract
 from tandem.rpc.request_context import outgoing
@@ -55,7 +55,7 @@ class RemoteSession:
         self.opening_rtt = 0.0  # seconds beside the prompt's: about a round trip
         self.max_unread = 0 if inbox or request.rule is not Rule.AGREEMENT else self.endpoint.max_unread
         """Tokens that a run may be ahead of those acknowledged; 0: no runs yet."""
-        self.opened_at = 0.0  # perf_counter; 0: never, though a run may have begun (run_stream.py)
+        self.opened_at = 0.0  # perf_counter; 0: never, though a run may have begun (verify_stream.py)
 
     async def open(self, prompt: Sequence[int]) -> None:
         if not self.opened_at:
@@ -256,4 +256,4 @@ class RemoteSession:
 
     async def _call(self, endpoint: VerifierEndpoint, method: str, request: Any, timeout: float) -> Any:
         call = getattr(endpoint.stub, method)
-        return await calls.unary(call, request, self._stats, timeout=timeout, metadata=outgoing())
+        return await unary(call, request, self._stats, timeout=timeout, metadata=outgoing())

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tandem.rpc import calls, wire
-from tandem.rpc.channel import TARGET, open_channel, stub
+from tandem.rpc import wire
+from tandem.rpc.channel import TARGET, open_channel, stub, unary
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import CHECK_SECONDS, EndpointPool, disagreement, parse_addresses
 from tandem.rpc.errors import TandemError, contract
@@ -47,7 +47,7 @@ class VerifierEndpoint:
         await self.channel.close()
 
     async def info(self, seconds: float) -> ModelInfo:
-        reply = await calls.unary(self.stub.GetModelInfo, pb.TargetVerifierGetModelInfoRequest(), timeout=seconds)
+        reply = await unary(self.stub.GetModelInfo, pb.TargetVerifierGetModelInfoRequest(), timeout=seconds)
         with contract(self.name):
             return self.found(wire.info_from_wire(reply.model))
 

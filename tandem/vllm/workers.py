@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.rpc.errors import TandemError
-from tandem.rpc.remote_drafter import DraftClient, TokenizerMismatch
+from tandem.rpc.propose_stream import DraftClient, TokenizerMismatch
 from tandem.speculation.types import ModelInfo
 from tandem.vllm.settings import Settings
 

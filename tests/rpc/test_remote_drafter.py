@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from tandem.rpc.errors import TandemError
-from tandem.rpc.remote_drafter import DraftClient, RemoteDrafter
+from tandem.rpc.propose_stream import DraftClient, RemoteDrafter
 from tandem.services.duplex import StreamIdle
 from tandem.speculation.fallible import DrafterRefused
 from tandem.speculation.types import GenerationRequest, Request, SamplingParams, SpeculationStats

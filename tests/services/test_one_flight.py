@@ -19,7 +19,7 @@ from tandem.comparison.links.link import DelayLink
 from tandem.comparison.links.settings import LinkSettings
 from tandem.engine.generator import Generator
 from tandem.rpc.errors import TandemError
-from tandem.rpc.run_stream import RunningVerifier
+from tandem.rpc.verify_stream import RunningVerifier
 from tandem.services.duplex import MAX_AHEAD
 from tandem.services.errors import ModelMismatch, VocabularyMismatch
 from tandem.services.sessions.table import SessionConflict
