@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from tandem.checkpoints.tokenizers import same_tokens
-from tandem.engine.drafting import Drafting
 from tandem.engine.generator import Generator, MakeRounds
-from tandem.engine.generators import drafted_generator, fixed_length, stop_tokens, worker_info
+from tandem.engine.generators import Drafting, drafted_generator, fixed_length, stop_tokens, worker_info
 from tandem.engine.loading import Loaded
 from tandem.engine.model_config import ModelConfig
 from tandem.rpc.channel import DRAFT

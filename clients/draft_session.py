@@ -27,6 +27,7 @@ from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verifier_client import VerifierClient
 from tandem.rpc.verify_stream import RemoteVerifier
+from tandem.speculation.drafters import Drafter
 from tandem.speculation.errors import InvalidField, WrongType
 from tandem.speculation.loop import Rounds
 from tandem.speculation.request import RequestOptions
@@ -182,12 +183,9 @@ async def _in_step(events: Events) -> Events:
         raise TandemError("ABORTED", str(error)) from None
 
 
-class _Drafter:
+class _Drafter(Drafter):
     def __init__(self, drafter: OwnDrafter, vocab_size: int) -> None:
         self._drafter, self._vocab_size = drafter, vocab_size
-
-    async def open(self, prompt: Sequence[int]) -> None:
-        """Does nothing: each proposal is given all tokens."""
 
     async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
         """Cuts at the first id outside the vocabulary. Raises InvalidField above `k` tokens."""
@@ -197,9 +195,6 @@ class _Drafter:
             raise InvalidField("propose", f"returned {len(proposed)} tokens, but at most {k} were requested")
         unknown = (i for i, token in enumerate(proposed) if not 0 <= token < self._vocab_size)
         return Draft(tuple(proposed[: next(unknown, k)]), compute_seconds=time.perf_counter() - began)
-
-    async def close(self) -> None:
-        """Does nothing."""
 
 
 class _Tokenizer:

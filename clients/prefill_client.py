@@ -1,4 +1,4 @@
-"""Implements PageSource over PrefillWorkers."""
+"""Fetches pages from PrefillWorkers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import logging
 import time
 import zlib
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
-from tandem.engine.page_copies import PageLayout, PageRun
-from tandem.engine.remote_prefill import MIN_TOKENS, PrefillFailed, Wanted
+from tandem.engine.prefill import MIN_TOKENS, PageLayout, PageRun, PrefillFailed
 from tandem.rpc.channel import open_channel
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import parse_addresses
@@ -74,7 +72,6 @@ class PrefillEndpoint:
         options = (("grpc.max_receive_message_length", most), ("grpc.lb_policy_name", "round_robin"))
         self._channel = open_channel(address, credentials, options)
         self._stub: Any = PrefillWorkerStub(self._channel)
-        self._thread = ThreadPoolExecutor(1, "pages")
         self.running, self.rests_until = 0, 0.0
 
     async def check(self) -> None:
@@ -86,25 +83,23 @@ class PrefillEndpoint:
         if difference := self._layout.difference(layout_from_wire(reply.layout)):
             self._failed(PrefillFailed("mismatch", f"its pages are not those of this model: {difference}"))
 
-    async def fetch(self, wanted: Wanted, put: Put) -> None:
+    async def fetch(self, tokens: tuple[int, ...], first: int, adapter: tuple[str, str], put: Put) -> None:
         request = pb.PrefillRequest(
-            token_ids=wanted.tokens,
-            first_page=wanted.first,
+            token_ids=tokens,
+            first_page=first,
             layout=layout_to_wire(self._layout),
-            adapter=wanted.adapter,
-            adapter_revision=wanted.adapter_revision,
+            adapter=adapter[0],
+            adapter_revision=adapter[1],
         )
         call = self._stub.Prefill(request, metadata=outgoing())
-        at, end = wanted.first, len(wanted.tokens) // PAGE
+        at, end = first, len(tokens) // PAGE
         self.running += 1
         try:
             while at < end:
                 reply = await self._next(call)
                 if reply is grpc.aio.EOF:
                     raise PrefillFailed("cut", f"the pages ended at {at} of {end}")
-                # Checksums of 1 MiB take half a millisecond.
-                expected = reply.pages, at, self._layout.page_bytes, end - at
-                run = await asyncio.get_running_loop().run_in_executor(self._thread, run_from_wire, *expected)
+                run = run_from_wire(reply.pages, at, self._layout.page_bytes, end - at)
                 await put(run)
                 at = run.end
         except (PrefillFailed, Corrupt, grpc.RpcError) as error:
@@ -144,7 +139,7 @@ class PrefillClient:
     async def check(self) -> None:
         await asyncio.gather(*(endpoint.check() for endpoint in self.endpoints))
 
-    async def fetch(self, wanted: Wanted, put: Put) -> None:
+    async def fetch(self, tokens: tuple[int, ...], first: int, adapter: tuple[str, str], put: Put) -> None:
         """Fetches from the least busy worker, or the next one if refused at once."""
         came = False
 
@@ -157,7 +152,7 @@ class PrefillClient:
         awake = [endpoint for endpoint in self.endpoints if endpoint.rests_until <= time.monotonic()]
         for endpoint in sorted(awake, key=lambda each: each.running):
             try:
-                return await endpoint.fetch(wanted, noted)
+                return await endpoint.fetch(tokens, first, adapter, noted)
             except PrefillFailed as error:
                 failure = error
                 if came or error.reason not in _AT_ONCE:

@@ -7,8 +7,8 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 
-from tandem.engine.drafting import Drafting
 from tandem.engine.generator import check_tokens
+from tandem.engine.generators import Drafting
 from tandem.rpc.wire_sessions import draft_to_wire, proposing_from_wire
 from tandem.services.duplex import Incoming
 from tandem.services.errors import VocabularyMismatch

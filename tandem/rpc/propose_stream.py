@@ -15,10 +15,12 @@ from tandem.rpc.errors import BrokenContract, TandemError
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.request_context import outgoing
 from tandem.rpc.wire_sessions import draft_from_wire, proposers_from_wire, proposing_to_wire
-from tandem.speculation.ahead import ChoosesLookahead
+from tandem.speculation.ahead import GivenPlan
+from tandem.speculation.drafters import Drafter
 from tandem.speculation.errors import REQUESTS_OWN, Outcome
 from tandem.speculation.estimate import Estimate
 from tandem.speculation.fallible import Attempt, DrafterHealth, DrafterLate, DrafterRefused
+from tandem.speculation.lookahead import LookaheadPolicy
 from tandem.speculation.retry import Backoff
 from tandem.speculation.rules import known_prefix
 from tandem.speculation.types import (
@@ -45,7 +47,7 @@ class AdoptsDrafts(Protocol):
     heard: Callable[[], None] | None
 
     @property
-    def lookahead(self) -> ChoosesLookahead: ...
+    def lookahead(self) -> LookaheadPolicy | GivenPlan: ...
 
     def adopt(self, base: int, token_ids: Sequence[int], proposed_by: Sequence[Proposer] = ()) -> None: ...
 
@@ -252,16 +254,14 @@ class DraftClient:
         await self.channel.close()
 
 
-Convert = Callable[[pb.ProposeResponse, float], Draft]
-"""Converts a reply and its seconds. Raises InvalidField."""
+Convert = Callable[[pb.ProposeResponse, float], Draft]  # of a reply and its seconds; raises InvalidField
 
 
-class RemoteDrafter:
+class RemoteDrafter(Drafter):
     """One proposal session of a request, for a vocabulary of `vocab_size`.
 
     A call takes at most the client's `seconds` and a share of the request's time. Raises DrafterLate if the share was
-    too short to blame the worker, DrafterRefused, or TandemError. `stats` counts bytes and network time; `estimate`
-    gets draft and round-trip times.
+    too short to blame the worker, DrafterRefused, or TandemError.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ from typing import Any
 import grpc
 
 from tandem.clients.distributed import connect_distributed
-from tandem.engine.drafting import Drafting
+from tandem.engine.generators import Drafting
 from tandem.rpc import wire
 from tandem.rpc.channel import TARGET, open_channel, stub
 from tandem.rpc.errors import TandemError, from_rpc

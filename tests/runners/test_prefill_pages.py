@@ -18,7 +18,7 @@ from tandem.clients.prefill_client import (
     run_to_wire,
 )
 from tandem.engine.batcher import Batcher
-from tandem.engine.page_copies import PageCopies, PageRow
+from tandem.engine.prefill import PageCopies, PageRow
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.runners.native.runner import page_format
 from tandem.runners.pages import PAGE
