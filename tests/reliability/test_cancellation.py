@@ -228,29 +228,6 @@ WAYS = (
 HOW: tuple[dict[str, Any], ...] = ({}, {"late": True}, *({"again": n} for n in (1, 2, 3, 5)))
 
 
-@pytest.mark.parametrize("how", HOW[:2], ids=str)
-def test_a_cancellation_that_is_swallowed_is_seen(how: dict[str, Any]) -> None:
-    async def takes_whatever_ends_it() -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(0)
-
-    async def ends_by_it() -> None:
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-
-    async def ended(request: Callable[[], Coroutine[Any, Any, None]], at: int) -> Injection:
-        injection = Injection(at, **how)
-        await injected(request, injection)
-        return injection
-
-    async def test() -> None:
-        assert (await ended(takes_whatever_ends_it, 1)).swallowed
-        assert not (await ended(ends_by_it, 1)).swallowed
-        assert not (await ended(ends_by_it, 99)).swallowed
-
-    asyncio.run(test())
-
-
 async def close_ranks() -> None:
     link: Any = SimpleNamespace(leave=lambda: None)
     target: Any = SimpleNamespace(runner=Leader(toy(), link, 0))

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -48,8 +48,8 @@ def long(count: int, sampling: SamplingParams = GREEDY) -> GenerationRequest:
     return ids(PROMPT, count, sampling=sampling, ignore_end_of_sequence=True)
 
 
-def truth(count: int, sampling: SamplingParams = GREEDY) -> tuple[int, ...]:
-    return oracle(PROMPT, sampling, count, past_the_end=True)
+def truth(count: int, sampling: SamplingParams = GREEDY, prompt: Sequence[int] = PROMPT) -> tuple[int, ...]:
+    return oracle(prompt, sampling, count, past_the_end=True)
 
 
 def idle(site: Site) -> bool:

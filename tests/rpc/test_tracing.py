@@ -24,7 +24,7 @@ from tandem.services.observability.spans import CallSpans
 from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tests import support
-from tests.support import Answer, answer, distributed, forget, ids, launch, raw_stub, run, server_process, target_site
+from tests.support import Answer, answer, distributed, ids, launch, raw_stub, run, server_process, target_site
 from tests.support import worker_site as worker
 from tests.toy import ToyConfig
 
@@ -285,29 +285,3 @@ def test_processes_send_their_spans_to_the_collector_that_the_flag_names(tmp_pat
 
     run(ask())
     assert {"request", "generate", "Generate", "open", "round"} <= set(collector.names)
-
-
-def test_a_session_that_is_lost_is_opened_again_within_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    traced = Traced()
-
-    async def ask() -> Answer:
-        async with contextlib.AsyncExitStack() as stack:
-            with traced.listening("target", monkeypatch):
-                target = await stack.enter_async_context(target_site())
-            assert target.verifier
-            generator, _ = await stack.enter_async_context(
-                distributed(target.address, "miss=0.3", pipeline=Pipeline.ON)
-            )
-            traced.begin().end()
-            events = generator.generate(ids(b"abc", 40, ignore_end_of_sequence=True))
-            got = [await anext(events)]
-            for session in target.verifier.sessions:
-                await forget(target.verifier, session.session_id)
-            got += [event async for event in events]
-            return got[-1]
-
-    assert run(ask()).output_tokens == 40
-    (resumed,) = traced.named("resume", "client")
-    assert resumed.attributes["base_length"] > 3
-    again = [s for s in traced.named("OpenSession", "target") if "client:resume" in traced.path(s)]
-    assert len(again) == 1

@@ -14,7 +14,6 @@ from unittest.mock import AsyncMock, Mock
 
 import grpc
 import pytest
-from grpc._cython import cygrpc
 
 import tandem.clients.distributed
 from tandem.rpc.errors import TandemError
@@ -144,54 +143,6 @@ def test_a_stream_that_breaks_again_and_again_changes_no_token(how: str, depth: 
             assert streams > 4
             assert site.free == 4 and len(site.verifier.sessions) == 0
 
-    run(test())
-
-
-class _EndsAsItWrites:
-    """In place of grpc.aio's inner call: writing what follows `answered` requests fails as Core fails a dead call's."""
-
-    def __init__(self, inner: Any, answered: int, failed: asyncio.Event) -> None:
-        self._inner, self._left, self._failed = inner, answered, failed
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    async def send_serialized_message(self, message: bytes) -> None:
-        self._left -= 1
-        if self._left < 0:
-            self._failed.set()
-            raise cygrpc.InternalError("Failed grpc_call_start_batch")
-        await self._inner.send_serialized_message(message)
-
-
-def test_a_stream_that_ends_while_a_round_is_written_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """grpc.aio then says INTERNAL in place of the status: here that of a session whose lease ran out."""
-    failed: list[asyncio.Event] = []
-    begin = RoundStream.__init__
-
-    def beginning(stream: Any, *rest: Any) -> None:
-        begin(stream, *rest)
-        failed.append(asyncio.Event())
-        stream._call._cython_call = _EndsAsItWrites(stream._call._cython_call, 2, failed[-1])
-
-    async def ending(inner: Any, requests: Any, context: Any) -> AsyncIterator[Any]:
-        answered, here = 0, failed[-1]
-        async for reply in inner.VerifyStream(requests, context):
-            yield reply
-            answered += 1
-            if answered == 2:
-                await here.wait()
-                await context.abort(grpc.StatusCode.NOT_FOUND, "session: its lease expired")
-
-    async def test() -> None:
-        async with target_site() as site:
-            async with streaming_site(site, ending) as address, pipelined(address) as (generator, _):
-                got = await answer(generator.generate, ids(PROMPT, 40, speculation_length=2))
-                assert got.token_ids == oracle(PROMPT, GREEDY, 40)
-            assert len([event for event in failed if event.is_set()]) > 4
-            assert site.free == 4 and len(site.verifier.sessions) == 0
-
-    monkeypatch.setattr(RoundStream, "__init__", beginning)
     run(test())
 
 

@@ -14,8 +14,6 @@ from tandem.rpc import wire
 from tandem.rpc.wire_checks import MOST_ROWS, MOST_TOKENS
 from tandem.rpc.wire_sessions import (
     MAX_SUPPORT,
-    VerdictBounds,
-    answer_from_wire,
     distributions_from_wire,
     distributions_to_wire,
     proposing_from_wire,
@@ -44,7 +42,6 @@ from tandem.speculation.types import (
 )
 from tandem.v1 import draft_worker_pb2 as worker_pb
 from tandem.v1 import generation_pb2 as pb
-from tandem.v1 import target_verifier_pb2 as verifier_pb
 
 repeatable = settings(derandomize=True, database=None, deadline=None, max_examples=80)
 
@@ -156,7 +153,6 @@ infos = st.builds(
     startup_seconds=seconds,
     end_of_sequence_ids=st.lists(st.integers(0, 2**20 - 1), max_size=8).map(tuple),
 )
-BOUNDS = VerdictBounds(258, 5, Request())
 
 
 def through_bytes(message: Any) -> Any:
@@ -284,14 +280,3 @@ def test_a_distribution_that_no_token_can_have_come_from_is_refused(field, said,
     assert str(caught.value).startswith(f"{field}: ")
     for part in said:
         assert part in str(caught.value)
-
-
-def test_of_a_round_what_the_server_did_not_take_is_the_networks() -> None:
-    reply = verifier_pb.VerifyResponse(token_ids=[1, 2], accepted=1, committed_length=9, server_seconds=0.25)
-    asked = verifier_pb.VerifyRequest(base_length=7, draft_tokens=[1])
-    answer = answer_from_wire(reply, asked, BOUNDS, 1.0)
-    assert (answer.network_seconds, answer.committed_length) == (0.75, 9)
-    assert answer.verdict is not None and answer.verdict.token_ids == (1, 2)
-    assert answer_from_wire(reply, asked, BOUNDS, 0.125).network_seconds == 0.0  # two clocks, and neither goes back
-    reply.stale = True
-    assert answer_from_wire(reply, asked, BOUNDS, 1.0).verdict is None
