@@ -17,8 +17,8 @@ from tandem.rpc.channel import open_channel
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import parse_addresses
 from tandem.rpc.errors import from_rpc
-from tandem.rpc.logs import printable
 from tandem.rpc.request_context import outgoing
+from tandem.rpc.wire import printable_fields
 from tandem.runners.pages import PAGE
 from tandem.speculation.errors import Outcome
 from tandem.v1 import prefill_worker_pb2 as pb
@@ -180,9 +180,7 @@ def layout_to_wire(layout: PageLayout) -> pb.PageLayout:
 
 
 def layout_from_wire(message: pb.PageLayout) -> PageLayout:
-    given: dict[str, Any] = {name: getattr(message, name) for name in LAYOUT_FIELDS}
-    values: dict[str, Any] = {n: printable(value) if isinstance(value, str) else value for n, value in given.items()}
-    return PageLayout(**values)
+    return PageLayout(**printable_fields(message, LAYOUT_FIELDS))
 
 
 def run_to_wire(run: PageRun) -> pb.KvPages:
