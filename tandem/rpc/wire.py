@@ -212,7 +212,8 @@ def info_from_wire(message: pb.ModelInfo) -> ModelInfo:
         check.seconds("late_seconds", each.late_seconds)
     return ModelInfo(
         **printable_fields(message, _INFO),
-        **{name: tuple(getattr(message, name)) for name in _INTEGERS},
+        end_of_sequence_ids=tuple(message.end_of_sequence_ids),
+        feature_layers=tuple(message.feature_layers),
         adapters=tuple((printable(each.name), printable(each.revision)) for each in message.adapters),
         rehearsals=tuple(Rehearsal(**printable_fields(each, _REHEARSAL)) for each in message.rehearsals),
     )
@@ -224,13 +225,7 @@ def printable_fields(message: Any, names: Sequence[str]) -> dict[str, Any]:
 
 
 def chat_to_wire(messages: Sequence[ChatMessage]) -> pb.ChatMessages:
-    return pb.ChatMessages(messages=map(_message_to_wire, messages))
-
-
-def _message_to_wire(message: ChatMessage) -> pb.ChatMessage:
-    return pb.ChatMessage(
-        **{**asdict(message), "tool_calls": [pb.ToolCall(**asdict(each)) for each in message.tool_calls]}
-    )
+    return pb.ChatMessages(messages=[asdict(each) for each in messages])
 
 
 def texts_of(chat: pb.ChatMessages) -> str:
