@@ -103,14 +103,3 @@ async def _comes_back_as_another(
         await session.verify([*PROMPT, 7], [])
     assert caught.value.code == "FAILED_PRECONDITION"
     assert first.calls == ["Verify", "GetModelInfo"], "a session was opened at another model"
-
-
-def test_a_verifier_that_was_lost_is_asked_once_and_then_the_other() -> None:
-    """gRPC does not ask it twice more beneath us: that delayed every move by its own waiting (2.5 s, measured)."""
-
-    async def test(first: Scripted, second: Scripted, client: VerifierClient, session: RemoteRounds) -> None:
-        first.rounds = [grpc.StatusCode.UNAVAILABLE] * 3
-        await session.verify(PROMPT, [])
-        assert first.calls == ["Verify"] and second.calls == ["OpenSession", "Verify"]
-
-    run(two(test))

@@ -22,7 +22,6 @@ from tests.support import (
     HANG,
     SAMPLED,
     answer,
-    ids,
     raw_stub,
     remote_draft,
     run,
@@ -146,17 +145,3 @@ def test_a_worker_that_never_answers_delays_no_token_and_is_given_up(caplog: pyt
         run(test())
     (line,) = caplog.messages
     assert "DEADLINE_EXCEEDED" in line
-
-
-def test_a_text_too_long_for_the_worker_goes_on_without_it() -> None:
-    async def test() -> None:
-        async with worker_site(None, max_length=60) as site, running(site.address, toy(SLOW)) as (generator, client):
-            got = await answer(generator.generate, long(120))
-            assert got.token_ids == truth(120)
-            assert 10 < got.completion.stats.accepted < 50
-            assert client.health.failures == 0 and client.health.up
-            await until(lambda: idle(site))
-            again = ids(got.token_ids[:80], 10, ignore_end_of_sequence=True)
-            assert (await answer(generator.generate, again)).completion.stats.drafted == 0
-
-    run(test())

@@ -20,7 +20,7 @@ from tandem.rpc.errors import TandemError
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
 from tandem.rpc.verify_stream import RoundStream
 from tandem.speculation.retry import Persistence, RetryBudget
-from tandem.speculation.rounds import Answer, RoundsLost
+from tandem.speculation.rounds import RoundsLost
 from tandem.speculation.types import Rule, SpeculationStats
 from tandem.speculation.verification_mode import Depth, Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
@@ -242,35 +242,6 @@ def a_stream(replies: Callable[[], AsyncGenerator[pb.VerifyResponse, None]]) -> 
     )
     stream = RoundStream(session, SpeculationStats())
     return stream
-
-
-def test_a_reply_that_cannot_be_converted_ends_its_round_and_those_behind_it_and_none_waits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def test() -> None:
-        sent = asyncio.Event()
-
-        async def replies() -> AsyncGenerator[pb.VerifyResponse, None]:
-            await sent.wait()
-            for length in (4, 5, 6):
-                yield pb.VerifyResponse(committed_length=length, token_ids=[7])
-            await asyncio.Event().wait()
-
-        def convert(reply: pb.VerifyResponse, *_: Any) -> Answer:
-            if reply.committed_length == 5:
-                raise IndexError("a mistake in the conversion")
-            return Answer(None, reply.committed_length, 0.0)
-
-        monkeypatch.setattr("tandem.rpc.verify_stream.answer_from_wire", convert)
-        stream = a_stream(replies)
-        rounds = [stream.send(pb.VerifyRequest(base_length=length)) for length in (3, 4, 5)]
-        sent.set()
-        first, second, third = await asyncio.wait_for(asyncio.gather(*rounds, return_exceptions=True), HANG / 2)
-        assert isinstance(first, Answer) and first.committed_length == 4
-        assert isinstance(second, IndexError) and isinstance(third, IndexError)
-        await stream.close()
-
-    run(test())
 
 
 def test_an_answer_to_nothing_ends_the_stream_and_its_rounds_are_sent_again() -> None:
