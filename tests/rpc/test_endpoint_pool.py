@@ -45,7 +45,6 @@ def test_the_first_attempt_is_at_once_and_waits_double_up_to_the_longest() -> No
 
 @pytest.mark.parametrize(("seconds", "attempts"), [(60.0, 12), (10.0, 10), (1.0, 5), (0.3, 3), (0.0, 0)])
 def test_attempts_that_take_long_are_not_fewer(seconds: float, attempts: int) -> None:
-    """On a busy machine each takes 9 s: the same number is made as if each failed at once, up to twelve."""
     clock = Clock()
     of = retry_budget(clock, seconds)
     while (wait := of.wait()) is not None:

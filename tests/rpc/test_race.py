@@ -65,8 +65,6 @@ def test_while_one_takes_long_another_is_asked_and_the_loser_is_cancelled() -> N
 
 
 def test_one_that_is_slow_and_answers_first_all_the_same_is_taken() -> None:
-    """A long prefill is not a hang: nobody is said to have failed."""
-
     async def test() -> None:
         done = asyncio.Event()
         servers = Servers(slow=0.001, a=[done], b=[asyncio.Event()])
@@ -89,8 +87,6 @@ def test_one_that_failed_is_asked_again_while_another_is_slow() -> None:
 
 
 def test_giving_up_on_others_does_not_end_what_is_under_way() -> None:
-    """60 s of a dead verifier must not cost the prefill of 90 s that another is at."""
-
     async def test() -> None:
         done = asyncio.Event()
         servers = Servers(slow=0.001, a=[done], b=[GONE, GONE, "never"])

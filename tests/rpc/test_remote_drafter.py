@@ -188,8 +188,6 @@ def test_a_refusal_of_one_request_is_told_from_a_worker_at_fault(
 
 @pytest.mark.parametrize(("seconds", "blamed"), [(1.5, False), (4.0, True)])
 def test_a_worker_that_hangs_costs_a_share_of_a_requests_deadline(seconds: float, blamed: bool) -> None:
-    """However long it may take otherwise. Little time is no reason to tell others that it failed."""
-
     async def hang(site: Site, requests: Any, context: Any) -> Any:
         await asyncio.Event().wait()
         yield

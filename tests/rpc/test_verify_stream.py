@@ -198,8 +198,6 @@ def test_an_answer_that_comes_after_its_round_was_given_up_is_not_taken() -> Non
 
 
 def test_a_stream_to_a_peer_that_never_answers_can_be_closed() -> None:
-    """The first write waits until the call has sent its metadata; a cancelled call never wakes it in grpc.aio."""
-
     async def test() -> None:
         silent = socket.create_server(("127.0.0.1", 0))  # its connections wait to be accepted
         client = VerifierClient(f"127.0.0.1:{silent.getsockname()[1]}", "")

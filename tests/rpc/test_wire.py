@@ -110,7 +110,6 @@ def test_an_empty_list_of_ids_is_a_prompt_and_no_prompt_is_none() -> None:
 
 
 def test_every_field_of_the_messages_is_filled() -> None:
-    """A field that is added to the contract and forgotten here would stay empty."""
     told = Rehearsal("target", "n", "d", "s", 10, 2, 0.5)
     sizes = (1, 2, 3, 4, "d", "c", "b", "m", 5, 6, True, 7.0, (8,), True, (("a", "r"),), (2,), 9)
     info = ModelInfo("n", "r", "t", *sizes, (told,), "s", "k", 10)

@@ -89,7 +89,6 @@ def test_no_step_takes_longer_than_the_budget_beside_a_worker_that_hangs(tmp_pat
 
 @pytest.mark.thorough
 def test_a_worker_that_is_slower_than_the_budget_is_used_without_waiting_for_it(tmp_path: Path) -> None:
-    """Its drafts come while the engine steps: what is left of them is verified in the next step."""
     slow = worker(tmp_path, "--draft_model", "miss=0,step=0.02")
     with slow as process, contextlib.closing(drafter(process.wait_ready(), budget_ms=10.0, k=2)) as asked:
         engine = Engine(asked, rows=1, pause=0.06)
