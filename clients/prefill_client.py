@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import zlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
-from tandem.clients.page_wire import Corrupt, layout_from_wire, layout_to_wire, run_from_wire
 from tandem.engine.prefill import MIN_TOKENS, PageLayout, PageRun, PrefillFailed
 from tandem.rpc.channel import open_channel
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import parse_addresses
 from tandem.rpc.errors import from_rpc
+from tandem.rpc.logs import printable
 from tandem.rpc.request_context import Attributes, Request, current, current_span, new_id, outgoing
 from tandem.runners.pages import PAGE
 from tandem.speculation.errors import Outcome
@@ -190,3 +191,40 @@ class PrefillClient:
 def _from_call(error: grpc.RpcError) -> PrefillFailed:
     found = from_rpc(error)
     return PrefillFailed(_REASONS.get(found.outcome, "failed"), f"{found.code} {found.message}")
+
+
+LAYOUT_FIELDS = ("weights_revision", "dtype", "backend", "format", "page_tokens", "page_bytes")
+
+
+class Corrupt(ValueError):
+    """A message fails its checksums or was not requested."""
+
+
+def layout_to_wire(layout: PageLayout) -> pb.PageLayout:
+    return pb.PageLayout(**{name: getattr(layout, name) for name in LAYOUT_FIELDS})
+
+
+def layout_from_wire(message: pb.PageLayout) -> PageLayout:
+    given: dict[str, Any] = {name: getattr(message, name) for name in LAYOUT_FIELDS}
+    values: dict[str, Any] = {n: printable(value) if isinstance(value, str) else value for n, value in given.items()}
+    return PageLayout(**values)
+
+
+def run_to_wire(run: PageRun) -> pb.KvPages:
+    return pb.KvPages(first_page=run.first, data=b"".join(run.pages), checksums=map(zlib.crc32, run.pages))
+
+
+def run_from_wire(message: pb.KvPages, first: int, page_bytes: int, most: int) -> PageRun:
+    """Returns 1 to `most` pages from `first` on. Raises Corrupt."""
+    data, count = message.data, len(message.checksums)
+    if message.first_page != first:
+        raise Corrupt(f"page {message.first_page} came instead of page {first}")
+    if not 1 <= count <= most:
+        raise Corrupt(f"{count} pages came, where 1 to {most} are missing")
+    if len(data) != count * page_bytes:
+        raise Corrupt(f"{count} pages came in {len(data)} bytes, and a page has {page_bytes}")
+    pages = tuple(data[at : at + page_bytes] for at in range(0, len(data), page_bytes))
+    for number, (page, checksum) in enumerate(zip(pages, message.checksums, strict=True), first):
+        if zlib.crc32(page) != checksum:
+            raise Corrupt(f"page {number} came with another checksum")
+    return PageRun(first, pages)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from tandem.clients.page_wire import layout_from_wire, layout_to_wire, run_to_wire
-from tandem.clients.prefill_client import PrefillClient
+from tandem.clients.prefill_client import PrefillClient, layout_from_wire, layout_to_wire, run_to_wire
 from tandem.engine.adapter_registry import Adapters
 from tandem.engine.engine import Engine
 from tandem.engine.generator import check_tokens

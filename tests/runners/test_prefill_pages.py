@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tandem.checkpoints.gguf_blocks import FORMATS
-from tandem.clients.page_wire import (
+from tandem.clients.prefill_client import (
     LAYOUT_FIELDS,
     Corrupt,
     layout_from_wire,

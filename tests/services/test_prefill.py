@@ -10,8 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tandem.clients.page_wire import layout_to_wire
-from tandem.clients.prefill_client import PrefillConfig
+from tandem.clients.prefill_client import PrefillConfig, layout_to_wire
 from tandem.engine.engine import Engine
 from tandem.engine.prefill import PageLayout
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
