@@ -12,8 +12,7 @@ from tandem.cli.command_line import RoleParser
 from tandem.cli.roles import COMPARE, ROLES, SERVE
 from tandem.hints import hinted
 from tandem.installing import install_command, missing_package
-from tandem.rpc.logs import set_up
-from tandem.rpc.printable import printable
+from tandem.rpc.logs import printable, set_up
 from tandem.speculation.errors import TandemError
 
 EXTRAS = {  # libraries by extra
@@ -80,9 +79,9 @@ def _reason(error: Exception) -> tuple[str, int]:
 
 def _require_libraries() -> None:
     """Raises ValueError if gRPC or protobuf is too old or too new for the stubs."""
-    from tandem.host.clashes import own_clashes, refusal
+    from tandem.host.packages import clashes, refusal
 
-    if clash := refusal(own_clashes()):
+    if clash := refusal(clashes()):
         raise ValueError(f"{clash}; python main.py --role doctor says more")
 
 

@@ -16,7 +16,6 @@ from tandem.engine.compatibility import able, sentence
 from tandem.engine.fair_turns import TooManyWaiting
 from tandem.engine.feature_output import HandedFeatures, hand_out
 from tandem.engine.prefix_cache import PrefixCache
-from tandem.engine.remote_prefill import RemotePrefill
 from tandem.engine.shared_steps import SharedSteps
 from tandem.engine.slots import SlotPool
 from tandem.engine.stepper import Step, Stepper
@@ -27,6 +26,7 @@ from tandem.speculation.processing import Processing
 from tandem.speculation.types import InvalidField, Request
 
 if TYPE_CHECKING:
+    from tandem.engine.prefill import RemotePrefill
     from tandem.engine.sequences import KVSequence
 
 log = logging.getLogger("tandem.engine")
@@ -45,7 +45,7 @@ class Engine:
         batcher.serves(self.slots)
         self.prefixes: PrefixCache | None = None
         self.shared = SharedSteps(runner, self.can.shared_steps, lambda: self.prefixes)
-        self.verify = self.shared.beside_prompts(functools.partial(verify_sized, runner))
+        self.verify = self.shared.with_prefill_rows(functools.partial(verify_sized, runner))
         self.remote_prefill: RemotePrefill | None = None
         self.features: HandedFeatures | None = None
         self.lost = asyncio.Event()
@@ -63,7 +63,7 @@ class Engine:
         self.features = await self.batcher.on_device(hand_out, self.runner, tuple(layers))
         self.can = able(self.runner)
         sized = functools.partial(verify_sized, self.runner)
-        self.verify = self.shared.beside_prompts(functools.partial(self.features.verify, sized))
+        self.verify = self.shared.with_prefill_rows(functools.partial(self.features.verify, sized))
 
     async def run(
         self, step: Step, row: Any, prefill: bool = False, sequence: KVSequence | None = None

@@ -9,7 +9,7 @@ from tandem.engine.batcher import TimedResult
 from tandem.engine.engine import Engine
 from tandem.engine.shared_steps import Prompt
 from tandem.engine.stepper import Step, Stepper
-from tandem.runners.feature_rows import FeatureRow
+from tandem.runners.capabilities import FeatureRow
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import PrefillRow, ProposeRow, RowFailed, StructureEnded, VerifyRow
 from tandem.speculation.features import FeatureSpec
@@ -42,12 +42,7 @@ class KVSequence:
 
     @classmethod
     async def admitted(
-        cls,
-        engine: Engine,
-        request: Request,
-        prompt_length: int,
-        seconds: float | None = None,
-        name: Hashable = None,
+        cls, engine: Engine, request: Request, prompt_length: int, seconds: float | None = None, name: Hashable = None
     ) -> Self:
         """Waits for a slot, and takes it with the adapter. Raises InvalidField, TooManyWaiting, NoFreeSlot."""
         engine.admit(request)
@@ -178,7 +173,7 @@ class TargetSequence(KVSequence):
         tokens = self._stepper.tokens
         for again in (True, False):
             try:
-                if self.device_waits and self.lacks(tokens):
+                if self.device_waits and self.sync_to(tokens):
                     await self.fill(tokens[:-1])
                 found = await self.next_result()
                 break
@@ -227,7 +222,7 @@ class TargetSequence(KVSequence):
         found: bytes = done.value
         return found
 
-    def lacks(self, tokens: Sequence[int]) -> bool:
+    def sync_to(self, tokens: Sequence[int]) -> bool:
         """Drops tokens not in tokens[:-1], an extension of the last round's; returns whether some are missing."""
         position = len(tokens) - 1
         self.truncate_to(tokens, start=max(0, position - 1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from itertools import product
@@ -21,7 +20,6 @@ from tandem.engine.sequences import LocalVerifier
 from tandem.speculation.types import InvalidField, Request, SamplingParams, SpeculationStats
 from tests.support import GREEDY, SAMPLED, oracle, run, toy
 from tests.toy import BACKEND, VOCAB_SIZE, ToyConfig
-from tests.toy_head import ToyHead
 
 PROMPT = tuple(b"a prompt that is longer than two pages of tokens, by some")
 NAMES = ("", "red", "blue")
@@ -111,49 +109,6 @@ def test_a_draft_has_its_own_adapter_of_the_same_name_or_none_and_no_token_chang
     run(test())
 
 
-@both_samplings
-def test_fused_rounds_draft_without_the_adapter_and_verify_with_it(sampling: SamplingParams) -> None:
-    async def test() -> None:
-        async with engine_with("red", "blue") as engine:
-            draft = Engine(toy(ToyConfig(miss=0.4)), engine.batcher)
-            pair = FusedPair(engine, draft)
-
-            async def fused(name: str) -> tuple[int, ...]:
-                rounds, tokens = FusedRounds(pair, Request(sampling, adapter=name)), list(PROMPT)
-                try:
-                    await rounds.open(PROMPT)
-                    while len(tokens) < len(PROMPT) + 10:
-                        tokens += (await rounds.round(tokens, 3))[1].token_ids
-                finally:
-                    await rounds.close()
-                return tuple(tokens[len(PROMPT) :][:10])
-
-            assert await asyncio.gather(*map(fused, NAMES)) == [truth(name, sampling, 10) for name in NAMES]
-
-    run(test())
-
-
-def test_users_of_an_adapter_are_counted_until_they_end_and_one_that_waits_for_a_slot_too() -> None:
-    async def test() -> None:
-        async with engine_with("red") as engine:
-            verifiers = [LocalVerifier(engine, Request(GREEDY, adapter="red")) for _ in range(engine.slots.count)]
-            for verifier in verifiers:
-                await verifier.open(PROMPT[:2])
-            late = asyncio.ensure_future(LocalVerifier(engine, Request(GREEDY, adapter="red")).open(PROMPT[:2]))
-            await asyncio.sleep(0)
-            entry = engine.adapters.loaded["red"]
-            assert (entry.users, entry.waiting) == (engine.slots.count + 1, 1)
-            late.cancel()
-            await asyncio.gather(late, return_exceptions=True)
-            for left, verifier in enumerate(reversed(verifiers)):
-                assert (entry.users, entry.waiting) == (engine.slots.count - left, 0)
-                await verifier.close()
-                await verifier.close()
-            assert entry.users == 0 and engine.slots.free == engine.slots.count
-
-    run(test())
-
-
 def test_what_cannot_be_added_is_refused_by_name_and_changes_nothing() -> None:
     def broken(choice: AdapterChoice) -> Adapter:
         raise CheckpointError("no such folder")
@@ -173,18 +128,3 @@ def test_what_cannot_be_added_is_refused_by_name_and_changes_nothing() -> None:
                 await LocalVerifier(engine, Request(GREEDY, adapter="green")).open(PROMPT[:2])
 
     run(test())
-
-
-def test_a_runner_that_takes_none_says_so() -> None:
-    async def test() -> None:
-        target = toy()
-        engine = Engine(ToyHead(target.limits, ToyConfig(), target), Batcher("test"))
-        with pytest.raises(ValueError, match="toy-head takes no LoRA adapters: lookup drafts"):
-            await add(engine, "red")
-        await engine.batcher.close()
-
-    run(test())
-
-
-def test_rows_of_adapters_stay_inside_the_vocabulary() -> None:
-    assert max(truth("red", SAMPLED, 20)) < VOCAB_SIZE

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from dataclasses import replace
 from typing import Any
 
@@ -11,14 +10,14 @@ import pytest
 
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
-from tandem.engine.generator import LONG_TEXT, Generator, check_tokens
+from tandem.engine.generator import Generator
 from tandem.engine.generators import fused_generator, plain_generator
 from tandem.engine.loading import Loaded
 from tandem.engine.model_config import DraftChoice
 from tandem.runners.protocol import Limits
 from tandem.speculation.types import FinishReason, GenerationRequest, InvalidField, TooLong
-from tests.support import GREEDY, SAMPLED, answer, fused_site, ids, oracle, run, target_site, toy, until, worker_site
-from tests.toy import END, ToyConfig, ToyTokenizer, toy_logits
+from tests.support import GREEDY, answer, fused_site, ids, oracle, run, target_site, toy, worker_site
+from tests.toy import ToyConfig, ToyTokenizer
 
 PROMPT = b"abc"
 TRUTH = oracle(PROMPT, GREEDY, 40)
@@ -88,41 +87,6 @@ def test_a_chat_without_a_template_names_the_field() -> None:
     assert caught.value.field == "chat"
 
 
-def test_the_first_unknown_token_is_named() -> None:
-    check_tokens("prompt", [0, 257], 258)
-    with pytest.raises(InvalidField, match=r"token id 300 .* 258"):
-        check_tokens("prompt", [1, 300, 400], 258)
-
-
-def test_long_texts_are_tokenized_in_a_thread_one_at_a_time_while_others_are_answered() -> None:
-    """What a caller sends decides how long that takes; it must not decide when others are answered."""
-    going, most, threads, enough = 0, 0, set(), threading.Event()
-
-    class Slow(ToyTokenizer):
-        def encode(self, text: str, chat: bool) -> list[int]:
-            nonlocal going, most
-            going, most = going + 1, max(most, going + 1)
-            threads.add((len(text) > LONG_TEXT, threading.current_thread() is threading.main_thread()))
-            if len(text) > LONG_TEXT:
-                assert enough.wait(30), "a short text was not answered meanwhile"
-            going -= 1
-            return [1, 2, 3]
-
-    async def test() -> None:
-        generator = replace(plain(), tokenizer=Slow())
-        long = [
-            asyncio.create_task(answer(generator.generate, GenerationRequest(text="x" * (LONG_TEXT + 1)))) for _ in "ab"
-        ]
-        await until(lambda: going == 1)
-        await answer(generator.generate, GenerationRequest(text="x" * LONG_TEXT, max_new_tokens=2))
-        enough.set()
-        await asyncio.gather(*long)
-
-    run(test())
-    assert threads == {(True, False), (False, True)}
-    assert most == 2, "one long text, and beside it a short one"
-
-
 # --- stops, over the wire ---
 
 
@@ -135,52 +99,6 @@ def test_a_stop_string_ends_the_text_before_it_and_the_ids_with_the_token_that_c
     assert got.completion.finish_reason is FinishReason.STOP_STRING
     assert got.text == TEXT[:at]
     assert got.token_ids == TRUTH[: at + 3]
-
-
-@pytest.mark.parametrize("service", SERVICES)
-def test_a_text_prompt_is_tokenized_by_the_server(service: str) -> None:
-    got = run(ask(service, GenerationRequest(text="abc", max_new_tokens=8)))
-    assert got.token_ids == TRUTH[:8]
-    assert got.completion.prompt_tokens == 3
-    assert got.text == TEXT[:8]
-
-
-@pytest.mark.parametrize("service", SERVICES)
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_margins_come_one_a_token_where_they_are_asked_for(service: str, sampling: Any) -> None:
-    got = run(ask(service, ids(PROMPT, 10, sampling=sampling, margins=True)))
-    assert len(got.margins) == len(got.token_ids) == 10
-    assert all(m >= 0 for m in got.margins)
-    silent = run(ask(service, ids(PROMPT, 10, sampling=sampling)))
-    assert silent.margins == () and silent.token_ids == got.token_ids
-
-
-def test_a_greedy_margin_is_the_distance_to_the_runner_up() -> None:
-    got = run(ask("fused", ids(PROMPT, 5, margins=True)))
-    tokens = list(PROMPT)
-    for token, margin in zip(got.token_ids, got.margins, strict=True):
-        first, second = sorted(toy_logits(tokens, ToyConfig()).tolist())[:-3:-1]
-        assert margin == pytest.approx(first - second, rel=1e-5)
-        tokens.append(token)
-
-
-def test_a_server_says_what_it_runs() -> None:
-    async def test() -> None:
-        async with target_site() as target, target.client() as client:
-            info = await client.model_info()
-            assert (info.model_name, info.backend, info.tokenizer_sha256, info.vocab_size) == ("toy", "toy", "toy", 258)
-            assert (info.kv_slots, info.max_sequence_length, info.max_speculation_length) == (4, 160, 5)
-            assert (info.draft_name, info.end_of_sequence_ids) == ("", (END,))
-            small = worker_site(target.address, "miss=0.2", slots=2, max_length=100)
-            async with small as site, site.client() as other:
-                worker = await other.model_info()
-            assert (worker.draft_name, worker.kv_slots, worker.max_sequence_length) == ("toy", 2, 160)
-            assert worker.default_speculation_length == 3
-            assert worker.weights_revision == info.weights_revision
-            async with worker_site(target.address, None) as site, site.client() as other:
-                assert (await other.model_info()).draft_name == "ngram"
-
-    run(test())
 
 
 def test_a_fused_pair_of_other_tokenizers_is_refused() -> None:

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from jsonschema.validators import validator_for
 
-from tandem.engine.structure_schemas import moved, without_looking
 from tandem.engine.structures import Structures
 from tandem.speculation.draws import StructureFailed
 from tandem.speculation.processing import Matcher
@@ -100,21 +99,13 @@ PASSWORD = r"^(?=.*[A-Z])(?=.*\d)[A-Za-z\d]{3,5}$"
         ({**STRING, "format": "cuid2"}, ['"any"'], ["1"]),
         ({"type": "array", "items": STRING, "uniqueItems": True}, ['["a","b"]'], ['["a","a"]']),
         ({**names(type="string"), "minProperties": 2}, ['{"a":1,"b":1}'], ['{"a":1}', '{"a":1,"a":2}']),
-        ({**names(type="string"), "maxProperties": 1}, ['{"a":1}'], ['{"a":1,"b":2}']),
         (names(enum=["a", "b"]), ['{"b":1}', "{}"], ['{"c":1}', '{"a":"x"}']),
         (names(pattern="^k_"), ['{"k_a":1}'], ['{"a":1}']),
         (names(minLength=2, maxLength=3), ['{"ab":1}'], ['{"a":1}', '{"abcd":1}']),
-        ({"$defs": {"c": {"enum": ["a"]}}, **names(**{"$ref": "#/$defs/c"})}, ['{"a":1}'], ['{"b":1}']),
         ({**STRING, "pattern": PASSWORD}, ['"aB1"'], ['"ab1"', '"AB"', '"aB1aB1"']),
         ({**STRING, "pattern": r"^(?=a)[a-z]$|^12$"}, ['"a"', '"12"'], ['"b"', '"1"']),
         ({**STRING, "pattern": r"^(?!no)[a-z]+$"}, ['"yes"'], ['"nope"']),
         ({**STRING, "pattern": r"^(a|b)\1$"}, ['"aa"'], ['"ab"']),
-        ({**STRING, "pattern": r"^(?=[\p{L}])[\p{L}\d]+$"}, ['"a1"'], ['"1a"']),
-        (
-            {"type": "array", "items": {**STRING, "pattern": r"^\p{L}$"}, "uniqueItems": True},
-            ['["a","b"]'],
-            ['["a","a"]', '["1"]'],
-        ),
         (
             {"$defs": {"c": {"enum": [1, 2]}}, "uniqueItems": True, "items": {"$ref": "#/$defs/c"}, "type": "array"},
             ["[2,1]"],
@@ -124,11 +115,6 @@ PASSWORD = r"^(?=.*[A-Z])(?=.*\d)[A-Za-z\d]{3,5}$"
         ({"type": "integer", "maximum": 2**64 - 1, "minimum": 0}, ["18446744073709551615"], ["-1"]),
         ({"type": "integer", "not": {"const": 5}}, ["55", "6"], ["5"]),
         ({"oneOf": [STRING, {**STRING, "maxLength": 1}]}, ['"ab"'], ['"a"']),
-        (
-            {"type": "array", "items": [STRING, {"type": "number"}], "additionalItems": False, "uniqueItems": True},
-            ['["a",1]'],
-            ['["a","b"]', '["a",1,2]'],
-        ),
         (
             {"type": "object", "dependencies": {"a": ["b"]}, "additionalProperties": {"type": "null"}},
             ['{"b":null}', '{"a":null,"b":null}'],
@@ -181,29 +167,3 @@ def test_a_schema_that_cannot_be_served_is_refused_with_the_place(schema: Any, p
             await matcher_of(whole)
 
     run(test())
-
-
-@pytest.mark.parametrize(
-    ("pattern", "ahead", "rest"),
-    [
-        (PASSWORD, ["^(?:.*[A-Z])", r"^(?:.*\d)"], r"^[A-Za-z\d]{3,5}$"),
-        (r"^a(?!b(c)[)(]\))d\b", None, "^ad"),
-        (r"[(?=]\(?=a(?<n>b)(?:c)[^]]", [], r"[(?=]\(?=a(?<n>b)(?:c)[^]]"),
-        ("(?=a)b", None, "b"),
-    ],
-)
-def test_look_around_is_cut_out_and_what_begins_a_pattern_is_kept(
-    pattern: str, ahead: list[str] | None, rest: str
-) -> None:
-    assert without_looking(pattern) == (ahead, rest)
-
-
-def test_references_hold_where_a_schema_is_moved_to() -> None:
-    schema = {"$id": "x", "items": [{"$ref": "#"}, {"$ref": "#/a"}, {"$ref": "y#/a"}, {"properties": {"$ref": STRING}}]}
-    assert moved(schema, "#/b")["items"] == [
-        {"$ref": "#/b"},
-        {"$ref": "#/b/a"},
-        {"$ref": "y#/a"},
-        {"properties": {"$ref": STRING}},
-    ]
-    assert "$id" not in moved(schema, "#/b")

@@ -35,7 +35,6 @@ P = "Distribution(*probabilities(logits, params))"
 DRAWN = "return exactly(sent).at(uniform(params.seed, position, Purpose.DRAFT)), sent"
 ACCEPT = "uniform(self.seed, self.start + i, Purpose.ACCEPT)"
 RESIDUAL = "uniform(self.seed, self.start + i, Purpose.RESIDUAL)"
-GUARD = "if q <= 0:"
 
 
 def p_with(changed: str) -> str:
@@ -73,34 +72,7 @@ MUTANTS = [
         ((DRAWN, DRAWN.replace("exactly(sent)", "warped(logits[:target_vocab_size], params)")),),
         (SEEDED,),
     ),
-    Mutant(
-        "q is sampled in full, its top is sent, and nobody looks",
-        (
-            (
-                DRAWN,
-                DRAWN.replace("exactly(sent)", "warped(logits[:target_vocab_size], params)").replace(
-                    ", sent", ", _All(sent)"
-                ),
-            ),
-            (GUARD, "if q <= 0:\n        return min(1.0, p * 1e9)\n    if q < 0:"),
-            (
-                "SUPPORT = 32",
-                "SUPPORT = 32\n\n" + "class _All:\n"
-                "    def __init__(self, sent):\n"
-                "        self.token_ids, self.weights = tuple(sent.token_ids), sent.weights\n"
-                "        self.token_ids = _Any(self.token_ids)\n\n\n"
-                "class _Any(tuple):\n"
-                "    def __contains__(self, token):\n"
-                "        return True",
-            ),
-        ),
-        (SEEDED,),
-    ),
-    Mutant(
-        "weights are not normalised",
-        (("weights / math.fsum(sent.weights)", "weights"),),
-        (TOKEN, SEQUENCES),
-    ),
+    Mutant("weights are not normalised", (("weights / math.fsum(sent.weights)", "weights"),), (TOKEN, SEQUENCES)),
     Mutant(
         "tokens that the target does not have are drawn",
         (("logits[:target_vocab_size]", "logits"),),
@@ -124,11 +96,7 @@ MUTANTS = [
         ((CORRECTION, "draft = (*draft[:i], chance.correct(i, residual(p, q)), *draft[i + 1 :])"),),
         (SEQUENCES,),
     ),
-    Mutant(
-        "p is that of the row before",
-        (("p = target(i)", "p = target(max(0, i - 1))"),),
-        (SEQUENCES,),
-    ),
+    Mutant("p is that of the row before", (("p = target(i)", "p = target(max(0, i - 1))"),), (SEQUENCES,)),
     # The bonus
     Mutant(
         "the bonus comes from the residual",
@@ -148,9 +116,7 @@ MUTANTS = [
     Mutant("draft and acceptance share a stream", ((ACCEPT, ACCEPT.replace("ACCEPT", "DRAFT")),), (ONE, APART)),
     Mutant("draft and correction share a stream", ((RESIDUAL, RESIDUAL.replace("RESIDUAL", "DRAFT")),), (ONE, APART)),
     Mutant(
-        "acceptance and correction share a stream",
-        ((RESIDUAL, RESIDUAL.replace("RESIDUAL", "ACCEPT")),),
-        (ONE, APART),
+        "acceptance and correction share a stream", ((RESIDUAL, RESIDUAL.replace("RESIDUAL", "ACCEPT")),), (ONE, APART)
     ),
     Mutant(
         "the draft takes its number from agreement's noise",
@@ -161,10 +127,7 @@ MUTANTS = [
         "a draft that is coupled by agreement's noise is corrected with the same noise",
         (
             (DRAWN, f"return {gumbel('exactly(sent)', 'params.seed', 'position')}, sent"),
-            (
-                f"return distribution.at({RESIDUAL})",
-                f"return {gumbel('distribution', 'self.seed', 'self.start + i')}",
-            ),
+            (f"return distribution.at({RESIDUAL})", f"return {gumbel('distribution', 'self.seed', 'self.start + i')}"),
         ),
         (ONE, APART),
     ),
