@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 from google.rpc import code_pb2, error_details_pb2, status_pb2
@@ -24,6 +24,7 @@ from tandem.speculation.types import FinishReason
 
 log = logging.getLogger("tandem.rpc")
 
+Context: TypeAlias = grpc.aio.ServicerContext
 OURS = "/tandem.v1."  # prefix of observed methods
 DEADLINE_SLACK = 0.25  # seconds before a deadline at which a cancellation counts as exceeding it
 _QUOTES = "INVALID_FIELD"  # messages with this reason quote the request
@@ -78,7 +79,7 @@ class Call:
     span: Span | None = None
     done: dict[str, Any] = field(default_factory=dict)
     unanswered: deque[tuple[Any, float]] = field(default_factory=deque)
-    context: grpc.aio.ServicerContext = field(init=False)
+    context: Context = field(init=False)
     method: str = field(init=False)  # as in TargetVerifier/Verify
     _observers: Sequence[CallObserver] = ()
 
@@ -96,7 +97,7 @@ class Call:
         return [value for name, value in self.metadata if name == key and isinstance(value, str)]
 
     @contextlib.asynccontextmanager
-    async def answered(self, context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+    async def answered(self, context: Context) -> AsyncIterator[None]:
         """Runs the block, from before the request is read until the last reply is made; ends a call that fails."""
         self.context = context
         if self.path.startswith(OURS):
