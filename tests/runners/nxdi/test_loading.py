@@ -22,7 +22,6 @@ from tandem.engine.loading import load, load_draft, load_pair, load_unfused
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.runners.backends import LoadRequest
 from tandem.runners.loading import Execution, Shape
-from tandem.runners.protocol import Runner
 from tandem.runners.startup import Startup
 from tandem.speculation.types import Rule
 from tandem_nxdi.backend import BACKEND
@@ -271,24 +270,6 @@ def test_lookup_before_a_fused_graph_is_refused(config: ModelConfig) -> None:
     wanted = replace(config, draft=replace(config.draft, kind="hybrid"))
     with pytest.raises(ValueError, match="draft: a fused nxdi graph verifies only its own drafts"):
         run(load_pair(wanted, Batcher("test")))
-
-
-def test_an_eagle_heads_own_tokenizer_is_not_asked_for(config: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(
-        loading, "HuggingFaceTokenizer", lambda checkpoint: asked.append(checkpoint.folder) or ToyTokenizer()
-    )
-    wanted = as_eagle(config)
-
-    async def scenario() -> list[Runner]:
-        batcher = Batcher("test")
-        try:
-            return [loaded.runner for loaded in await load_pair(wanted, batcher) if loaded]
-        finally:
-            await batcher.close()
-
-    assert len(run(scenario())) == 2
-    assert asked == [config.model]
 
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
