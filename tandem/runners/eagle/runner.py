@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,9 +30,10 @@ from tandem.runners.protocol import (
 )
 from tandem.runners.startup import Startup
 from tandem.runners.torch.from_tensors import tensor_of
+from tandem.runners.torch.graph_modules import padded
 from tandem.runners.torch.graph_runner import GraphRunner
 from tandem.runners.torch.platforms import Platform
-from tandem.runners.torch.runner import DraftedToken, draft_each, proposal_of
+from tandem.runners.torch.runner import DraftedToken, draft_rows
 from tandem.runners.torch.slot_cache import SlotCache
 from tandem.speculation.features import FeatureInbox
 from tandem.speculation.types import Request, Verdict
@@ -126,27 +126,24 @@ class EagleRunner:
 
     @torch.inference_mode()
     def _propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
-        # rows take as many steps as the longest, and shorter ones are cut
-        started, longest = time.perf_counter(), max(row.k for row in rows)
-        if not longest:
-            return [Proposal(())] * len(rows)
         slots, width = [row.slot for row in rows], max(len(row.tail) for row in rows)
-        self._take(slots)
-        positions = self._positions([row.position + 1 - len(row.tail) for row in rows], width)
-        tails = self._tensor([[*row.tail, *[row.tail[-1]] * (width - len(row.tail))] for row in rows])
-        last = self._tensor([len(row.tail) - 1 for row in rows])
-        hidden = self._step(slots, tails, self._fused(slots, positions), positions, last)
-        drafts: list[list[DraftedToken]] = [[] for _ in rows]
-        for i in range(longest):
-            if i:
+        hidden = self.embedding
+
+        def logits(drafts: Sequence[Sequence[DraftedToken]]) -> Tensor:
+            nonlocal hidden
+            if drafts[0]:
                 tokens = self._tensor([[draft[-1].token] for draft in drafts])
-                positions = self._positions([row.position + i for row in rows], 1)
-                hidden = self._step(slots, tokens, hidden, positions, torch.zeros_like(last))
-            logits = self.head.logits(hidden[:, 0])
-            for draft, drafted in zip(drafts, draft_each(self, rows, logits, drafts), strict=True):
-                draft.append(drafted)
-        seconds = time.perf_counter() - started
-        return [proposal_of(draft[: row.k], seconds) for draft, row in zip(drafts, rows, strict=True)]
+                positions = self._positions([row.position + len(drafts[0]) for row in rows], 1)
+                hidden = self._step(slots, tokens, hidden, positions, self._tensor([0] * len(rows)))
+            else:
+                self._take(slots)
+                positions = self._positions([row.position + 1 - len(row.tail) for row in rows], width)
+                tails = self._tensor([padded(row.tail, width) for row in rows])
+                last = self._tensor([len(row.tail) - 1 for row in rows])
+                hidden = self._step(slots, tails, self._fused(slots, positions), positions, last)
+            return self.head.logits(hidden[:, 0])
+
+        return draft_rows(self, rows, logits)
 
     def fused_with(self, draft: Runner) -> FusedStep | None:
         return None

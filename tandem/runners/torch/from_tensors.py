@@ -20,24 +20,17 @@ def tensor_of(stored: Stored) -> torch.Tensor:
     return made.view(torch.bfloat16) if stored.dtype == "BF16" else made
 
 
-def configuration(folder: Path) -> Any:
-    """The configuration in `folder`, without its quantisation."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(folder)
-    config.__dict__.pop("quantization_config", None)
-    return config
-
-
-def module_from(folder: Path, config: Any, weights: ScaledWeights, dtype: torch.dtype) -> Any:
+def module_from(folder: Path, weights: ScaledWeights, dtype: torch.dtype) -> Any:
     """A module on the CPU with slot attention and these weights. Raises ValueError for missing or unused ones."""
     from accelerate import init_empty_weights
-    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     from tandem.runners.torch.kernels import ATTENTION, register_attention
     from tandem.runners.torch.module_checks import refuse_weights
 
     register_attention()
+    config = AutoConfig.from_pretrained(folder)
+    config.__dict__.pop("quantization_config", None)
     with init_empty_weights(include_buffers=False):
         module: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
     shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}

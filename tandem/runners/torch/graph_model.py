@@ -23,7 +23,7 @@ from tandem.runners.torch.graph_modules import (
 from tandem.runners.torch.graphs import Buckets, Graph, GraphCompiler, GraphRefused
 from tandem.runners.torch.model import TorchModel, to_host
 from tandem.runners.torch.platforms import Platform
-from tandem.runners.torch.runner import DraftedToken, DraftVocabulary, draft_each, proposal_of
+from tandem.runners.torch.runner import DraftedToken, DraftVocabulary, draft_rows, proposals
 
 
 class DraftGraphs(ABC):
@@ -89,17 +89,12 @@ class DraftGraphs(ABC):
     @torch.no_grad()
     def propose(self, rows: Sequence[ProposeRow], vocabulary: DraftVocabulary) -> list[Proposal | RowFailed]:
         """Like Runner.propose: one graph and one copy to the host, or one per token if the host draws."""
-        began, k = time.perf_counter(), max(row.k for row in rows)
-        drafts: list[list[DraftedToken]] = [[] for _ in rows]
-        if all(row.plain for row in rows):
-            ids = to_host(self.proposed([propose_row(row) for row in rows], k))
-            drafts = [[DraftedToken(token) for token in own] for own in ids[: len(rows)]]
-        else:
-            for _ in range(k):
-                drafted = draft_each(vocabulary, rows, self.logits(rows, drafts), drafts)
-                drafts = [[*draft, one] for draft, one in zip(drafts, drafted, strict=True)]
-        seconds = time.perf_counter() - began
-        return [proposal_of(draft[: row.k], seconds) for draft, row in zip(drafts, rows, strict=True)]
+        if not all(row.plain for row in rows):
+            return draft_rows(vocabulary, rows, lambda drafts: self.logits(rows, drafts))
+        began = time.perf_counter()
+        ids = to_host(self.proposed([propose_row(row) for row in rows], max(row.k for row in rows)))
+        drafts = [[DraftedToken(token) for token in own] for own in ids[: len(rows)]]
+        return proposals(rows, drafts, time.perf_counter() - began)
 
     def proposed(self, rows: list[list[int]], k: int) -> Tensor:
         """Drafts greedily for packed rows; returns [batch, k or more], int32, on the device."""

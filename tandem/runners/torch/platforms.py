@@ -37,7 +37,6 @@ class Platform:
     collectives: str  # torch.distributed's backend
     absent: Callable[[], str | None]  # why the device is unavailable
     has_bfloat16: Callable[[], bool]
-    memory: Callable[[], int]
     backend: str = "inductor"  # dynamo's
     cores: str | None = None  # variable for a process's cores; None: CPU affinity
     core_per_rank: bool = False  # a rank sees one core
@@ -79,12 +78,11 @@ class Platform:
             os.environ[self.cores] = format_cores(share_of(cores, here, ranks) if self.core_per_rank else cores)
 
     def describe(self) -> str:
-        """A log line: name, memory, cores."""
+        """A log line: name, cores."""
         if self.only_graphs and compiles_only():
             return f"{self.name} (no device: graphs are compiled for {os.environ[TARGET]})"
         visible = os.environ.get(self.cores or "", "")
-        cores = f", {self.cores}={visible}" if visible else ""
-        return f"{self.name} ({self.memory() / 2**30:.1f} GiB of memory{cores})"
+        return f"{self.name} ({self.cores}={visible})" if visible else self.name
 
 
 def platform_of(device: str) -> Platform:
@@ -149,10 +147,6 @@ def _cpu_bfloat16() -> bool:
     return "avx512_bf16" in first_processor().get("flags", "").split()
 
 
-def _cpu_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def _cuda_absent(devices: Path = Path("/dev")) -> str | None:
     # importing torch takes seconds, so look for a device first
     if sys.platform == "linux" and not any(any(devices.glob(name)) for name in _GPUS):
@@ -168,12 +162,6 @@ def _cuda_bfloat16() -> bool:
     import torch
 
     return bool(torch.cuda.is_bf16_supported())
-
-
-def _cuda_memory() -> int:
-    import torch
-
-    return int(torch.cuda.mem_get_info()[1])
 
 
 def compiles_only() -> bool:
@@ -212,11 +200,6 @@ def _neuron_package() -> str | None:
     return refusal(clashes(installed_packages()))
 
 
-def _neuron_memory() -> int:
-    neuron = _neuron()
-    return int(neuron.get_device_properties(neuron.current_device()).total_memory)
-
-
 CPU = Platform(
     name="cpu",
     device="cpu",
@@ -227,7 +210,6 @@ CPU = Platform(
     collectives="gloo",
     absent=_nothing,
     has_bfloat16=_cpu_bfloat16,
-    memory=_cpu_memory,
     # On Intel's processors, MKL's products otherwise depend on where their operands lie in memory, and a row of
     # oneDNN's depends on the rows beside it if AMX computes it.
     environment={"MKL_CBWR": "AUTO,STRICT", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"},
@@ -243,7 +225,6 @@ CUDA = Platform(
     collectives="nccl",
     absent=_cuda_absent,
     has_bfloat16=_cuda_bfloat16,
-    memory=_cuda_memory,
     cores="CUDA_VISIBLE_DEVICES",
     code="TORCHINDUCTOR_CACHE_DIR",
     folder="inductor",
@@ -259,7 +240,6 @@ NEURON = Platform(
     collectives="neuron",
     absent=_neuron_absent,
     has_bfloat16=lambda: True,
-    memory=_neuron_memory,
     backend="neuron",
     cores="NEURON_RT_VISIBLE_CORES",
     core_per_rank=True,

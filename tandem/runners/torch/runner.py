@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -144,25 +144,19 @@ class TorchRunner:
         return self._forward([row.slot for row in rows], tokens, [row.position for row in rows], adapters)
 
     def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
-        # rows take as many steps as the longest, and shorter ones are cut
-        started = time.perf_counter()
-        if not any(row.k for row in rows):
-            return [Proposal(())] * len(rows)
         slots, adapters = [row.slot for row in rows], [row.adapter for row in rows]
-        width = self.shapes.width(max(2, *(len(row.tail) for row in rows)))
-        starts = [row.position + 1 - len(row.tail) for row in rows]
-        first = self._forward(slots, [padded(row.tail, width) for row in rows], starts, adapters)
-        columns = self.model.tensor([len(row.tail) - 1 for row in rows])
-        logits = first[torch.arange(len(rows), device=first.device), columns]
-        drafts: list[list[DraftedToken]] = [[] for _ in rows]
-        for i in range(max(row.k for row in rows)):
-            if i:
-                last, at = [[d[-1][0]] for d in drafts], [row.position + i for row in rows]
-                logits = self._forward(slots, last, at, adapters)[: len(rows), 0]
-            for draft, drafted in zip(drafts, draft_each(self.model, rows, logits, drafts), strict=True):
-                draft.append(drafted)
-        seconds = time.perf_counter() - started
-        return [proposal_of(draft[: row.k], seconds) for draft, row in zip(drafts, rows, strict=True)]
+
+        def logits(drafts: Sequence[Sequence[DraftedToken]]) -> Tensor:
+            if drafts[0]:
+                last, at = [[d[-1].token] for d in drafts], [row.position + len(drafts[0]) for row in rows]
+                return self._forward(slots, last, at, adapters)[: len(rows), 0]
+            width = self.shapes.width(max(2, *(len(row.tail) for row in rows)))
+            starts = [row.position + 1 - len(row.tail) for row in rows]
+            first = self._forward(slots, [padded(row.tail, width) for row in rows], starts, adapters)
+            columns = self.model.tensor([len(row.tail) - 1 for row in rows])
+            return first[torch.arange(len(rows), device=first.device), columns]
+
+        return draft_rows(self.model, rows, logits)
 
     def fused_with(self, draft: Runner) -> FusedStep | None:
         return None
@@ -201,18 +195,40 @@ class DraftVocabulary(Protocol):
         """float32 logits [..., vocabulary] from [..., columns]; -inf for tokens without a column."""
 
 
-def draft_each(
-    model: DraftVocabulary, rows: Sequence[ProposeRow], logits: Tensor, drafts: Sequence[Sequence[DraftedToken]]
+def draft_rows(
+    vocabulary: DraftVocabulary,
+    rows: Sequence[ProposeRow],
+    logits: Callable[[Sequence[Sequence[DraftedToken]]], Tensor],
+) -> list[Proposal | RowFailed]:
+    """Drafts as many tokens as the longest row asks for; others are cut. `logits`: [rows, columns] after drafts."""
+    if not any(row.k for row in rows):
+        return [Proposal(())] * len(rows)
+    started = time.perf_counter()
+    drafts: list[list[DraftedToken]] = [[] for _ in rows]
+    for _ in range(max(row.k for row in rows)):
+        for draft, drafted in zip(drafts, _drafted(vocabulary, rows, logits(drafts), drafts), strict=True):
+            draft.append(drafted)
+    return proposals(rows, drafts, time.perf_counter() - started)
+
+
+def _drafted(
+    vocabulary: DraftVocabulary, rows: Sequence[ProposeRow], logits: Tensor, drafts: Sequence[Sequence[DraftedToken]]
 ) -> list[DraftedToken]:
     if all(row.plain for row in rows):
-        return [DraftedToken(token) for token in model.tokens_of(logits.argmax(-1)).tolist()]
-    host = model.widened(logits).cpu().numpy()
+        return [DraftedToken(token) for token in vocabulary.tokens_of(logits.argmax(-1)).tolist()]
+    host = vocabulary.widened(logits).cpu().numpy()
     return [DraftedToken(*draft_next(row, host[r], [each.token for each in drafts[r]])) for r, row in enumerate(rows)]
 
 
-def proposal_of(drafted: Sequence[DraftedToken], seconds: float) -> Proposal:
-    sent = tuple(each.distribution for each in drafted if each.distribution is not None)
-    return Proposal(tuple(each.token for each in drafted), seconds, sent)
+def proposals(
+    rows: Sequence[ProposeRow], drafts: Sequence[Sequence[DraftedToken]], seconds: float
+) -> list[Proposal | RowFailed]:
+    """The first `k` draft tokens of each row."""
+    found: list[Proposal | RowFailed] = []
+    for row, draft in zip(rows, drafts, strict=True):
+        sent = tuple(each.distribution for each in draft[: row.k] if each.distribution is not None)
+        found.append(Proposal(tuple(each.token for each in draft[: row.k]), seconds, sent))
+    return found
 
 
 def width_buckets(max_draft: int) -> tuple[int, ...]:

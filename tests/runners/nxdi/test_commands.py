@@ -15,15 +15,6 @@ from tests.daily import daily
 ROLES = (
     ["--role", "target"],
     ["--role", "fused_target", "--draft_model", "tandem/checkpoints/embedded_draft"],
-    [
-        "--role",
-        "draft_worker",
-        "--propose_only",
-        "--draft",
-        "model",
-        "--draft_model",
-        "tandem/checkpoints/embedded_draft",
-    ],
     ["--role", "verify_target", "--prompt", "x"],
 )
 
