@@ -42,12 +42,7 @@ class KVSequence:
 
     @classmethod
     async def admitted(
-        cls,
-        engine: Engine,
-        request: Request,
-        prompt_length: int,
-        seconds: float | None = None,
-        name: Hashable = None,
+        cls, engine: Engine, request: Request, prompt_length: int, seconds: float | None = None, name: Hashable = None
     ) -> Self:
         """Waits for a slot, and takes it with the adapter. Raises InvalidField, TooManyWaiting, NoFreeSlot."""
         engine.admit(request)

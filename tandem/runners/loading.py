@@ -27,8 +27,7 @@ from tandem.checkpoints.locate import (
     frequent_tokens,
     weights_revision,
 )
-from tandem.checkpoints.quantisation import INT8, quantisation_of
-from tandem.checkpoints.scaled_weights import ScaledWeights, check_dense
+from tandem.checkpoints.scaled_weights import INT8, ScaledWeights, check_dense, quantisation_of
 from tandem.host.cores import usable_cores
 from tandem.host.memory import given_on_demand
 from tandem.runners.backends import Backend, LoadRequest

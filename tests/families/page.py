@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from tandem.runners.families import FAMILIES
+from tandem.checkpoints.family_configs import table
 from tests.families.checks import Result
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
@@ -24,8 +24,6 @@ def text(results: Sequence[Result]) -> str:
     models = [each for each in results if each.family != "tokenizer"]
     vocabularies = {each.variant: each for each in results if each.family == "tokenizer"}
     served = list(dict.fromkeys(each.family for each in models if _folder(each) and each.verdict != "refused"))
-    reasons = dict.fromkeys(each.refused for each in FAMILIES.values() if each.refused)
-    kinds = {why: [name for name, each in FAMILIES.items() if each.refused == why] for why in reasons}
     partly = [each for each in models if each.verdict == "refused" and each.family in served and not needs_llama(each)]
     equal, near = (
         dict.fromkeys(each.formats for each in models if not _folder(each) and each.verdict == verdict)
@@ -34,7 +32,7 @@ def text(results: Sequence[Result]) -> str:
     recorded = json.loads(TEXT.read_text(encoding="utf-8"))
     return TEMPLATE.read_text(encoding="utf-8").format(
         families="".join(_family(name, [each for each in models if each.family == name]) for name in served),
-        refused="".join(f"| {why} | {', '.join(names)} |\n" for why, names in kinds.items()),
+        refused="".join(f"| {why} | {', '.join(names)} |\n" for why, names in table()["refused"].items()),
         partly=_partly(partly),
         equal=", ".join(equal),
         near=f"; nearly, with activations in 8 bits beside blocks: {', '.join(near)}" if near else "",

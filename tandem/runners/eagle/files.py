@@ -6,8 +6,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from tandem.checkpoints.head_config import write_head_config
-from tandem.checkpoints.head_weights import EMBEDDING, LAYER, HeadWeights, read_head_weights
+from tandem.checkpoints.head_config import EMBEDDING, write_head_config
+from tandem.checkpoints.head_weights import HeadWeights, read_head_weights
 from tandem.checkpoints.locate import CheckpointError, first_line
 from tandem.checkpoints.tensors import SAFETENSORS, save_tensors
 from tandem.runners.eagle.module import EagleHead
@@ -30,14 +30,11 @@ def head_module(folder: Path, weights: HeadWeights) -> EagleHead:
     return made.requires_grad_(False).eval()
 
 
-def write_head(
-    folder: Path, head: EagleHead, layout: str = "specforge", embedding: Tensor | None = None, verifier: str = ""
-) -> None:
-    """Writes the head in its dtype. Without `embedding` loaders use the target's. Raises ValueError."""
+def write_head(folder: Path, head: EagleHead, embedding: Tensor | None = None) -> None:
+    """Writes the head in its dtype, in SpecForge's layout. Without `embedding` loaders use the target's."""
     folder.mkdir(parents=True, exist_ok=True)
-    dtype = str(head.fc.weight.dtype).removeprefix("torch.")
-    write_head_config(folder, head.config, layout, dtype, verifier)
-    tensors = {name.replace(LAYER["specforge"], LAYER[layout], 1): t for name, t in head.state_dict().items()}
+    write_head_config(folder, head.config, str(head.fc.weight.dtype).removeprefix("torch."))
+    tensors = head.state_dict()
     if embedding is not None:
         tensors[EMBEDDING] = embedding
     kept = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}

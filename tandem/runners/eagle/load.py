@@ -162,7 +162,7 @@ def _target_embedding(folder: Path, target: Checkpoint) -> Stored:
     needs = f"{folder} has no embed_tokens, so the draft side needs the target's: name its folder with --target_model"
     try:
         if target.gguf_file:
-            return StoredWeights(target.gguf_file).dense("token_embd.weight")
+            return StoredWeights(target.gguf_file).stored("token_embd.weight")
         tensors = Tensors(Path(target.folder))
     except CheckpointError as error:
         raise CheckpointError(f"draft: {needs} ({error})") from None
