@@ -297,8 +297,7 @@ def _load_module(checkpoint: Checkpoint, dtype: Any, platform: Platform, ranks: 
 
 
 def _module(checkpoint: Checkpoint, dtype: Any, platform: Platform, ranks: int, scaled: bool) -> Any:
-    from tandem.runners.torch.from_tensors import module_from
-    from tandem.runners.torch.model import load_module
+    from tandem.runners.torch.model import load_module, module_from
     from tandem.runners.torch.module_checks import refuse_fields
 
     if scaled and platform.name == "cpu":

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tandem.runners.capabilities import UNABLE, Capabilities, Trait
 from tandem.runners.eagle.files import head_module
 from tandem.runners.eagle.head_graphs import HeadGraphs
-from tandem.runners.eagle.hidden_states import TargetFeatures
+from tandem.runners.eagle.hidden_states import TargetFeatures, tensor_of
 from tandem.runners.eagle.load import RemoteHead
 from tandem.runners.eagle.module import EagleHead, llama_config
 from tandem.runners.protocol import (
@@ -29,11 +29,10 @@ from tandem.runners.protocol import (
     VerifyRow,
 )
 from tandem.runners.startup import Startup
-from tandem.runners.torch.from_tensors import tensor_of
 from tandem.runners.torch.graph_modules import padded
 from tandem.runners.torch.graph_runner import GraphRunner
 from tandem.runners.torch.platforms import Platform
-from tandem.runners.torch.runner import DraftedToken, draft_rows
+from tandem.runners.torch.runner import draft_rows
 from tandem.runners.torch.slot_cache import SlotCache
 from tandem.speculation.features import FeatureInbox
 from tandem.speculation.types import Request, Verdict
@@ -60,7 +59,6 @@ class EagleRunner:
     ) -> None:
         self.head, self.features, self.embedding = head, features, embedding
         self.limits, self.identity, self.platform = limits, identity, platform
-        self.token_ids, self.vocab_size = head.token_ids, limits.vocab_size
         widest = max(TAIL, limits.chunk) + limits.max_draft + 1
         config: Any = llama_config(head.config)
         weight = head.fc.weight
@@ -77,7 +75,6 @@ class EagleRunner:
             chunks=tuple(range(1, limits.chunk + 1)),
             ragged=True,
         )
-        self._host_ids = head.token_ids.cpu()
         self.graphs: HeadGraphs | None = None
         if beside:
             self.graphs = HeadGraphs(head, features, embedding, self.slots, identity, platform, beside)
@@ -129,10 +126,10 @@ class EagleRunner:
         slots, width = [row.slot for row in rows], max(len(row.tail) for row in rows)
         hidden = self.embedding
 
-        def logits(drafts: Sequence[Sequence[DraftedToken]]) -> Tensor:
+        def logits(drafts: Sequence[Sequence[int]]) -> Tensor:
             nonlocal hidden
             if drafts[0]:
-                tokens = self._tensor([[draft[-1].token] for draft in drafts])
+                tokens = self._tensor([[draft[-1]] for draft in drafts])
                 positions = self._positions([row.position + len(drafts[0]) for row in rows], 1)
                 hidden = self._step(slots, tokens, hidden, positions, self._tensor([0] * len(rows)))
             else:
@@ -150,15 +147,12 @@ class EagleRunner:
 
     def tokens_of(self, columns: Tensor) -> Tensor:
         """Token ids of logits columns; same shape."""
-        return self._ids_at(columns)[columns]
+        return self.head.token_ids.to(columns.device)[columns]
 
     def widened(self, logits: Tensor) -> Tensor:
         """float32 logits [rows, vocabulary] from [rows, draft vocabulary]; -inf for tokens without a column."""
-        full = torch.full((*logits.shape[:-1], self.vocab_size), -torch.inf, device=logits.device)
-        return full.index_copy_(-1, self._ids_at(logits), logits.float())
-
-    def _ids_at(self, values: Tensor) -> Tensor:
-        return self._host_ids if values.device.type == "cpu" else self.token_ids
+        full = torch.full((*logits.shape[:-1], self.limits.vocab_size), -torch.inf, device=logits.device)
+        return full.index_copy_(-1, self.head.token_ids.to(logits.device), logits.float())
 
     def _step(self, slots: list[int], tokens: Tensor, hidden: Tensor, positions: Tensor, last: Tensor) -> Tensor:
         """Feeds tokens [rows, width] with hidden inputs; returns states [rows, 1, hidden] of columns `last`."""

@@ -64,7 +64,8 @@ class Platform:
             kept = self.kept(folder)
             os.environ[self.code] = str(kept / f"rank_{rank}" if self.core_per_rank and degree > 1 else kept)
         if cores is None and self.core_per_rank and degree > 1:
-            cores = _several(os.environ.get(self.cores or "", ""))
+            several = os.environ.get(self.cores or "", "")
+            cores = several if {",", "-"} & set(several) else None  # a list of several is the user's, for all ranks
         if cores is not None:
             self._take(parse_cores(cores), rank, degree)
 
@@ -123,11 +124,6 @@ def _on_this_host(rank: int, degree: int) -> tuple[int, int]:
     return (int(here[0]), int(here[1])) if degree > 1 and here[0] and here[1] else (rank, degree)
 
 
-def _several(cores: str) -> str | None:
-    # a list of several cores is the user's, for all ranks
-    return cores if {",", "-"} & set(cores) else None
-
-
 def _pin(cores: tuple[int, ...]) -> None:
     if not hasattr(os, "sched_setaffinity"):
         raise ValueError("cores: this system cannot restrict a process to some of its CPUs")
@@ -137,10 +133,6 @@ def _pin(cores: tuple[int, ...]) -> None:
                 os.sched_setaffinity(int(thread), cores)
     except OSError:
         raise ValueError(f"cores: this process may not use all of CPUs {format_cores(cores)}") from None
-
-
-def _nothing() -> None:
-    """The CPU's `absent`."""
 
 
 def _cpu_bfloat16() -> bool:
@@ -208,7 +200,7 @@ CPU = Platform(
     shared=("off",),
     graphs="packages",
     collectives="gloo",
-    absent=_nothing,
+    absent=lambda: None,
     has_bfloat16=_cpu_bfloat16,
     # On Intel's processors, MKL's products otherwise depend on where their operands lie in memory, and a row of
     # oneDNN's depends on the rows beside it if AMX computes it.

@@ -6,7 +6,7 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -146,9 +146,9 @@ class TorchRunner:
     def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
         slots, adapters = [row.slot for row in rows], [row.adapter for row in rows]
 
-        def logits(drafts: Sequence[Sequence[DraftedToken]]) -> Tensor:
+        def logits(drafts: Sequence[Sequence[int]]) -> Tensor:
             if drafts[0]:
-                last, at = [[d[-1].token] for d in drafts], [row.position + len(drafts[0]) for row in rows]
+                last, at = [[d[-1]] for d in drafts], [row.position + len(drafts[0]) for row in rows]
                 return self._forward(slots, last, at, adapters)[: len(rows), 0]
             width = self.shapes.width(max(2, *(len(row.tail) for row in rows)))
             starts = [row.position + 1 - len(row.tail) for row in rows]
@@ -178,13 +178,6 @@ class TorchRunner:
         )
 
 
-class DraftedToken(NamedTuple):
-    """A draft token, and its distribution if the verifier needs it."""
-
-    token: int
-    distribution: SparseDistribution | None = None
-
-
 class DraftVocabulary(Protocol):
     """The tokens of a draft's logits columns."""
 
@@ -196,39 +189,29 @@ class DraftVocabulary(Protocol):
 
 
 def draft_rows(
-    vocabulary: DraftVocabulary,
-    rows: Sequence[ProposeRow],
-    logits: Callable[[Sequence[Sequence[DraftedToken]]], Tensor],
+    vocabulary: DraftVocabulary, rows: Sequence[ProposeRow], logits: Callable[[Sequence[Sequence[int]]], Tensor]
 ) -> list[Proposal | RowFailed]:
     """Drafts as many tokens as the longest row asks for; others are cut. `logits`: [rows, columns] after drafts."""
-    if not any(row.k for row in rows):
-        return [Proposal(())] * len(rows)
-    started = time.perf_counter()
-    drafts: list[list[DraftedToken]] = [[] for _ in rows]
-    for _ in range(max(row.k for row in rows)):
-        for draft, drafted in zip(drafts, _drafted(vocabulary, rows, logits(drafts), drafts), strict=True):
-            draft.append(drafted)
-    return proposals(rows, drafts, time.perf_counter() - started)
-
-
-def _drafted(
-    vocabulary: DraftVocabulary, rows: Sequence[ProposeRow], logits: Tensor, drafts: Sequence[Sequence[DraftedToken]]
-) -> list[DraftedToken]:
-    if all(row.plain for row in rows):
-        return [DraftedToken(token) for token in vocabulary.tokens_of(logits.argmax(-1)).tolist()]
-    host = vocabulary.widened(logits).cpu().numpy()
-    return [DraftedToken(*draft_next(row, host[r], [each.token for each in drafts[r]])) for r, row in enumerate(rows)]
-
-
-def proposals(
-    rows: Sequence[ProposeRow], drafts: Sequence[Sequence[DraftedToken]], seconds: float
-) -> list[Proposal | RowFailed]:
-    """The first `k` draft tokens of each row."""
-    found: list[Proposal | RowFailed] = []
-    for row, draft in zip(rows, drafts, strict=True):
-        sent = tuple(each.distribution for each in draft[: row.k] if each.distribution is not None)
-        found.append(Proposal(tuple(each.token for each in draft[: row.k]), seconds, sent))
-    return found
+    started, longest = time.perf_counter(), max(row.k for row in rows)
+    tokens: list[list[int]] = [[] for _ in rows]
+    sent: list[list[SparseDistribution]] = [[] for _ in rows]
+    greedy = all(row.plain for row in rows)
+    for _ in range(longest):
+        found = logits(tokens)
+        if greedy:
+            for own, token in zip(tokens, vocabulary.tokens_of(found.argmax(-1)).tolist(), strict=True):
+                own.append(token)
+            continue
+        host = vocabulary.widened(found).cpu().numpy()
+        for r, row in enumerate(rows):
+            token, distribution = draft_next(row, host[r], tokens[r])
+            tokens[r].append(token)
+            sent[r] += [] if distribution is None else [distribution]
+    seconds = time.perf_counter() - started if longest else 0.0
+    return [
+        Proposal(tuple(own[: row.k]), seconds, tuple(drawn[: row.k]))
+        for row, own, drawn in zip(rows, tokens, sent, strict=True)
+    ]
 
 
 def width_buckets(max_draft: int) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tandem.cli import main
-from tandem_nxdi import availability
+from tandem_nxdi import backend
 from tests.daily import daily
 
 ROLES = (
@@ -21,7 +21,7 @@ ROLES = (
 
 @pytest.mark.parametrize("role", daily(ROLES, 0, 2), ids=lambda words: words[1])
 def test_asking_for_nxdi_where_it_is_not_is_one_line(role: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    if availability.importable("neuronx-distributed-inference"):
+    if backend.importable("neuronx-distributed-inference"):
         pytest.skip("NxD Inference is installed here")
     listening = [] if "verify_target" in role else ["--port", "0"]
     assert main.main([*role, "--backend", "nxdi", "--tp_degree", "32", *listening]) == 2
@@ -70,11 +70,11 @@ def test_pypis_placeholders_are_recognised_and_named(packages: Path) -> None:
     install(packages, "torch-neuronx", "1.0", "__init__.py", rest=wrong)
     install(packages, "neuronx-distributed-inference", "0.1.0", rest=wrong)
     with pytest.raises(ValueError, match=r"nxdi is not available here: .*torch-neuronx 1\.0.*placeholder.* from PyPI"):
-        availability.require_nxdi()
+        backend.require_nxdi()
 
 
 def test_the_real_packages_are_taken_for_what_they_are(packages: Path) -> None:
-    for name in availability.PACKAGES:
+    for name in backend.PACKAGES:
         install(packages, name, "2.9", "__init__.py", "models.py")
-    availability.require_nxdi()
-    assert availability.versions()["torch-neuronx"] == "2.9"
+    backend.require_nxdi()
+    assert backend.versions()["torch-neuronx"] == "2.9"
