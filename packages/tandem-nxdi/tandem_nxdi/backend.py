@@ -15,10 +15,9 @@ from tandem.checkpoints.adapter_files import Adapter, AdapterChoice
 from tandem.checkpoints.eagle_heads import check_completed
 from tandem.checkpoints.head_config import is_head
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, find, weights_revision
-from tandem.host.clashes import clashes, refusal
 from tandem.host.cores import format_cores, parse_cores
 from tandem.host.detect import DOCTOR, missing
-from tandem.host.packages import distributions, installed_package, installed_packages
+from tandem.host.packages import clashes, distributions, installed_package, installed_packages, refusal
 from tandem.runners.backends import Backend, LoadRequest
 from tandem.runners.protocol import Limits, Runner, RunnerIdentity
 from tandem.runners.startup import Startup
@@ -138,13 +137,10 @@ def require_nxdi() -> None:
     """Raises ValueError, one line with the remedy, unless NxDI and its dependencies are installed.
 
     Needs no device: any machine may compile. Packages that NxDI calls or is compiled against must have the versions of
-    NxDI's metadata; for others a mismatch is logged.
+    NxDI's metadata.
     """
-    found = clashes(installed_packages())
-    if why := refusal(found):
+    if why := refusal(clashes(installed_packages())):
         raise ValueError(f"backend: nxdi is not available here: {why}; {DOCTOR}")
-    for clash in found:
-        log.warning("%s", clash)
     absent = [package for package in PACKAGES if not importable(package)]
     if absent:
         why = missing("nxdi", compile_only=True)

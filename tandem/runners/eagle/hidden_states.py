@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tandem.checkpoints.numbers import Stored
 from tandem.runners.capabilities import FeatureRow
-from tandem.runners.native.features import NativeFeatures
+from tandem.runners.native.steps import NativeFeatures
 
 
 @dataclass(frozen=True, slots=True)
