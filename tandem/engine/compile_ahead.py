@@ -85,6 +85,8 @@ def run_compile(config: CompileConfig) -> int:
 def _compile_by_backend(models: ModelConfig, wanted: tuple[str, ...]) -> int:
     backend, startup = backend_named(models.backend), Startup()
     backend.require()
+    if models.adapters and "fused" in wanted and backend.fuses(models.load_request()):
+        raise ValueError("adapters: a fused graph takes none; use --compile_for target or --pair apart")
     target = backend.find(models.model)
     draft = backend.find(models.draft_model) if models.draft_model else None
     for part in wanted:
@@ -97,7 +99,6 @@ def _compile_by_backend(models: ModelConfig, wanted: tuple[str, ...]) -> int:
 def _made(models: ModelConfig, platform: Platform, wanted: tuple[str, ...], head: Checkpoint | None) -> Iterator[str]:
     startup = Startup()
     yield from _with_head(models, wanted, head, startup) if head else _of_models(models, wanted, startup)
-    platform.synchronize()
     yield f"{platform.kept(models.execution.compiled)}: ready after {startup.total():.1f} s ({startup.line()})"
 
 

@@ -165,14 +165,6 @@ def lines_of(config: ComparisonConfig, kind: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["kind"] == kind]
 
 
-@pytest.mark.thorough  # daily: the test before
-def test_speedups_are_against_width_one_where_the_target_is_wide(config: ComparisonConfig) -> None:
-    assert run_comparison(config, Network(wide=True).connect) == 0
-    found = written(config)
-    assert found["baseline"] == "autoregressive_width_1"
-    assert servers_of(found)[:2] == ["autoregressive_width_1", "autoregressive"]
-
-
 def test_divergences_are_shown_with_the_gap_of_a_second_pass_and_are_no_failure(
     config: ComparisonConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -241,20 +233,6 @@ def test_an_address_that_does_not_answer_is_one_line(
     ]
 
 
-def test_an_address_where_something_else_answers_is_said_to_refuse(
-    config: ComparisonConfig, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Another(FakeGenerator):
-        async def model_info(self, wait=True):  # type: ignore[no-untyped-def]
-            raise FakeError("UNIMPLEMENTED", "Method not found!")
-
-    network = Network(generators=[Another("fused")])
-    connected = replace(config, architectures=("fused",), connect={"fused": "127.0.0.1:1004"})
-    assert run_comparison(connected, network.connect) == 1
-    said = "FusedSpeculativeServer at 127.0.0.1:1004 refuses the call: UNIMPLEMENTED: Method not found!"
-    assert capsys.readouterr().err == f"compare_architectures.py: error: {said}\n"
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_before_the_first_record_stops_every_server_and_says_that_nothing_was_measured(
     config: ComparisonConfig, number: signal.Signals, capsys: pytest.CaptureFixture[str]
@@ -314,33 +292,6 @@ def test_an_interrupt_while_measuring_leaves_a_partial_report_of_what_there_is(
     assert (found["missing"], found["planned"]) == ("interrupted by SIGINT", 12)
     assert "PARTIAL: interrupted by SIGINT; " in capsys.readouterr().out
     assert "This run is partial: interrupted by SIGINT" in (config.output_dir / "report.html").read_text()
-    assert no_server_is_left(config)
-
-
-def test_an_interrupt_under_load_leaves_the_figures_of_what_was_under_load_before(config: ComparisonConfig) -> None:
-    running: list[str] = []
-
-    class Interrupting(FakeGenerator):
-        async def generate(
-            self, request: GenerationRequest, timeout: float | None = None
-        ) -> AsyncIterator[Chunk | GenerationEnd]:
-            running.append(request.text or "")
-            await asyncio.sleep(0)  # others begin
-            if len(running) == 2:
-                running.append("interrupted, once")
-                os.kill(os.getpid(), signal.SIGINT)
-                await asyncio.sleep(30)
-            async for event in super().generate(request, timeout):
-                yield event
-            running.pop()
-
-    loaded = replace(config, architectures=("autoregressive", "fused"), concurrency=(2,))
-    assert run_comparison(loaded, Network(generators=[Interrupting("fused")]).connect) == 130
-    found = written(config)
-    (point,) = found["loads"]
-    assert list(point["figures"]) == ["autoregressive"] and point["verdict"] is None
-    assert point["figures"]["autoregressive"]["num_completed_requests"] == 8
-    assert (found["missing"], len(found["records"]), found["planned"]) == ("interrupted by SIGINT", 12, 20)
     assert no_server_is_left(config)
 
 
