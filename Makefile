@@ -35,6 +35,7 @@ help:
 	@echo 'make mutants     change a file line by line and list what its tests do not notice (mutmut):'
 	@echo '                 make mutants FILE=tandem/speculation/elementary.py TESTS=tests/speculation/test_elementary.py'
 	@echo 'make families    run tiny models of every family, in folders and GGUF files, and compare their tokens with transformers'
+	@echo '                 (ARGS="--llama-cpp DIR --llama-bin DIR": with llama.cpp too; docs/models.md)'
 	@echo 'make clients     install OpenAI clients, agents and load tools of others in an environment of their own (some 2 GB;'
 	@echo '                 needs npm), run them unmodified'
 	@echo 'make engines     install the CPU build of vLLM in an environment of its own (some 4 GB), and run it with our drafts'
@@ -174,7 +175,7 @@ docs: $(STAMP) .venv-docs/.set-up
 	@echo 'the site is in build/site; to read it at http://127.0.0.1:8000: $(BIN)/python -m http.server -d build/site --bind 127.0.0.1'
 
 families: $(STAMP)
-	@$(BIN)/python -m pytest -q -m "thorough or not thorough" tests/families $(ARGS)
+	@$(BIN)/python -m tests.families $(ARGS)
 
 reliability: $(STAMP)
 	@$(BIN)/python -m pytest -q -m campaign tests/reliability tests/conformance $(ARGS)

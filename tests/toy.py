@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem.checkpoints.adapter_files import Adapter, AdapterChoice
-from tandem.checkpoints.byte_level import byte_characters
 from tandem.checkpoints.locate import Checkpoint
+from tandem.checkpoints.token_text import byte_characters
 from tandem.checkpoints.tool_prompts import Shown, with_tools
 from tandem.runners.backends import Backend, LoadRequest
 from tandem.runners.capabilities import Capabilities, FeatureRow, FeaturesOut, MemoryOnDemand, Pages

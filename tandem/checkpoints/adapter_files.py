@@ -1,23 +1,120 @@
-"""Reads LoRA adapters in PEFT's format."""
+"""Reads LoRA adapters in PEFT's format; refuses by name what is not served."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from tandem.checkpoints.adapter_config import CONFIG, MOST_RANK, AdapterConfig, read_config
+from tandem.checkpoints.json_files import an_object, data_of, read_object
 from tandem.checkpoints.locate import CheckpointError, first_line
 from tandem.checkpoints.numbers import STORAGE, Floats, Stored
 
-WEIGHTS = "adapter_model.safetensors"
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+MOST_RANK = 512
+MOST_ALPHA = 2.0**16
+_MOST_PATTERN = 512  # characters
+_MOST_BYTES = 1 << 20  # a pattern for each layer of the largest models takes a tenth
 _KEY = re.compile(r"base_model\.model\.(?P<module>[\w.-]+)\.lora_(?P<side>[AB])\.weight")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterConfig:
+    """`ranks`, `alphas`: overrides by module pattern. `by_root`: scale alpha / sqrt(rank). Raises ValueError."""
+
+    rank: int
+    alpha: float
+    by_root: bool = False
+    ranks: Mapping[str, int] = field(default_factory=dict)
+    alphas: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, rank in (("r", self.rank), *((f"rank_pattern {key!r:.80}", r) for key, r in self.ranks.items())):
+            if type(rank) is not int or not 1 <= rank <= MOST_RANK:
+                raise ValueError(f"{name}: {rank!r:.60} is not a number from 1 to {MOST_RANK}")
+        patterned = ((f"alpha_pattern {key!r:.80}", alpha) for key, alpha in self.alphas.items())
+        for name, alpha in (("lora_alpha", self.alpha), *patterned):
+            if type(alpha) not in (int, float) or not abs(alpha) <= MOST_ALPHA:
+                raise ValueError(f"{name}: {alpha!r:.60} is not a number of at most {MOST_ALPHA:g}")
+        for name, patterns in (("rank_pattern", self.ranks), ("alpha_pattern", self.alphas)):
+            for pattern in patterns:
+                _check_pattern(name, pattern)
+
+    def rank_and_scale(self, module: str) -> tuple[int, float]:
+        """Returns rank and scale for a path such as model.layers.0.self_attn.q_proj."""
+        rank, alpha = _matched(self.ranks, module, self.rank), _matched(self.alphas, module, self.alpha)
+        return rank, alpha / (math.sqrt(rank) if self.by_root else rank)
+
+
+def _matched(values: Mapping[str, Value], module: str, default: Value) -> Value:
+    # PEFT's rule: the first pattern that matches.
+    found = (value for pattern, value in values.items() if re.match(rf"(.*\.)?({pattern})$", module))
+    return next(found, default)
+
+
+def _check_pattern(name: str, pattern: str) -> None:
+    if len(pattern) > _MOST_PATTERN:
+        raise ValueError(f"{name}: {pattern[:60]!r} is longer than {_MOST_PATTERN} characters")
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"{name}: {pattern[:80]!r}: {error}") from None
+
+
+def read_config(folder: Path) -> AdapterConfig:
+    file = folder / CONFIG
+    try:
+        fields = read_object(file, _MOST_BYTES)
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder}: no adapter: it has no {CONFIG}") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file}: cannot be read: {error}") from None
+    try:
+        _check_served(fields)
+        return AdapterConfig(
+            fields.get("r", 8),
+            fields.get("lora_alpha", 8),
+            _flag(fields, "use_rslora"),
+            an_object("rank_pattern", fields.get("rank_pattern") or {}),
+            an_object("alpha_pattern", fields.get("alpha_pattern") or {}),
+        )
+    except ValueError as error:
+        raise CheckpointError(f"{file}: {error}") from None
+
+
+def _check_served(fields: Mapping[str, Any]) -> None:
+    known = data_of("adapter_fields")  # read; harmless: of its making; refused, with the reason; starts: of training
+    if fields.get("peft_type") != "LORA":
+        raise ValueError(f"peft_type: {fields.get('peft_type')!r:.60} is not served, only LORA")
+    for name, what in known["refused"].items():
+        if fields.get(name):
+            raise ValueError(f"{name}: not served: {what}")
+    if fields.get("bias", "none") != "none":
+        raise ValueError(f"bias: {fields['bias']!r:.60} is not served: biases")
+    start = fields.get("init_lora_weights", True)
+    if start not in known["starts"]:
+        raise ValueError(f"init_lora_weights: {start!r:.60} is not served: it changes the model's own weights")
+    for name, value in fields.items():
+        if value and name not in (*known["harmless"], *known["read"]):
+            raise ValueError(
+                f"{name[:60]!r}: {str(value)[:60]!r} is not known here, so it may change what the adapter adds"
+            )
+
+
+def _flag(fields: Mapping[str, Any], name: str) -> bool:
+    value = fields.get(name) or False
+    if type(value) is not bool:
+        raise ValueError(f"{name}: {value!r:.60} is neither true nor false")
+    return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,19 +15,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tandem.checkpoints.eagle_heads import (
-    EMBEDDING,
-    FC,
-    INPUT_NORM,
-    MAP,
-    MAPS,
-    OUTPUT,
-    check_head,
-    check_taken,
-    plain,
-    widened,
-)
-from tandem.checkpoints.head_config import HeadConfig, head_fields, is_head
+from tandem.checkpoints.eagle_heads import INPUT_NORM, check_head, check_taken, plain, widened
+from tandem.checkpoints.head_config import EMBEDDING, FC, MAPS, OUTPUT, HeadConfig, head_fields, is_head
 from tandem.checkpoints.json_files import read_object
 from tandem.checkpoints.locate import CheckpointError
 from tandem.checkpoints.tensors import WEIGHT_FILES, Tensors, shards_of, write_tensors
@@ -37,10 +26,7 @@ if TYPE_CHECKING:
 
 CONVERSIONS = ("fp8", "eagle", "safetensors")
 OCP_MOST, NEURON_MOST = 448.0, 240.0
-MOST_ERROR = 2.0**-4  # relative, of rounding to three mantissa bits
-SMALLEST_NORMAL = 2.0**-6
 SCALE = "_scale"
-_SIDES = {"vocab_size": "rows", "hidden_size": "columns"}
 EMBEDDINGS = (f"model.{EMBEDDING}", EMBEDDING)
 
 
@@ -67,7 +53,11 @@ class ConvertConfig:
 
 
 def run_convert(config: ConvertConfig) -> int:
-    _MAKERS[config.to](config, Tensors(config.source))
+    tensors = Tensors(config.source)
+    if config.to == "safetensors":
+        _write(config, tensors.sizes(), tensors.__getitem__, {})
+    else:
+        (_fp8 if config.to == "fp8" else _eagle)(config, tensors)
     return 0
 
 
@@ -93,10 +83,9 @@ def _fp8(config: ConvertConfig, tensors: Tensors) -> None:
     if not scaled:
         raise CheckpointError(f"{config.source}: no weight has a scale beside it (NAME.weight{SCALE}): not FP8")
     first = next(name for name in tensors.files if name in scaled)
-    if _largest(tensors[first]) <= NEURON_MOST:
+    if float(tensors[first].to(torch.float32).abs().max()) <= NEURON_MOST:
         raise CheckpointError(f"{config.source}: {first} is within ±{NEURON_MOST:g} already; it looks rescaled")
     factor = OCP_MOST / NEURON_MOST
-    found: list[tuple[float, float, float]] = []  # of each weight: the largest before and after, the relative error
 
     def load(name: str) -> Tensor:
         tensor = tensors[name]
@@ -108,33 +97,10 @@ def _fp8(config: ConvertConfig, tensors: Tensors) -> None:
             return tensor
         if tensor.dtype != torch.float8_e4m3fn:
             raise CheckpointError(f"{config.source}: {name} has a scale, and is {tensor.dtype}, not float8_e4m3fn")
-        rescaled = (tensor.to(torch.float32) / factor).to(torch.float8_e4m3fn)
-        found.append((_largest(tensor), _largest(rescaled), _error(tensor, rescaled)))
-        if found[-1][1] > NEURON_MOST or found[-1][2] > MOST_ERROR:
-            raise CheckpointError(f"{config.source}: {name} could not be rescaled: {found[-1]}")
-        return rescaled
+        return (tensor.to(torch.float32) / factor).to(torch.float8_e4m3fn)
 
     _write(config, tensors.sizes(), load, {})
-    before, after, error = map(max, zip(*found, strict=True))
-    print(
-        f"{len(found)} FP8 weights: largest {before:g} before, {after:g} after; a weight times its scale moved by at"
-        f" most {error:.2%}"
-    )
-
-
-def _largest(tensor: Tensor) -> float:
-    import torch
-
-    return float(tensor.to(torch.float32).abs().max())
-
-
-def _error(weights: Tensor, rescaled: Tensor) -> float:
-    import torch
-
-    old, new = weights.to(torch.float32), rescaled.to(torch.float32)
-    normal = new.abs() >= SMALLEST_NORMAL
-    off = (new * (OCP_MOST / NEURON_MOST) - old).abs()[normal] / old.abs()[normal]
-    return float(off.max()) if off.numel() else 0.0
+    print(f"{len(scaled)} FP8 weights rescaled")
 
 
 def _eagle(config: ConvertConfig, tensors: Tensors) -> None:
@@ -157,9 +123,10 @@ def _eagle(config: ConvertConfig, tensors: Tensors) -> None:
         if name in grafted:
             return target[grafted[name]].to(fc.dtype)
         tensor = tensors[names[name]]
-        return widened(config.source, tensor, tensors[MAP], head.vocab_size) if widens and name == OUTPUT else tensor
+        return widened(config.source, tensor, tensors["d2t"], head.vocab_size) if widens and name == OUTPUT else tensor
 
-    sizes = {name: tensors.bytes(own) for name, own in names.items()}
+    theirs = tensors.sizes()
+    sizes = {name: theirs[own] for name, own in names.items()}
     sizes |= {name: math.prod(target.shape(source)) * fc.element_size() for name, source in grafted.items()}
     said = [f"from {config.target}: {', '.join(f'{n} ({source})' for n, source in grafted.items())}"] if grafted else []
     if widens:
@@ -183,11 +150,10 @@ def _text_config(folder: Path) -> dict[str, Any]:
 
 
 def _check_sides(folder: Path, head: HeadConfig, name: str, shape: tuple[int, ...]) -> None:
-    for field_name, own, theirs in zip(_SIDES, (head.vocab_size, head.hidden_size), shape, strict=True):
+    sides = (("vocab_size", head.vocab_size, "rows"), ("hidden_size", head.hidden_size, "columns"))
+    for (field, own, side), theirs in zip(sides, shape, strict=True):
         if own != theirs:
-            raise CheckpointError(
-                f"{folder}: {field_name}: {own}, and the target's {name} has {theirs} {_SIDES[field_name]}"
-            )
+            raise CheckpointError(f"{folder}: {field}: {own}, and the target's {name} has {theirs} {side}")
 
 
 def _first(tensors: Tensors, names: tuple[str, ...]) -> str:
@@ -195,10 +161,3 @@ def _first(tensors: Tensors, names: tuple[str, ...]) -> str:
     if found is None:
         raise CheckpointError(f"{tensors.folder}: has none of {', '.join(names)}")
     return found
-
-
-def _safetensors(config: ConvertConfig, tensors: Tensors) -> None:
-    _write(config, tensors.sizes(), tensors.__getitem__, {})
-
-
-_MAKERS = {"fp8": _fp8, "eagle": _eagle, "safetensors": _safetensors}

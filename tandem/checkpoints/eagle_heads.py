@@ -10,7 +10,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tandem.checkpoints.head_config import LAYERS, TAPS, HeadConfig, default_layers, is_head, read_head_config
+from tandem.checkpoints.head_config import (
+    EMBEDDING,
+    FC,
+    LAYERS,
+    MAPS,
+    OUTPUT,
+    HeadConfig,
+    default_layers,
+    head_shapes,
+    is_head,
+    our_name,
+    read_head_config,
+)
 from tandem.checkpoints.json_files import read_object
 from tandem.checkpoints.locate import CheckpointError
 from tandem.checkpoints.tensors import Tensors
@@ -18,9 +30,7 @@ from tandem.checkpoints.tensors import Tensors
 if TYPE_CHECKING:
     from torch import Tensor
 
-FC, OUTPUT, EMBEDDING = "fc.weight", "lm_head.weight", "embed_tokens.weight"
-INPUT_NORM, MAP = "layers.0.input_layernorm.weight", "d2t"
-MAPS = (MAP, "t2d")
+INPUT_NORM = "layers.0.input_layernorm.weight"
 _LEAST_LAYERS = 7  # of a target: with fewer, two of the three layers that NxD Inference reads are the same
 
 
@@ -32,59 +42,31 @@ def is_eagle1(folder: Path) -> bool:
 
 
 def plain(name: str) -> str:
-    # SpecForge calls an EAGLE-3 head's layer `midlayer`.
-    return name.removeprefix("model.").replace("midlayer.", "layers.0.", 1)
+    """Returns Llama's name of a tensor."""
+    return our_name(name).replace("midlayer.", "layers.0.", 1)
 
 
 def check_head(folder: Path, tensors: Tensors) -> HeadConfig:
     """Checks a head's tensor names and shapes; returns its sizes. Raises CheckpointError."""
     kind = 3 if is_head(folder) else 1
-    names = {plain(name): name for name in tensors.files}
+    names = {our_name(name): name for name in tensors.files}
     if FC not in names:
         raise CheckpointError(f"{folder}: no {FC}: not an EAGLE-{kind} head")
     head = read_head_config(folder, eagle1=kind == 1)
-    required, optional = _shapes(head, kind == 3)
-    if missing := sorted(set(required) - set(names)):
+    required, optional = head_shapes(head, eagle1=kind == 1)
+    if kind == 3 and head.draft_vocab_size != head.vocab_size:
+        required["d2t"] = optional["d2t"]
+    if missing := sorted(plain(name) for name in required if name not in names):
         raise CheckpointError(f"{folder}: the head lacks {', '.join(missing[:3])}")
     known = required | optional
-    if unknown := sorted(name for name in names if name not in known and not _is_bias(name)):
+    if unknown := sorted(plain(name) for name in names if name not in known and not name.endswith("_proj.bias")):
         raise CheckpointError(f"{folder}: the head has {', '.join(unknown[:3])}, which EAGLE-{kind} heads do not have")
     for name in sorted(set(names) & set(known)):
         found = tensors.shape(names[name])
         if found != known[name]:
-            raise CheckpointError(f"{folder}: {name} is {list(found)}, not {list(known[name])} as config.json has it")
+            shape = list(known[name])
+            raise CheckpointError(f"{folder}: {plain(name)} is {list(found)}, not {shape} as config.json has it")
     return head
-
-
-def _shapes(head: HeadConfig, eagle3: bool) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
-    # Required tensors, then optional ones; without the layer's biases.
-    h, i, read = head.hidden_size, head.intermediate_size, (2 if eagle3 else 1) * head.hidden_size
-    q, kv = head.num_attention_heads * head.head_dim, head.num_key_value_heads * head.head_dim
-    layer = {
-        "self_attn.q_proj": (q, read),
-        "self_attn.k_proj": (kv, read),
-        "self_attn.v_proj": (kv, read),
-        "self_attn.o_proj": (h, q),
-        "mlp.gate_proj": (i, h),
-        "mlp.up_proj": (i, h),
-        "mlp.down_proj": (h, i),
-        "post_attention_layernorm": (h,),
-    }
-    layer |= {"input_layernorm": (h,), "hidden_norm": (h,)} if eagle3 else {}
-    whole = {f"layers.0.{name}.weight": shape for name, shape in layer.items()}
-    embedding: dict[str, tuple[int, ...]] = {EMBEDDING: (head.vocab_size, h)}
-    output: dict[str, tuple[int, ...]] = {OUTPUT: (head.draft_vocab_size, h)}
-    if not eagle3:
-        return {FC: (h, 2 * h), **whole}, {"fc.bias": (h,), INPUT_NORM: (h,), **embedding, **output}
-    maps: dict[str, tuple[int, ...]] = {MAP: (head.draft_vocab_size,), MAPS[1]: (head.vocab_size,)}
-    required = {FC: (h, TAPS * head.target_hidden_size), "norm.weight": (h,), **whole, **output}
-    if head.draft_vocab_size != head.vocab_size:
-        required[MAP] = maps[MAP]
-    return required, {**embedding, **maps}
-
-
-def _is_bias(name: str) -> bool:
-    return name.startswith("layers.0.self_attn.") and name.endswith("_proj.bias")
 
 
 def check_taken(folder: Path, head: HeadConfig, target: Mapping[str, Any]) -> None:

@@ -2,160 +2,58 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tandem.checkpoints.family import NO_ROPE, ROPE, FamilyConfig, Norms, UnsupportedFamily
-from tandem.checkpoints.json_files import read_object
+from tandem.checkpoints.json_files import an_object, count, data_of, number, read_object
 
 SLIDING, FULL = "sliding_attention", "full_attention"
-_PLAIN = Norms()
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
-    """`slides`: every n-th layer has no window, 0: all have. `rope_by_type`: windowed layers have another rope."""
+class Kind:
+    """A family of families.json that native steps run.
+
+    `slides`: every n-th layer has no window, 0: all have. `rope_by_type`: windowed layers have another rope;
+    `rope_in_windows`: the others have none. `activation`: its field. `gguf`: GGUF's architecture; `turned`: its rows of
+    q and k are in interleaved rotary order.
+    """
 
     defaults: Mapping[str, Any]
-    norms: Norms = _PLAIN
+    norms: Norms
     slides: int = 0
     rope_by_type: bool = False
+    rope_in_windows: bool = False
+    wide_rope: bool = False
     biases: str = ""
     scaled: bool = False
+    activation: str = "hidden_act"
+    gguf: str = ""
+    turned: bool = False
 
 
-_BIASES = {"attention_bias": False, "mlp_bias": False}
-_QWEN = {
-    **{"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096},
-    **{"use_sliding_window": False, "max_window_layers": 28, "layer_types": None},
-}
-_GEMMA = {
-    **{"max_position_embeddings": 8192, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "hidden_activation": None},
-    **{"tie_word_embeddings": True, "eos_token_id": 1, "attention_bias": False},
-}
-_GEMMA_2 = {
-    **_GEMMA,
-    **{"num_key_value_heads": 4, "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256},
-    **{"sliding_window": 4096, "layer_types": None, "final_logit_softcapping": None},
-}
-_OLMO = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "eos_token_id": 50279, "attention_bias": False}
-_MISTRAL = {
-    **{"max_position_embeddings": 131072, "eos_token_id": 2, "num_key_value_heads": 8},
-    "sliding_window": 4096,
-}
-_OFFSET = Norms(offset=1.0, rounds_once=True)
-_KINDS: Mapping[str, _Kind] = {
-    "llama": _Kind({"max_position_embeddings": 2048, "eos_token_id": 2, **_BIASES}),
-    "mistral": _Kind(_MISTRAL),
-    "ministral": _Kind({**_MISTRAL, "layer_types": None}),
-    "qwen2": _Kind(_QWEN, biases="qkv"),
-    "qwen3": _Kind({**_QWEN, "head_dim": 128, "attention_bias": False}, Norms(heads="head")),
-    "gemma": _Kind({**_GEMMA, "num_key_value_heads": 16}, _OFFSET, scaled=True),
-    "gemma2": _Kind(
-        {**_GEMMA_2, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
-        Norms(offset=1.0, rounds_once=True, after=True),
-        slides=2,
-        scaled=True,
-    ),
-    "gemma3_text": _Kind(
-        {
-            **_GEMMA_2,
-            **{"max_position_embeddings": 131072, "rope_theta": 1e6, "rope_local_base_freq": 1e4},
-            "sliding_window_pattern": 6,
-        },
-        Norms(offset=1.0, rounds_once=True, after=True, heads="head"),
-        rope_by_type=True,
-        scaled=True,
-    ),
-    "phi3": _Kind(
-        {
-            **{"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
-            **{"eos_token_id": 32000, "sliding_window": None, "partial_rotary_factor": 1.0},
-        }
-    ),
-    "smollm3": _Kind(
-        {
-            **{"max_position_embeddings": 32768, "num_key_value_heads": 4, "rope_theta": 2e6, "eos_token_id": 128001},
-            **{"no_rope_layers": None, "no_rope_layer_interval": 4, "use_sliding_window": False},
-            **{
-                "max_window_layers": 28,
-                "sliding_window": None,
-                "layer_types": None,
-                "tie_word_embeddings": True,
-                **_BIASES,
-            },
-        }
-    ),
-    "olmo2": _Kind(_OLMO, Norms(rounds_once=True, before=False, after=True, heads="row")),
-    "olmo3": _Kind(
-        {**_OLMO, "rope_theta": 5e5, "rope_local_base_freq": 5e5, "sliding_window": 4096, "layer_types": None},
-        Norms(rounds_once=True, before=False, after=True, heads="row"),
-        slides=4,
-        rope_by_type=True,
-    ),
-    "granite": _Kind(
-        {
-            **{"max_position_embeddings": 2048, "eos_token_id": 2, **_BIASES, "embedding_multiplier": 1.0},
-            **{"logits_scaling": 1.0, "residual_multiplier": 1.0, "attention_multiplier": 1.0},
-        }
-    ),
-    "stablelm": _Kind(
-        {
-            **{"max_position_embeddings": 4096, "num_key_value_heads": 32, "eos_token_id": 0, "layer_norm_eps": 1e-5},
-            **{"partial_rotary_factor": 0.25, "use_qkv_bias": False, "use_parallel_residual": False},
-        },
-        Norms("layer", rounds_once=True),
-    ),
-    "seed_oss": _Kind(
-        {
-            **{"max_position_embeddings": 524288, "num_key_value_heads": 8, "head_dim": 128, "eos_token_id": 2},
-            **{"attention_bias": True, "attention_out_bias": False, "mlp_bias": False},
-        }
-    ),
-    "exaone4": _Kind(
-        {
-            **{"max_position_embeddings": 2048, "num_key_value_heads": 32, "rms_norm_eps": 1e-5, "eos_token_id": 2},
-            **{"sliding_window": 4096, "sliding_window_pattern": 4, "layer_types": None},
-        },
-        Norms(before=False, after=True, heads="head"),
-    ),
-}
-FAMILY = tuple(_KINDS)
-_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-_FIELDS = {
-    *(*_SIZES, "model_type", "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps"),
-    *("hidden_act", "tie_word_embeddings", "eos_token_id", "rope_theta", "rope_scaling", "rope_parameters"),
-    *("original_max_position_embeddings", "quantization_config", "compression_config"),
-}
-_OF_ROPE = {
-    *("rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "max_position_embeddings"),
-    *("low_freq_factor", "high_freq_factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
-    *("truncate", "long_factor", "short_factor", "partial_rotary_factor", "freq_factors"),
-}
-_ELSEWHERE = {
-    *("architectures", "auto_map", "transformers_version", "transformers.js_config", "torch_dtype", "dtype"),
-    *("bos_token_id", "pad_token_id", "decoder_start_token_id", "sep_token_id", "unk_token_id", "pretraining_tp"),
-    *("initializer_range", "initializer_factor", "output_hidden_states", "output_attentions", "return_dict"),
-    *("return_dict_in_generate", "output_scores", "id2label", "label2id", "problem_type", "finetuning_task"),
-    *("chunk_size_feed_forward", "pruned_heads", "tokenizer_class", "prefix", "task_specific_params", "use_cache"),
-    *("torchscript", "max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups"),
-    *("diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty"),
-    *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences"),
-    *("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "use_bfloat16"),
-    *("exponential_decay_length_penalty", "remove_invalid_values", "tf_legacy_loss", "is_llama_config", "name"),
-    *("unsloth_fixed", "unsloth_version", "attn_implementation", "cache_implementation", "model_max_length"),
-}  # of training, generation, classes, tokens, files
-_NEUTRAL = {"full_attn_mod": 1, "interpolate_factor": 1, "rotary_scaling_factor": 1, "sliding_window_size": 4096}
-"""Values without effect of fields that transformers ignores."""
+@functools.cache
+def table() -> Mapping[str, Any]:
+    """families.json.
+
+    native: Kind by model_type. module: served by module code alone. refused: by reason. fields: known ones of a
+    configuration; elsewhere: of training, generation, classes, tokens, files; neutral: values without effect of fields
+    that transformers ignores. gguf: keys by config.json's words, keys without effect, texts of tokens that end.
+    """
+    read = data_of("families")
+    kinds = {name: Kind(**{**row, "norms": Norms(**row.get("norms", {}))}) for name, row in read["native"].items()}
+    return {**read, "native": kinds}
 
 
 def read_family(folder: Path) -> FamilyConfig:
     config = read_object(folder / "config.json")
     made = family_of(config)
     parts = [rope.get("partial_rotary_factor", 1.0) for rope in made.ropes]
-    if "partial_rotary_factor" not in _KINDS[made.model_type].defaults and parts != [1.0] * len(parts):
+    if "partial_rotary_factor" not in table()["native"][made.model_type].defaults and parts != [1.0] * len(parts):
         raise UnsupportedFamily(f"models of type {made.model_type} with partial_rotary_factor {parts[0]!r:.60}")
     return made
 
@@ -163,12 +61,13 @@ def read_family(folder: Path) -> FamilyConfig:
 def family_of(config: Mapping[str, Any]) -> FamilyConfig:
     """Raises UnsupportedFamily, or ValueError naming the field."""
     name = str(config.get("model_type"))
-    if name not in _KINDS:
-        raise UnsupportedFamily(f"models of type {name:.60} (there are {', '.join(FAMILY)})")
-    kind = _KINDS[name]
-    _check_used(name, config, {*_FIELDS, *kind.defaults})
+    kinds, fields = table()["native"], table()["fields"]
+    if name not in kinds:
+        raise UnsupportedFamily(f"models of type {name:.60} (there are {', '.join(kinds)})")
+    kind: Kind = kinds[name]
+    _check_used(name, config, {*fields["sizes"], *fields["common"], *kind.defaults})
     said = {**kind.defaults, **config}
-    sizes = {each: _count(each, said.get(each)) for each in _SIZES}
+    sizes = {each: count(each, said.get(each)) for each in fields["sizes"]}
     heads = sizes["num_attention_heads"]
     keys = said.get("num_key_value_heads")
     head_dim = said.get("head_dim")
@@ -176,15 +75,15 @@ def family_of(config: Mapping[str, Any]) -> FamilyConfig:
         if sizes["hidden_size"] % heads:
             raise ValueError(f"hidden_size: {sizes['hidden_size']} is not a multiple of {heads} heads")
         head_dim = sizes["hidden_size"] // heads
-    activation = _activation(name, said)
+    activation = _activation(kind, said)
     if activation not in ("silu", "gelu", "gelu_pytorch_tanh"):
         raise UnsupportedFamily(f"activation {activation!s:.60}")
     epsilon = "layer_norm_eps" if kind.norms.kind == "layer" else "rms_norm_eps"
     windows = _windows(kind, said, sizes["num_hidden_layers"])
     scalar = said.get("query_pre_attn_scalar")
-    by_scalar = None if scalar is None else _number("query_pre_attn_scalar", scalar) ** -0.5
+    by_scalar = None if scalar is None else number("query_pre_attn_scalar", scalar) ** -0.5
     multiplier = said.get("attention_multiplier")
-    embedding_scale = _number("embedding_multiplier", said.get("embedding_multiplier", 1.0))
+    embedding_scale = number("embedding_multiplier", said.get("embedding_multiplier", 1.0))
     made = FamilyConfig(
         model_type=name,
         vocab_size=sizes["vocab_size"],
@@ -192,10 +91,10 @@ def family_of(config: Mapping[str, Any]) -> FamilyConfig:
         intermediate_size=sizes["intermediate_size"],
         num_hidden_layers=sizes["num_hidden_layers"],
         num_attention_heads=heads,
-        num_key_value_heads=heads if keys is None else _count("num_key_value_heads", keys),
-        head_dim=_count("head_dim", head_dim),
-        max_position_embeddings=_count("max_position_embeddings", said["max_position_embeddings"]),
-        rms_norm_eps=_number(epsilon, said.get(epsilon, 1e-6)),
+        num_key_value_heads=heads if keys is None else count("num_key_value_heads", keys),
+        head_dim=count("head_dim", head_dim),
+        max_position_embeddings=count("max_position_embeddings", said["max_position_embeddings"]),
+        rms_norm_eps=number(epsilon, said.get(epsilon, 1e-6)),
         hidden_act=activation,
         tie_word_embeddings=bool(said.get("tie_word_embeddings", False)),
         biases=_biases(kind, said),
@@ -203,14 +102,14 @@ def family_of(config: Mapping[str, Any]) -> FamilyConfig:
         ropes=_ropes(kind, said),
         rope_of_layer=_rope_of_layer(kind, said, windows, sizes["num_hidden_layers"]),
         windows=windows if any(windows) else (),
-        attention_scale=by_scalar if multiplier is None else _number("attention_multiplier", multiplier),
-        attention_cap=_number("attn_logit_softcapping", said.get("attn_logit_softcapping") or 0.0),
-        logit_cap=_number("final_logit_softcapping", said.get("final_logit_softcapping") or 0.0),
+        attention_scale=by_scalar if multiplier is None else number("attention_multiplier", multiplier),
+        attention_cap=number("attn_logit_softcapping", said.get("attn_logit_softcapping") or 0.0),
+        logit_cap=number("final_logit_softcapping", said.get("final_logit_softcapping") or 0.0),
         embedding_scale=float(sizes["hidden_size"]) ** 0.5 if kind.scaled else embedding_scale,
-        residual_scale=_number("residual_multiplier", said.get("residual_multiplier", 1.0)),
-        logit_scale=1 / _number("logits_scaling", said.get("logits_scaling", 1.0)),
+        residual_scale=number("residual_multiplier", said.get("residual_multiplier", 1.0)),
+        logit_scale=1 / number("logits_scaling", said.get("logits_scaling", 1.0)),
         parallel=bool(said.get("use_parallel_residual")),
-        wide_rope=name in ("olmo2", "olmo3"),
+        wide_rope=kind.wide_rope,
         eos=end_ids(said.get("eos_token_id")),
     )
     if made.num_attention_heads % made.num_key_value_heads:
@@ -219,9 +118,10 @@ def family_of(config: Mapping[str, Any]) -> FamilyConfig:
 
 
 def _check_used(name: str, config: Mapping[str, Any], used: set[str]) -> None:
+    fields = table()["fields"]
     for field, value in config.items():
-        apart = field in _ELSEWHERE or field.startswith("_") or "dropout" in field or field.endswith("pdrop")
-        off = value is None or value is False or value == _NEUTRAL.get(field)
+        apart = field in fields["elsewhere"] or field.startswith("_") or "dropout" in field or field.endswith("pdrop")
+        off = value is None or value is False or value == fields["neutral"].get(field)
         if field not in used and not apart and not off:
             raise UnsupportedFamily(f"models of type {name} with {field} {value!r:.60} in their configuration")
 
@@ -234,15 +134,14 @@ def end_ids(value: Any) -> tuple[int, ...]:
     return ids
 
 
-def _activation(name: str, said: Mapping[str, Any]) -> Any:
-    # Gemma's first files say GELU and mean its tanh approximation.
-    field = "hidden_activation" if name in ("gemma2", "gemma3_text") else "hidden_act"
-    found = said.get(field) or "silu"
-    found = "gelu_pytorch_tanh" if found == "gelu" and name == "gemma" else found
+def _activation(kind: Kind, said: Mapping[str, Any]) -> Any:
+    found = said.get(kind.activation) or "silu"
+    if found == "gelu" and said["model_type"] == "gemma":  # Gemma's first files mean its tanh approximation
+        found = "gelu_pytorch_tanh"
     return {"swish": "silu", "gelu_new": "gelu_pytorch_tanh"}.get(found, found)
 
 
-def _biases(kind: _Kind, said: Mapping[str, Any]) -> frozenset[str]:
+def _biases(kind: Kind, said: Mapping[str, Any]) -> frozenset[str]:
     of_all = bool(said.get("attention_bias"))
     with_bias = {*kind.biases, *("qkv" if of_all or said.get("use_qkv_bias") else "")}
     if said.get("attention_out_bias", of_all):
@@ -250,17 +149,17 @@ def _biases(kind: _Kind, said: Mapping[str, Any]) -> frozenset[str]:
     return frozenset({*with_bias, *(("gate", "up", "down") if said.get("mlp_bias") else ())})
 
 
-def _windows(kind: _Kind, said: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+def _windows(kind: Kind, said: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     window = said.get("sliding_window") if said.get("use_sliding_window", True) else None
     types = said.get("layer_types")
     if types is None:
-        return (0,) * layers if window is None else _by_default(kind, said, _count("sliding_window", window), layers)
+        return (0,) * layers if window is None else _by_default(kind, said, count("sliding_window", window), layers)
     if not isinstance(types, list) or len(types) != layers or not set(types) <= {FULL, SLIDING}:
         raise ValueError(f"layer_types: {types!r:.60} is not a list of names of {layers} layers' attention")
-    return tuple(_count("sliding_window", window) if window and each == SLIDING else 0 for each in types)
+    return tuple(count("sliding_window", window) if window and each == SLIDING else 0 for each in types)
 
 
-def _by_default(kind: _Kind, said: Mapping[str, Any], window: int, layers: int) -> tuple[int, ...]:
+def _by_default(kind: Kind, said: Mapping[str, Any], window: int, layers: int) -> tuple[int, ...]:
     if "no_rope_layers" in said:
         return tuple(0 if turns else window for turns in _turning(said, layers))
     first, each = said.get("max_window_layers", 0), said.get("sliding_window_pattern", kind.slides)
@@ -277,22 +176,19 @@ def _turning(said: Mapping[str, Any], layers: int) -> Sequence[Any]:
     return given
 
 
-def _rope_of_layer(kind: _Kind, said: Mapping[str, Any], windows: Sequence[int], layers: int) -> tuple[int, ...]:
+def _rope_of_layer(kind: Kind, said: Mapping[str, Any], windows: Sequence[int], layers: int) -> tuple[int, ...]:
     if kind.rope_by_type:  # the first is that of layers that see all
         types = said.get("layer_types")
         return tuple(int(each == SLIDING) for each in types) if types else tuple(int(each > 0) for each in windows)
     if "no_rope_layers" in said:
         return tuple(0 if turns else NO_ROPE for turns in _turning(said, layers))
-    if said.get("model_type") == "exaone4" and said.get("sliding_window") is not None:
+    if kind.rope_in_windows and said.get("sliding_window") is not None:
         return tuple(0 if window else NO_ROPE for window in windows)
     return ()
 
 
-def _ropes(kind: _Kind, said: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    scaling, given = (said.get(name) or {} for name in ("rope_scaling", "rope_parameters"))
-    for name, value in (("rope_scaling", scaling), ("rope_parameters", given)):
-        if not isinstance(value, Mapping):
-            raise ValueError(f"{name}: {value!r:.60} is not an object")
+def _ropes(kind: Kind, said: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    scaling, given = (an_object(name, said.get(name) or {}) for name in ("rope_scaling", "rope_parameters"))
     if not kind.rope_by_type:
         return (_rope(said, scaling or given, said.get("rope_theta")),)
     if unknown := sorted(given.keys() - {FULL, SLIDING}):
@@ -308,7 +204,7 @@ def _rope(said: Mapping[str, Any], given: Mapping[str, Any], theta: Any) -> dict
     if any(isinstance(value, Mapping) for value in given.values()):
         raise UnsupportedFamily("rotary embeddings that differ by layer")
     for name, value in given.items():
-        if name not in _OF_ROPE and value is not None and value is not False:
+        if name not in table()["fields"]["rope"] and value is not None and value is not False:
             raise UnsupportedFamily(f"rotary embeddings with {name} {value!r:.60}")
     rope = dict(given)
     rope.setdefault("rope_theta", theta or ROPE["rope_theta"])
@@ -323,15 +219,3 @@ def _rope(said: Mapping[str, Any], given: Mapping[str, Any], theta: Any) -> dict
         rope.setdefault("original_max_position_embeddings", said["max_position_embeddings"])
         rope.setdefault("max_position_embeddings", said["max_position_embeddings"])  # what yarn without a factor reads
     return rope
-
-
-def _count(name: str, value: Any) -> int:
-    if type(value) is not int or not 0 < value < 2**31:
-        raise ValueError(f"{name}: {value!r:.60} is not a whole number above 0")
-    return value
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{name}: {value!r:.60} is not a number")
-    return float(value)

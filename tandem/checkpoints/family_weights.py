@@ -51,12 +51,6 @@ class Place:
     tensor: str
     rows: slice | None = None
 
-    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
-        return whole if self.rows is None else (len(range(*self.rows.indices(whole[0]))), *whole[1:])
-
-    def of(self, whole: Stored) -> Stored:
-        return whole if self.rows is None else Stored(whole.dtype, whole.values[self.rows])
-
 
 def rows_together(config: FamilyConfig, name: str) -> slice:
     """Returns the rows of q, k or v (or gate or up) in their merged tensor."""
@@ -65,27 +59,41 @@ def rows_together(config: FamilyConfig, name: str) -> slice:
     return slice(first, first + config.shape(name)[0])
 
 
-class FolderWeights:
-    """Models saved without their head lack `model.` in names."""
+class _PlacedWeights:
+    def __init__(self, config: FamilyConfig, source: ScaledWeights | StoredWeights) -> None:
+        self.config, self._source = config, source
 
-    def __init__(self, folder: Path) -> None:
-        self.config, self.scaled = read_family(folder), ScaledWeights(folder)
+    def _place(self, name: str) -> Place:
+        raise NotImplementedError
 
     def __contains__(self, name: object) -> bool:
-        return self._place(str(name)).tensor in self.scaled
+        return self._place(str(name)).tensor in self._source
 
     def shape(self, name: str) -> tuple[int, ...]:
         place = self._place(name)
-        return place.shape(self.scaled.shape(place.tensor))
+        whole = self._source.shape(place.tensor)
+        return whole if place.rows is None else (len(range(*place.rows.indices(whole[0]))), *whole[1:])
 
     def stored(self, name: str) -> Stored:
         place = self._place(name)
-        return place.of(self.scaled.stored(place.tensor))
+        whole = self._source.stored(place.tensor)
+        return whole if place.rows is None else Stored(whole.dtype, whole.values[place.rows])
+
+    def _unused(self, wanted: Iterable[str], *known: str) -> list[str]:
+        taken = {*(self._place(name).tensor for name in wanted), *known}
+        return [name for name in self._source.names() if name not in taken]
+
+
+class FolderWeights(_PlacedWeights):
+    """Models saved without their head lack `model.` in names."""
+
+    def __init__(self, folder: Path) -> None:
+        self.scaled = ScaledWeights(folder)
+        super().__init__(read_family(folder), self.scaled)
 
     def unused(self, wanted: Iterable[str]) -> list[str]:
-        taken = {self._place(name).tensor for name in wanted}
         tied = HEAD if self.config.tie_word_embeddings else ""
-        return [name for name in self.scaled.names() if name not in (*taken, tied) and not _BUFFER.fullmatch(name)]
+        return [name for name in self._unused(wanted, tied) if not _BUFFER.fullmatch(name)]
 
     def _place(self, name: str) -> Place:
         own = self._own(name)
@@ -100,38 +108,21 @@ class FolderWeights:
         return name if name in self.scaled else name.removeprefix("model.")
 
 
-class GgufWeights:
+class GgufWeights(_PlacedWeights):
+    """Also a BlockSource of packing."""
+
     def __init__(self, file: Path) -> None:
         self.blocks = StoredWeights(file)
-        self.config = family_of_gguf(self.blocks)
-
-    def __contains__(self, name: object) -> bool:
-        return self._place(str(name)).tensor in self.blocks
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        place = self._place(name)
-        return place.shape(self.blocks.shape(place.tensor))
-
-    def stored(self, name: str) -> Stored:
-        place = self._place(name)
-        return place.of(self.blocks.dense(place.tensor))
+        super().__init__(family_of_gguf(self.blocks), self.blocks)
+        self.formats, self.head = self.blocks.formats, self.blocks.head
 
     def unused(self, wanted: Iterable[str]) -> list[str]:
-        taken = {*(self._place(name).tensor for name in wanted), LONG, SHORT, FREQUENCIES}
-        return [name for name in self.blocks.names() if name not in taken]
-
-    # --- as packing reads it: BlockSource ---
-
-    def formats(self) -> tuple[str, ...]:
-        return self.blocks.formats()
+        return self._unused(wanted, LONG, SHORT, FREQUENCIES)
 
     def matrix(self, layer: int, name: str) -> Blocks | None:
         place = self._place(matrix_name(layer, name))
         found = self.blocks.block(place.tensor)
         return found if found is None or place.rows is None else Blocks(found.format, found.rows[place.rows])
-
-    def head(self) -> Blocks | None:
-        return self.blocks.head()
 
     def _place(self, name: str) -> Place:
         found = _LAYER.fullmatch(name)
@@ -144,10 +135,8 @@ class GgufWeights:
             return Place(own if own in self.blocks else other)
         own = f"blk.{layer}.{MATRIX_NAMES[matrix[1]]}.{kind}"
         together = f"blk.{layer}.{'attn_qkv' if matrix[1] in 'qkv' else 'ffn_up'}.{kind}"
-        if matrix[1] in "qkv" and own not in self.blocks and together in self.blocks:
-            return Place(together, rows_together(self.config, matrix[1]))
-        gate = f"blk.{layer}.ffn_gate.{kind}"
-        if matrix[1] in ("gate", "up") and gate not in self.blocks and together in self.blocks:
+        alone = own if matrix[1] in "qkv" else f"blk.{layer}.ffn_gate.{kind}"
+        if matrix[1] in _TOGETHER and alone not in self.blocks and together in self.blocks:
             return Place(together, rows_together(self.config, matrix[1]))
         return Place(own)
 

@@ -11,19 +11,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tandem.checkpoints.family_configs import table
 from tandem.checkpoints.gguf_header import Header, MalformedHeader, TensorEntry
-from tandem.checkpoints.gguf_repack import REPACKED, repacked
 from tandem.checkpoints.locate import CheckpointError, split_files
 from tandem.checkpoints.numbers import STORAGE, Stored, of_floats
+
+_ONE = np.frombuffer(np.float16(1).tobytes(), np.uint8)
+_AT_ONCE = 1 << 22  # numbers that are repacked at a time
 
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """A GGML format: its number, inputs and bytes per block."""
+    """A GGML format: its number, inputs and bytes per block, and the format that it is repacked into."""
 
     kind: int
     inputs: int
     bytes: int
+    into: str = ""
 
 
 FORMATS = {
@@ -33,10 +37,13 @@ FORMATS = {
     "q4_k": BlockFormat(12, 256, 144),
     "q6_k": BlockFormat(14, 256, 210),
 }  # that native steps read (runners/native/blocks.h)
+REPACKED = {
+    "q5_0": BlockFormat(6, 32, 22, "q8_0"),
+    "q3_k": BlockFormat(11, 256, 110, "q6_k"),
+    "iq4_nl": BlockFormat(20, 32, 18, "q8_0"),
+}
 DENSE_TYPES = {0: "F32", 1: "F16", 30: "BF16"}  # GGML's dense types by safetensors' names
-_TURNED = ("llama", "granite", "smollm3")  # architectures whose q and k rows are in interleaved rotary order
-_OTHERS = {7: "Q5_1", 10: "Q2_K", 13: "Q5_K", 23: "IQ4_XS", 39: "MXFP4"}
-_NAMES = {**{form.kind: name for name, form in FORMATS.items()}, **{kind: form.name for kind, form in REPACKED.items()}}
+_NAMES = {form.kind: name for name, form in (FORMATS | REPACKED).items()}
 """Formats that native steps run, stored or repacked, by number."""
 MATRIX_NAMES = {
     **{name: f"attn_{name}" for name in "qkv"},
@@ -44,6 +51,41 @@ MATRIX_NAMES = {
     **{name: f"ffn_{name}" for name in ("gate", "up", "down")},
 }  # by GGUF's names
 _ALIGNMENT = 32
+
+
+def repacked(rows: NDArray[np.uint8], name: str) -> NDArray[np.uint8]:
+    """Repacks rows, uint8 [outputs, row bytes], of a format of REPACKED, exactly."""
+    form = REPACKED[name]
+    step = max(1, _AT_ONCE // (rows.shape[1] // form.bytes * form.inputs))
+    make = _q6_k if form.into == "q6_k" else _q8_0
+    made = [make(rows[at : at + step].reshape(-1, form.bytes), form.kind) for at in range(0, len(rows), step)]
+    return np.concatenate(made).reshape(len(rows), -1)
+
+
+def _q8_0(blocks: NDArray[np.uint8], kind: int) -> NDArray[np.uint8]:
+    plain = blocks.copy()
+    plain[:, :2] = _ONE
+    return np.concatenate([blocks[:, :2], _integers(plain, kind).view(np.uint8)], 1)
+
+
+def _q6_k(blocks: NDArray[np.uint8], kind: int) -> NDArray[np.uint8]:
+    # Q3_K: high bits [32], low bits [64], scales [12], scale of scales [2].
+    plain, scales = blocks.copy(), blocks.copy()
+    plain[:, 96:104], plain[:, 104:108], plain[:, 108:] = 0x11, 0xAA, _ONE  # all scales are 1
+    scales[:, :32], scales[:, 32:96], scales[:, 108:] = 0xFF, 0x55, _ONE  # all numbers are 1
+    numbers = (_integers(plain, kind) + 32).view(np.uint8)
+    low, high = (numbers & 15).reshape(-1, 2, 2, 64), (numbers >> 4).reshape(-1, 2, 4, 32)
+    lows = low[:, :, 0] | low[:, :, 1] << 4
+    highs = high[:, :, 0] | high[:, :, 1] << 2 | high[:, :, 2] << 4 | high[:, :, 3] << 6
+    parts = [lows.reshape(-1, 128), highs.reshape(-1, 64), _integers(scales, kind)[:, ::16].view(np.uint8)]
+    return np.concatenate([*parts, blocks[:, 108:]], 1)
+
+
+def _integers(blocks: NDArray[np.uint8], kind: int) -> NDArray[np.int8]:
+    import gguf
+
+    made: NDArray[np.int8] = gguf.dequantize(blocks, gguf.GGMLQuantizationType(kind)).astype(np.int8)
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,21 +140,22 @@ class StoredWeights:
             self._tensors |= opened.header.tensors
             self._parts |= dict.fromkeys(opened.header.tensors, opened)
             if not number:
-                self._header, self._content = opened.header, opened.content
-        claimed = self._header.values.get("split.tensors.count", len(self._tensors))
+                self.header, self._content = opened.header, opened.content
+        claimed = self.header.values.get("split.tensors.count", len(self._tensors))
         if len(parts) > 1 and claimed != len(self._tensors):
             raise CheckpointError(
                 f"{file}: split.tensors.count is {claimed}, its parts have {len(self._tensors)} tensors"
             )
 
     def formats(self) -> tuple[str, ...]:
-        kinds = {tensor.kind for tensor in self._tensors.values() if len(tensor.dimensions) > 1}
-        return tuple(sorted(name for kind, name in _NAMES.items() if kind in kinds))
+        return tuple(sorted(_NAMES[kind] for kind in self._kinds() if kind in _NAMES))
 
     @property
     def runs_as_stored(self) -> bool:
-        kinds = {tensor.kind for tensor in self._tensors.values() if len(tensor.dimensions) > 1}
-        return bool(kinds - set(DENSE_TYPES)) and kinds <= {*DENSE_TYPES, *_NAMES}
+        return bool(self._kinds() - set(DENSE_TYPES)) and self._kinds() <= {*DENSE_TYPES, *_NAMES}
+
+    def _kinds(self) -> set[int]:
+        return {tensor.kind for tensor in self._tensors.values() if len(tensor.dimensions) > 1}
 
     def matrix(self, layer: int, name: str) -> Blocks | None:
         """Returns q, k, v, o, gate, up or down; None if dense. Raises CheckpointError for an unknown format."""
@@ -125,10 +168,6 @@ class StoredWeights:
     def __contains__(self, name: object) -> bool:
         return name in self._tensors
 
-    @property
-    def header(self) -> Header:
-        return self._header
-
     def arrays(self, *names: str) -> list[list[Any]]:
         found = Header(self._content, names).arrays
         return [found.get(name, []) for name in names]
@@ -136,7 +175,7 @@ class StoredWeights:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._entry(name).dimensions[::-1]
 
-    def dense(self, name: str) -> Stored:
+    def stored(self, name: str) -> Stored:
         """Returns numbers, blocks dequantised to float32, rows as in `matrix`. Raises CheckpointError."""
         import gguf
 
@@ -159,7 +198,7 @@ class StoredWeights:
         return tensor
 
     def numbers(self, name: str) -> list[float]:
-        return [float(each) for each in self.dense(name).floats().reshape(-1)]
+        return [float(each) for each in self.stored(name).floats().reshape(-1)]
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._tensors)
@@ -169,15 +208,13 @@ class StoredWeights:
         tensor = self._entry(name)
         if tensor.kind in DENSE_TYPES:
             return None
-        if form := REPACKED.get(tensor.kind):
-            rows = self._rows(tensor, BlockFormat(tensor.kind, form.inputs, form.bytes))
-            return Blocks(form.into, self._in_our_order(tensor, repacked(rows, tensor.kind)))
-        found = next(((name, form) for name, form in FORMATS.items() if form.kind == tensor.kind), None)
-        if found is None:
-            stored = _OTHERS.get(tensor.kind, f"type {tensor.kind}")
+        if (format := _NAMES.get(tensor.kind)) is None:
             known = ", ".join(_NAMES.values()).upper()
+            stored = _kind_name(tensor.kind)
             raise CheckpointError(f"{self._file}: {name} is stored as {stored}; what runs as stored is {known}")
-        return Blocks(found[0], self._in_our_order(tensor, self._rows(tensor, found[1])))
+        form = (FORMATS | REPACKED)[format]
+        rows = self._rows(tensor, form)
+        return Blocks(form.into or format, self._in_our_order(tensor, repacked(rows, format) if form.into else rows))
 
     def _rows(self, tensor: TensorEntry, form: BlockFormat) -> NDArray[np.uint8]:
         inputs, outputs = tensor.dimensions[0], math.prod(tensor.dimensions[1:])
@@ -190,14 +227,15 @@ class StoredWeights:
 
     def _in_our_order(self, tensor: TensorEntry, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
         # transformers has all first members of rotary pairs, then all second ones.
-        architecture = self._header.values.get("general.architecture")
+        architecture = self.header.values.get("general.architecture")
         kind = tensor.name.split(".")[-2]
-        if architecture not in _TURNED or kind not in ("attn_q", "attn_k"):
+        turned = any(each.turned and each.gguf == architecture for each in table()["native"].values())
+        if not turned or kind not in ("attn_q", "attn_k"):
             return rows
         try:
-            heads = self._header.whole(f"{architecture}.attention.head_count")
+            heads = self.header.whole(f"{architecture}.attention.head_count")
             if kind == "attn_k":
-                heads = self._header.whole(f"{architecture}.attention.head_count_kv", heads)
+                heads = self.header.whole(f"{architecture}.attention.head_count_kv", heads)
         except MalformedHeader as error:
             raise CheckpointError(f"{self._file}: {error}") from None
         outputs = tensor.dimensions[-1]  # of a bias, whose one row has a number for each
@@ -205,3 +243,12 @@ class StoredWeights:
             raise CheckpointError(f"{self._file}: {tensor.name} has {outputs} rows, not pairs of {heads} heads")
         pairs = rows.reshape(heads, outputs // heads // 2, 2, rows.size // outputs)
         return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def _kind_name(kind: int) -> str:
+    import gguf
+
+    try:
+        return gguf.GGMLQuantizationType(kind).name
+    except ValueError:
+        return f"type {kind}"

@@ -20,7 +20,7 @@ from tandem.checkpoints.locate import (
     check_unchanged,
     weights_revision,
 )
-from tandem.checkpoints.numbers import Stored, of_floats
+from tandem.checkpoints.numbers import Floats
 from tandem.checkpoints.tensors import shards_of, write_tensors
 from tandem.checkpoints.tokenizers import write_tokenizer
 from tandem.checkpoints.trusted_cache import cache_root, made_once
@@ -50,8 +50,8 @@ def unpacked(checkpoint: Checkpoint) -> Checkpoint:
     return Checkpoint(checkpoint.name, str(folder), revision=revision, packed=str(checkpoint.gguf_file))
 
 
-def convert(checkpoint: Checkpoint, folder: Path, dtype: str = "float32") -> None:
-    """Writes dense weights, configuration and tokenizer. Raises CheckpointError for what transformers lacks."""
+def convert(checkpoint: Checkpoint, folder: Path) -> None:
+    """Writes weights in float32, configuration and tokenizer. Raises CheckpointError for what transformers lacks."""
     file = checkpoint.gguf_file
     if file is None:
         raise CheckpointError(f"{checkpoint.folder}: no GGUF file")
@@ -67,13 +67,12 @@ def convert(checkpoint: Checkpoint, folder: Path, dtype: str = "float32") -> Non
     names = _tensors(weights)
 
     def load(name: str) -> Any:
-        whole = np.concatenate([_as_spelt(weights, part).to(dtype).values for part in names[name]])
-        return whole if dtype != "bfloat16" else _bfloat16(whole)
+        return np.concatenate([_as_spelt(weights, part) for part in names[name]])
 
     sizes = {name: sum(4 * math.prod(weights.shape(part)) for part in parts) for name, parts in names.items()}
     write_tensors(folder, shards_of(sizes, _SHARD_BYTES), load)
     write_tokenizer(checkpoint, folder)
-    (folder / "config.json").write_text(json.dumps({**config, "dtype": dtype}, indent=2) + "\n", encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": "float32"}, indent=2) + "\n", encoding="utf-8")
 
 
 def _spelt(config: dict[str, Any], biases: frozenset[str]) -> dict[str, Any]:
@@ -106,15 +105,8 @@ def _tensors(weights: GgufWeights) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def _as_spelt(weights: GgufWeights, name: str) -> Stored:
+def _as_spelt(weights: GgufWeights, name: str) -> Floats:
     # Gemma's norms are offsets from 1 in transformers.
-    stored = weights.stored(name)
-    if not weights.config.model_type.startswith("gemma") or not name.endswith("norm.weight"):
-        return stored
-    return of_floats(stored.floats() - np.float32(1))
-
-
-def _bfloat16(values: Any) -> Any:
-    import torch
-
-    return torch.from_numpy(values).view(torch.bfloat16)
+    floats = weights.stored(name).floats()
+    is_offset = weights.config.model_type.startswith("gemma") and name.endswith("norm.weight")
+    return floats - np.float32(1) if is_offset else floats

@@ -7,42 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from tandem.checkpoints.family import MATRICES, FamilyConfig, UnsupportedFamily
-from tandem.checkpoints.family_configs import FULL, SLIDING, family_of
+from tandem.checkpoints.family_configs import FULL, SLIDING, family_of, table
 from tandem.checkpoints.gguf_blocks import MATRIX_NAMES, StoredWeights
 
-_SAME = {
-    "context_length": "max_position_embeddings",
-    "block_count": "num_hidden_layers",
-    "feed_forward_length": "intermediate_size",
-    "embedding_length": "hidden_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "attention.layer_norm_epsilon": "layer_norm_eps",
-    "attention.key_length": "head_dim",
-    "vocab_size": "vocab_size",
-    "final_logit_softcapping": "final_logit_softcapping",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-}
-_GRANITE = {
-    "attention.scale": "attention_multiplier",
-    "embedding_scale": "embedding_multiplier",
-    "residual_scale": "residual_multiplier",
-    "logit_scale": "logits_scaling",
-}
-_KINDS = {
-    **{name: name for name in ("llama", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "smollm3", "olmo2")},
-    **{"granite": "granite", "gemma3": "gemma3_text", "stablelm": "stablelm", "seed_oss": "seed_oss"},
-}  # by GGUF's architecture
-_IGNORED = ("rope.scaling.finetuned", "rope.scaling.yarn_ext_factor", "interleave_mode")
 _FOLDER = "module code serves its folder of safetensors, if transformers has the family"
 _27B = {"gemma2": 46, "gemma3": 62}  # layers of models with queries scaled by hidden size, which no key says
-_ENDS = frozenset(
-    (
-        *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>"),
-        *("<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>"),
-    )
-)
 _CONTROL = 3  # llama.cpp's kind of a token
 LONG, SHORT, FREQUENCIES = "rope_factors_long.weight", "rope_factors_short.weight", "rope_freqs.weight"
 
@@ -71,7 +40,7 @@ class _Keys:
 
     def refuse_unread(self) -> None:
         """Raises UnsupportedFamily for unread keys; a 0 has no effect."""
-        known = {f"{self.kind}.{name}" for name in _IGNORED}
+        known = {f"{self.kind}.{name}" for name in table()["gguf"]["ignored"]}
         for key, value in self._header.values.items():
             if key.startswith(f"{self.kind}.") and key not in self._read | known and value not in (0, ""):
                 raise UnsupportedFamily(f"{self.kind} with {key}: {value!s:.60}")
@@ -89,9 +58,10 @@ def config_of_gguf(file: StoredWeights) -> dict[str, Any]:
     """Returns the equivalent config.json. Raises UnsupportedFamily."""
     values = file.header.values
     architecture = str(values.get("general.architecture"))
-    if architecture not in _KINDS:
+    kinds = {kind.gguf: name for name, kind in table()["native"].items() if kind.gguf}
+    if architecture not in kinds:
         raise UnsupportedFamily(
-            f"GGUF files of architecture {architecture:.60}{_named(values)} (there are {', '.join(_KINDS)}): {_FOLDER}"
+            f"GGUF files of architecture {architecture:.60}{_named(values)} (there are {', '.join(kinds)}): {_FOLDER}"
         )
     keys = _Keys(file, architecture)
     if keys.get("expert_count", 0):
@@ -99,8 +69,8 @@ def config_of_gguf(file: StoredWeights) -> dict[str, Any]:
             f"GGUF files of {architecture}{_named(values)} with experts ({architecture}.expert_count): {_FOLDER}"
         )
     keys.get("expert_used_count")
-    config: dict[str, Any] = {"model_type": _KINDS[architecture], "tie_word_embeddings": "output.weight" not in file}
-    for name, ours in (_SAME | (_GRANITE if architecture == "granite" else {})).items():
+    config: dict[str, Any] = {"model_type": kinds[architecture], "tie_word_embeddings": "output.weight" not in file}
+    for name, ours in (table()["gguf"]["keys"] | table()["gguf"].get(architecture, {})).items():
         if (value := keys.get(name)) is not None:
             config[ours] = value
     config.setdefault("num_key_value_heads", config.get("num_attention_heads"))
@@ -126,8 +96,9 @@ def _end_ids(file: StoredWeights) -> tuple[int, ...]:
     # Ends of text, turn and message, and llama.cpp's by text. Gemma's `</s>` may be HTML: only if a control token.
     found = [file.header.values.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     tokens, kinds = file.arrays(*(f"tokenizer.ggml.{name}" for name in ("tokens", "token_type")))
+    ends = frozenset(table()["gguf"]["ends"])
     for place, token in enumerate(tokens):
-        if token in _ENDS or (token == "</s>" and kinds[place : place + 1] == [_CONTROL]):
+        if token in ends or (token == "</s>" and kinds[place : place + 1] == [_CONTROL]):
             found.append(place)
     return tuple(dict.fromkeys(each for each in found if each is not None))
 

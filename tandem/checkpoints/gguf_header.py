@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import mmap
 import struct
 from collections.abc import Collection
@@ -30,10 +29,6 @@ class TensorEntry:
     dimensions: tuple[int, ...]
     kind: int
     offset: int
-
-    @property
-    def elements(self) -> int:
-        return math.prod(self.dimensions)
 
 
 class Header:
@@ -64,20 +59,30 @@ class Header:
         return value
 
     def _entry(self) -> tuple[str, Any]:
-        name = self._text(_MOST_NAME)
-        kind, begin = self._read("I"), self.end
-        value = self._value(kind)
+        name, kind = self._text(_MOST_NAME), self._read("I")
         if kind == _ARRAY:
-            listed, numbers, after = name in self._wanted, self._is_short_list(begin), self.end
-            if listed or numbers:
-                self.end = begin
-                (self.arrays if listed else self.lists)[name] = self._array()
-                self.end = after
-        return name, value
+            return name, self._array(name)
+        return name, self._text(_MOST_TEXT) if kind == _STRING else self._read(_scalar(kind))
 
-    def _is_short_list(self, begin: int) -> bool:
-        kind, count = struct.unpack_from("<IQ", self._content, begin)
-        return kind != _STRING and 0 < count <= _MOST_LISTED
+    def _array(self, name: str) -> int:
+        kind, count = self._read("I"), self._read("Q")
+        if kind == _STRING:
+            if name in self._wanted:
+                self.arrays[name] = [self._text(_MOST_TEXT) for _ in range(count)]
+            else:
+                for _ in range(count):
+                    self._skip(self._read("Q"))
+            return int(count)
+        scalar, begins = _scalar(kind), self.end
+        self._skip(count * struct.calcsize(f"<{scalar}"))
+        if name in self._wanted or 0 < count <= _MOST_LISTED:
+            into = self.arrays if name in self._wanted else self.lists
+            into[name] = list(struct.unpack_from(f"<{count}{scalar}", self._content, begins))
+        if scalar in "fd?" or not count:
+            return int(count)
+        import numpy as np
+
+        return max(count, int(np.frombuffer(self._content, f"<{scalar}", count, begins).max()))
 
     def _tensor(self) -> TensorEntry:
         name, count = self._text(_MOST_NAME), self._read("I")
@@ -99,33 +104,6 @@ class Header:
             raise MalformedHeader(f"a text of {length} bytes")
         self._skip(length)
         return self._content[self.end - length : self.end].decode()
-
-    def _value(self, kind: int) -> Any:
-        if kind == _STRING:
-            return self._text(_MOST_TEXT)
-        if kind != _ARRAY:
-            return self._read(_scalar(kind))
-        kind, count = self._read("I"), self._read("Q")
-        if kind == _STRING:
-            for _ in range(count):
-                self._skip(self._read("Q"))
-            return count
-        scalar = _scalar(kind)
-        begins = self.end
-        self._skip(count * struct.calcsize(f"<{scalar}"))
-        if scalar in "fd?" or not count:
-            return count
-        import numpy as np
-
-        return max(count, int(np.frombuffer(self._content, f"<{scalar}", count, begins).max()))
-
-    def _array(self) -> list[Any]:
-        kind, count = self._read("I"), self._read("Q")  # read before, so that all of it is there
-        if kind == _STRING:
-            return [self._text(_MOST_TEXT) for _ in range(count)]
-        begin = self.end
-        self._skip(count * struct.calcsize(f"<{_scalar(kind)}"))
-        return list(struct.unpack_from(f"<{count}{_scalar(kind)}", self._content, begin))
 
     def _skip(self, count: int) -> None:
         if count > len(self._content) - self.end:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import mmap
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tandem.checkpoints.gguf_header import Header
-from tandem.checkpoints.gguf_splits import BEGUN, FOUND, SPLITS, WHOLE
-from tandem.checkpoints.tokenizer_parts import TokenizerParts, assembled, ends_with
+from tandem.checkpoints.json_files import data_of
+from tandem.checkpoints.tokenizer_files import TokenizerParts, assembled, ends_with
 
 _KEY = "tokenizer.ggml."
 _ARRAYS = tuple(f"{_KEY}{name}" for name in ("tokens", "merges", "scores", "token_type"))
@@ -45,6 +46,18 @@ _MOST_CUT = 1024  # characters of a token that is cut in two in all ways: their 
 _SPACE = "\u2581"
 
 
+@functools.cache
+def rules() -> dict[str, Any]:
+    """llama.cpp's rules of byte-level vocabularies, by tokenizer.ggml.pre.
+
+    splits: expressions, each splitting the pieces before it; matches and gaps are pieces. whole: a piece that is a
+    token is not merged. begun: texts begin with a token by default. found: tokens found in text whatever their kind.
+    """
+    read = data_of("gguf_tokenizer")
+    splits = {pre: row["expressions"] for row in read["splits"] for pre in row["pre"]}
+    return {**read, "splits": splits, "found": frozenset(read["found"])}
+
+
 def gguf_parts(file: Path) -> TokenizerParts:
     with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
         header = Header(content, _ARRAYS)
@@ -60,7 +73,7 @@ def gguf_parts(file: Path) -> TokenizerParts:
         raise ValueError(f"{_KEY}tokens: {twice!r:.60} stands twice")
     values = {**{f"{_KEY}{name}": place for name, place in _DEFAULT_IDS[kind].items()}, **values}
     pre = str(values.get(f"{_KEY}pre", "default"))
-    if kind == "gpt2" and pre not in SPLITS:
+    if kind == "gpt2" and pre not in rules()["splits"]:
         raise ValueError(f"{_KEY}pre: {pre!r:.60} is not a known way to split text")
     listed = arrays.get(f"{_KEY}merges")
     merges = _implied(tokens, arrays.get(f"{_KEY}scores", ())) if listed is None else [_pair(each) for each in listed]
@@ -72,7 +85,7 @@ def gguf_parts(file: Path) -> TokenizerParts:
     if not isinstance(template, str | None):
         raise ValueError(f"tokenizer.chat_template: {template!r:.60} is not a text")
     made = assembled(backend, named, chat_template=template)
-    begins = bool(values.get(f"{_KEY}add_bos_token", kind == "llama" or pre in BEGUN))
+    begins = bool(values.get(f"{_KEY}add_bos_token", kind == "llama" or pre in rules()["begun"]))
     ends_with(backend, _end(made, "bos_token", begins), _end(made, "eos_token", values.get(f"{_KEY}add_eos_token")))
     return made
 
@@ -109,10 +122,10 @@ def _byte_level(tokens: Sequence[str], merges: Sequence[tuple[str, str]], pre: s
         continuing_subword_prefix="",
         end_of_word_suffix="",
         fuse_unk=False,
-        ignore_merges=pre in WHOLE,
+        ignore_merges=pre in rules()["whole"],
     )
     backend = Tokenizer(model)
-    splits = [pre_tokenizers.Split(Regex(split), behavior="isolated") for split in SPLITS[pre]]
+    splits = [pre_tokenizers.Split(Regex(split), behavior="isolated") for split in rules()["splits"][pre]]
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
@@ -153,8 +166,9 @@ def _implied(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, 
 def _keep_whole(backend: Any, tokens: Sequence[str], kinds: Sequence[int], model: str) -> None:
     from tokenizers import AddedToken
 
+    found = rules()["found"]
     strips = "phi-3" in model or "phi3" in model  # llama.cpp knows by the name alone
     for token, kind in zip_longest(tokens, kinds):
-        if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) or token in FOUND:
+        if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) or token in found:
             strip = strips and token not in _UNSTRIPPED
             backend.add_tokens([AddedToken(token, normalized=False, special=kind == _CONTROL, rstrip=strip)])

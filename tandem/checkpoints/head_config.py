@@ -1,4 +1,4 @@
-"""Reads and writes EAGLE-3 heads' config.json in SpecForge's layout (SGLang, vLLM) and `speculators`' (vLLM)."""
+"""EAGLE-3 heads' config.json in SpecForge's layout (SGLang, vLLM), and as `speculators` (vLLM) writes it; tensors."""
 
 from __future__ import annotations
 
@@ -8,17 +8,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tandem.checkpoints.json_files import read_object
+from tandem.checkpoints.json_files import count, read_object
 from tandem.checkpoints.locate import CheckpointError
 
-LAYOUTS = ("specforge", "speculators")
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
 TAPS = 3  # hidden states that a head reads: of a low, a middle and a high layer
 LAYERS = "eagle_aux_hidden_state_layer_ids"
-_LLAMAS = (
+_WRITTEN = (
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "attention_bias"),
-    *("rms_norm_eps", "max_position_embeddings", "vocab_size"),
+    *("rms_norm_eps", "max_position_embeddings", "vocab_size", "draft_vocab_size", "target_hidden_size"),
+    "norm_before_residual",
 )
+FC, OUTPUT, EMBEDDING = "fc.weight", "lm_head.weight", "embed_tokens.weight"
+MAPS = ("d2t", "t2d")
+LINEARS = {
+    **{name: f"midlayer.self_attn.{name}_proj" for name in "qkvo"},
+    **{name: f"midlayer.mlp.{name}_proj" for name in ("gate", "up", "down")},
+}
+NORMS = ("midlayer.hidden_norm", "midlayer.input_layernorm", "midlayer.post_attention_layernorm", "norm")
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +53,7 @@ class HeadConfig:
             *("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size"),
             *("vocab_size", "draft_vocab_size", "target_hidden_size"),
         ):
-            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)!r:.60} is not a number above 0")
+            count(name, getattr(self, name))
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_key_value_heads: {self.num_key_value_heads} do not divide {self.num_attention_heads}"
@@ -150,51 +157,50 @@ def _rope(own: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
-def write_head_config(folder: Path, head: HeadConfig, layout: str, dtype: str, verifier: str = "") -> None:
-    """Writes config.json. `dtype`: of the weights. `verifier`: the target's name. Raises ValueError."""
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout: {layout!r} is not one of {', '.join(LAYOUTS)}")
-    config = head_fields(head, dtype) if layout == "specforge" else _speculators(head, dtype, verifier)
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+def our_name(name: str) -> str:
+    """Returns SpecForge's name of a tensor; others call the layer `layers.0`."""
+    return name.removeprefix("model.").replace("layers.0.", "midlayer.", 1)
 
 
-def _llama(head: HeadConfig) -> dict[str, Any]:
+def head_shapes(head: HeadConfig, eagle1: bool = False) -> tuple[dict[str, Shape], dict[str, Shape]]:
+    """Returns the shapes of required and of optional tensors, by SpecForge's names."""
+    hidden, inner, read = head.hidden_size, head.intermediate_size, (1 if eagle1 else 2) * head.hidden_size
+    queries, keys = head.num_attention_heads * head.head_dim, head.num_key_value_heads * head.head_dim
+    shapes = {"q": (queries, read), "k": (keys, read), "v": (keys, read), "o": (hidden, queries)}
+    shapes |= {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+    layer: dict[str, Shape] = {f"{LINEARS[name]}.weight": shape for name, shape in shapes.items()}
+    if head.attention_bias:
+        layer |= {f"{LINEARS[name]}.bias": shapes[name][:1] for name in "qkvo"}
+    norms: dict[str, Shape] = {f"{name}.weight": (hidden,) for name in NORMS}
+    embedding: dict[str, Shape] = {EMBEDDING: (head.vocab_size, hidden)}
+    output: dict[str, Shape] = {OUTPUT: (head.draft_vocab_size, hidden)}
+    if eagle1:
+        after, before = (f"midlayer.{name}_layernorm.weight" for name in ("post_attention", "input"))
+        own: dict[str, Shape] = {"fc.bias": (hidden,), before: (hidden,)}
+        return {FC: (hidden, 2 * hidden), **layer, after: (hidden,)}, {**own, **embedding, **output}
+    maps: dict[str, Shape] = {"d2t": (head.draft_vocab_size,), "t2d": (head.vocab_size,)}
+    return {FC: (hidden, TAPS * head.target_hidden_size), **layer, **norms, **output}, {**embedding, **maps}
+
+
+def write_head_config(folder: Path, head: HeadConfig, dtype: str) -> None:
+    """Writes config.json. `dtype`: of the weights."""
+    (folder / "config.json").write_text(json.dumps(head_fields(head, dtype), indent=2) + "\n", encoding="utf-8")
+
+
+def head_fields(head: HeadConfig, dtype: str) -> dict[str, Any]:
     scaled = {name: value for name, value in head.rope.items() if name != "rope_theta"}
+    layers = {} if head.layers is None else {LAYERS: list(head.layers)}
+    eagle = {} if head.layers is None else {LAYERS: [layer - 1 for layer in head.layers]}
     return {
+        "architectures": [ARCHITECTURES[0]],
         "model_type": "llama",
         "hidden_act": "silu",
-        **{name: getattr(head, name) for name in _LLAMAS},
+        **{name: getattr(head, name) for name in _WRITTEN},
         "num_hidden_layers": 1,
         "rope_theta": head.rope["rope_theta"],
         "rope_scaling": None if scaled.get("rope_type") == "default" else scaled,
         "tie_word_embeddings": False,
-    }
-
-
-def _own(head: HeadConfig, dtype: str) -> dict[str, Any]:
-    layers = {} if head.layers is None else {LAYERS: list(head.layers)}
-    sizes = {"draft_vocab_size": head.draft_vocab_size, "target_hidden_size": head.target_hidden_size}
-    return {**sizes, **layers, "norm_before_residual": head.norm_before_residual, "torch_dtype": dtype}
-
-
-def head_fields(head: HeadConfig, dtype: str) -> dict[str, Any]:
-    eagle: dict[str, Any] = {"use_aux_hidden_state": True}
-    if head.layers is not None:
-        eagle[LAYERS] = [layer - 1 for layer in head.layers]
-    return {"architectures": [ARCHITECTURES[0]], **_llama(head), **_own(head, dtype), "eagle_config": eagle}
-
-
-def _speculators(head: HeadConfig, dtype: str, verifier: str) -> dict[str, Any]:
-    greedy = {"proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1, "accept_tolerance": 0.0}
-    return {
-        "architectures": ["Eagle3Speculator"],
-        "speculators_model_type": "eagle3",
-        "speculators_config": {
-            "algorithm": "eagle3",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [greedy],
-            "verifier": {"name_or_path": verifier, "architectures": []},
-        },
-        "transformer_layer_config": _llama(head),
-        **_own(head, dtype),
+        **layers,
+        "torch_dtype": dtype,
+        "eagle_config": {"use_aux_hidden_state": True, **eagle},
     }

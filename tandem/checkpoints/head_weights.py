@@ -9,19 +9,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.checkpoints.head_config import TAPS, HeadConfig, read_head_config
+from tandem.checkpoints.head_config import (
+    EMBEDDING,
+    FC,
+    MAPS,
+    OUTPUT,
+    HeadConfig,
+    head_shapes,
+    our_name,
+    read_head_config,
+)
 from tandem.checkpoints.locate import CheckpointError
 from tandem.checkpoints.numbers import DTYPES, Stored
 from tandem.checkpoints.tensors import Tensors
-
-EMBEDDING = "embed_tokens.weight"
-LAYER = {"specforge": "midlayer.", "speculators": "layers.0."}
-MAPS = ("d2t", "t2d")
-LINEARS = {
-    **{name: f"midlayer.self_attn.{name}_proj" for name in "qkvo"},
-    **{name: f"midlayer.mlp.{name}_proj" for name in ("gate", "up", "down")},
-}
-NORMS = ("midlayer.hidden_norm", "midlayer.input_layernorm", "midlayer.post_attention_layernorm", "norm")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,22 +56,18 @@ def read_head_weights(folder: Path) -> tuple[HeadWeights, Stored | None]:
     """Returns a head in its `fc`'s dtype and its embedding [vocabulary, hidden], if any. Raises CheckpointError."""
     config = read_head_config(folder)
     tensors = Tensors(folder)
-    found = {_our_name(name): tensors.stored(name) for name in tensors.files}
+    found = {our_name(name): tensors.stored(name) for name in tensors.files}
     embedding = found.pop(EMBEDDING, None)
     if embedding is not None and embedding.shape != (config.vocab_size, config.hidden_size):
         raise CheckpointError(f"{folder}: {EMBEDDING} is {list(embedding.shape)}, not vocabulary by hidden size")
-    if "lm_head.weight" in found:
+    if OUTPUT in found:
         _complete_vocabulary(config, found)
-    _check(folder, _wanted(config), found)
-    dtype = next((name for name, kind in DTYPES.items() if kind == found["fc.weight"].dtype), "float32")
+    required, optional = head_shapes(config)
+    _check(folder, required | {name: optional[name] for name in MAPS}, found)
+    dtype = next((name for name, kind in DTYPES.items() if kind == found[FC].dtype), "float32")
     made = HeadWeights(config, {name: each if name in MAPS else each.to(dtype) for name, each in found.items()})
     _check_vocabulary(folder, made)
     return made, embedding
-
-
-def _our_name(name: str) -> str:
-    name = name.removeprefix("model.")
-    return name.replace(LAYER["speculators"], LAYER["specforge"], 1)
 
 
 def _complete_vocabulary(config: HeadConfig, found: dict[str, Stored]) -> None:
@@ -84,25 +80,6 @@ def _complete_vocabulary(config: HeadConfig, found: dict[str, Stored]) -> None:
         drafted = np.zeros(config.vocab_size, dtype=np.bool_)
         drafted[ids[(ids >= 0) & (ids < config.vocab_size)]] = True
         found["t2d"] = Stored("BOOL", drafted)
-
-
-def _wanted(config: HeadConfig) -> dict[str, tuple[int, ...]]:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-    shapes = {"q": (queries, 2 * hidden), "k": (keys, 2 * hidden), "v": (keys, 2 * hidden), "o": (hidden, queries)}
-    shapes |= {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
-    wanted: dict[str, tuple[int, ...]] = {
-        "fc.weight": (hidden, TAPS * config.target_hidden_size),
-        "lm_head.weight": (config.draft_vocab_size, hidden),
-        "d2t": (config.draft_vocab_size,),
-        "t2d": (config.vocab_size,),
-        **{f"{name}.weight": (hidden,) for name in NORMS},
-    }
-    for name, shape in shapes.items():
-        wanted[f"{LINEARS[name]}.weight"] = shape
-        if config.attention_bias and name in "qkvo":
-            wanted[f"{LINEARS[name]}.bias"] = shape[:1]
-    return wanted
 
 
 def _check(folder: Path, wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, Stored]) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +69,28 @@ def _check_depth(value: Any) -> None:
 
 def _inside(value: list[Any] | dict[str, Any]) -> Iterable[Any]:
     return value.values() if isinstance(value, dict) else value
+
+
+def count(name: str, value: Any) -> int:
+    if type(value) is not int or not 0 < value < 2**31:
+        raise ValueError(f"{name}: {value!r:.60} is not a whole number above 0")
+    return value
+
+
+def number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name}: {value!r:.60} is not a number")
+    return float(value)
+
+
+def an_object(name: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name}: {value!r:.60} is not an object")
+    return value
+
+
+@functools.cache
+def data_of(module: str) -> dict[str, Any]:
+    """Returns the table beside a module of this name: NAME.json."""
+    made: dict[str, Any] = json.loads(Path(__file__).with_name(f"{module}.json").read_text(encoding="utf-8"))
+    return made

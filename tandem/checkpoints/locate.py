@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import math
+import mmap
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from tandem.checkpoints.claimed_sizes import check_folder, check_gguf
+from tandem.checkpoints.gguf_header import Header
 from tandem.checkpoints.json_files import read_json, read_object
 from tandem.checkpoints.trusted_cache import hash_file
 from tandem.installing import install_command
@@ -26,6 +29,18 @@ FREQUENT_TOKENS = "frequent_tokens.json"
 _MOST_INDEX_BYTES = 1 << 26
 _SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "model*.bin")
+_BITS = 8  # parameters per byte of weights at most: no format uses less than a bit
+_BLOCK = re.compile(r"blk\.(\d{1,9})\.")
+# Names of sizes in a config.json and in a GGUF's metadata.
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "block_count")
+_WIDTH = ("hidden_size", "n_embd", "d_model", "embedding_length")
+_PER_LAYER = (
+    *("intermediate_size", "n_inner", "ffn_dim", "moe_intermediate_size", "feed_forward_length"),
+    *("num_attention_heads", "n_head", "num_key_value_heads", "head_dim", "num_experts", "num_local_experts"),
+    *("attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length"),
+    *("expert_count", "expert_feed_forward_length"),
+)
+_ROWS = ("vocab_size", "tokens")
 
 
 class CheckpointError(ValueError):
@@ -127,14 +142,14 @@ def split_files(path: Path) -> list[Path]:
     """Returns all parts, given the first; other files alone. Raises CheckpointError."""
     if (split := _SPLIT.fullmatch(path.name)) is None:
         return [path]
-    count = int(split[3])
     if int(split[2]) != 1:
         raise CheckpointError(f"{path}: a part of a split model; load it from its first part, {_first_part(path).name}")
-    for number in range(1, count + 1):  # before a list is made: a name may claim 99999
-        part = path.with_name(f"{split[1]}-{number:05d}-of-{split[3]}.gguf")
-        if not part.is_file():
-            raise CheckpointError(f"{part}: missing, and {path.name} is the first of {count} parts")
-    return [path.with_name(f"{split[1]}-{number:05d}-of-{split[3]}.gguf") for number in range(1, count + 1)]
+    parts = []
+    for number in range(1, int(split[3]) + 1):
+        parts.append(path.with_name(f"{split[1]}-{number:05d}-of-{split[3]}.gguf"))
+        if not parts[-1].is_file():
+            raise CheckpointError(f"{parts[-1]}: missing, and {path.name} is the first of {int(split[3])} parts")
+    return parts
 
 
 def _first_part(path: Path) -> Path:
@@ -218,11 +233,42 @@ def check_sizes(checkpoint: Checkpoint) -> None:
     file = folder / (checkpoint.gguf or "config.json")
     try:
         if checkpoint.gguf:
-            check_gguf(split_files(file))
+            _check_claims(*_gguf_claims(split_files(file)))
         else:
-            check_folder(folder, list(_weight_files(folder)))
+            _check_claims(read_object(file), _BITS * sum(each.stat().st_size for each in _weight_files(folder)))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{file}: {first_line(error)}") from None
+
+
+def _gguf_claims(files: Sequence[Path]) -> tuple[dict[str, Any], int]:
+    """Returns sizes that metadata claim, and the tensors' elements. Raises ValueError if the files are too small."""
+    headers = []
+    for file in files:
+        with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            headers.append(Header(content))
+    claims = {key.partition(".")[2]: value for key, value in headers[0].values.items()}
+    tensors = [tensor for header in headers for tensor in header.tensors.values()]
+    elements, size = sum(math.prod(tensor.dimensions) for tensor in tensors), sum(file.stat().st_size for file in files)
+    if elements > _BITS * size:
+        raise ValueError(f"its tensors have {elements} elements, more than {size} bytes can hold")
+    blocks = {int(found[1]) for tensor in tensors if (found := _BLOCK.match(tensor.name))}
+    if isinstance(layers := claims.get("block_count"), int) and layers > len(blocks):
+        raise ValueError(f"block_count: {layers} layers, and there are tensors of {len(blocks)}")
+    return {**claims, "tokens": claims.get("ggml.tokens")}, elements
+
+
+def _check_claims(claims: Mapping[str, Any], elements: int) -> None:
+    def largest(names: Sequence[str]) -> tuple[int, str]:
+        return max((value if type(value := claims.get(name)) is int else 0, name) for name in names)
+
+    layers, width = largest(_LAYERS)[0], largest(_WIDTH)[0]
+    for names, times in ((_LAYERS, width), (_PER_LAYER, max(1, layers) * max(1, width)), (_ROWS, max(1, width))):
+        size, name = largest(names)
+        if size * times > elements:
+            raise ValueError(
+                f"{name}: {size} beside {layers} layers of width {width}, "
+                f"and the weights have at most {elements} parameters"
+            )
 
 
 def _configurations(folder: Path) -> list[Path]:

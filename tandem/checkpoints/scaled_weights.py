@@ -2,20 +2,107 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tandem.checkpoints.gguf_blocks import FORMATS, Blocks
-from tandem.checkpoints.locate import CheckpointError
+from tandem.checkpoints.json_files import an_object, count, read_object
+from tandem.checkpoints.locate import CheckpointError, first_line
 from tandem.checkpoints.numbers import Floats, Stored, of_floats
-from tandem.checkpoints.quantisation import FP8, INT8, Scheme, Tile, quantisation_of
 from tandem.checkpoints.tensors import Tensors, dtypes
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+INT8, FP8 = "int8", "float8_e4m3fn"
+METHODS = ("compressed-tensors", "fbgemm_fp8", "fp8")
+_PLAIN = ("int-quantized", "float-quantized", "naive-quantized")
+"""Formats of compressed-tensors with one byte a number; others pack several."""
+_KINDS = {"int": INT8, "float": FP8}
+_STRATEGIES = ("tensor", "channel", "group", "block")
+Tile = tuple[int | None, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """Dtypes with a scale per `tile` of outputs and inputs; None in a tile: all."""
+
+    numbers: str
+    tile: Tile
+
+
+def quantisation_of(folder: Path) -> tuple[Scheme, ...] | None:
+    """Returns the possible schemes, chosen by a matrix's scale shape; None if dense. Raises CheckpointError."""
+    file = folder / "config.json"
+    try:
+        config = read_object(file)
+        for name in ("quantization_config", "compression_config"):  # the second: of early compressed-tensors
+            if found := config.get(name):
+                return tuple(_schemes(name, found))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file}: {first_line(error)[:300]}") from None
+    return None
+
+
+def _schemes(name: str, config: Any) -> Iterator[Scheme]:
+    config = an_object(name, config)
+    method = _one_of(f"{name}.quant_method", config.get("quant_method"), METHODS)
+    if method == "fbgemm_fp8":
+        yield Scheme(FP8, (1, None))
+    elif method == "fp8":
+        _one_of(f"{name}.fmt", config.get("fmt", "e4m3"), ("e4m3",))
+        size = config.get("weight_block_size")
+        yield Scheme(FP8, (None, None) if size is None else _tile(f"{name}.weight_block_size", size))
+    else:
+        yield from _compressed(name, config)
+
+
+def _compressed(name: str, config: Mapping[str, Any]) -> Iterator[Scheme]:
+    _one_of(f"{name}.quantization_status", config.get("quantization_status", "compressed"), ("compressed",))
+    sparsity = an_object(f"{name}.sparsity_config", config.get("sparsity_config") or {})
+    _one_of(f"{name}.sparsity_config.format", sparsity.get("format", "dense"), ("dense",))
+    if config.get("transform_config"):
+        raise ValueError(f"{name}.transform_config: transforms of activations are not supported")
+    groups = an_object(f"{name}.config_groups", config.get("config_groups"))
+    if not groups:
+        raise ValueError(f"{name}.config_groups: names no group")
+    for group in groups:
+        place = f"{name}.config_groups.{group}"
+        settings = an_object(place, groups[group])
+        own = settings.get("format")
+        _one_of(f"{place if own else name}.format", own or config.get("format"), _PLAIN)
+        if weights := settings.get("weights"):
+            yield _weights(f"{place}.weights", an_object(f"{place}.weights", weights))
+
+
+def _weights(place: str, weights: Mapping[str, Any]) -> Scheme:
+    _one_of(f"{place}.num_bits", weights.get("num_bits"), (8,))
+    _one_of(f"{place}.symmetric", weights.get("symmetric", True), (True,))
+    _one_of(f"{place}.actorder", weights.get("actorder"), (None, "weight", "static"))  # "group" reorders the inputs
+    numbers = _KINDS[_one_of(f"{place}.type", weights.get("type", "int"), tuple(_KINDS))]
+    strategy = _one_of(f"{place}.strategy", weights.get("strategy"), _STRATEGIES)
+    if strategy == "block":
+        return Scheme(numbers, _tile(f"{place}.block_structure", weights.get("block_structure")))
+    if strategy == "group":
+        return Scheme(numbers, (1, count(f"{place}.group_size", weights.get("group_size"))))
+    return Scheme(numbers, (None if strategy == "tensor" else 1, None))
+
+
+def _one_of(place: str, value: Any, known: tuple[Any, ...]) -> Any:
+    if value not in known or isinstance(value, bool) != isinstance(known[0], bool):
+        raise ValueError(f"{place}: {value!r:.60} is not {' or '.join(map(str, known))}")
+    return value
+
+
+def _tile(place: str, value: Any) -> Tile:
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise ValueError(f"{place}: {value!r:.60} is not two sizes")
+    return count(place, value[0]), count(place, value[1])
+
 
 Shape = tuple[int, ...]
 _BYTES = ("I8", "U8", "F8_E4M3", "F8_E5M2")

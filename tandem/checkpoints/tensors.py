@@ -8,7 +8,6 @@ import json
 import math
 import mmap
 import os
-import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -48,14 +47,12 @@ class Tensors:
     def stored(self, name: str) -> Stored:
         return self._opened(name).stored(name)
 
-    def bytes(self, name: str) -> int:
-        return self._opened(name).bytes(name)
-
     def shape(self, name: str) -> tuple[int, ...]:
         return self._opened(name).shape(name)
 
     def sizes(self) -> dict[str, int]:
-        return {name: self.bytes(name) for name in self.files}
+        """Bytes by tensor."""
+        return {name: self._opened(name).bytes(name) for name in self.files}
 
     def _files(self) -> dict[str, Path]:
         for whole in (SAFETENSORS, PICKLE):
@@ -98,21 +95,18 @@ class _Safetensors:
 
         self._file = file
         with _refusing(file):
-            self._mapped: Any = safe_open(file, framework="np")
-            self.names = dict.fromkeys(self._mapped.keys())
+            safe_open(file, framework="np").keys()  # checks the header
+            with file.open("rb") as stream:
+                self._content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            self._begin = 8 + int.from_bytes(self._content[:8], "little")
+            self.names: dict[str, Any] = json.loads(self._content[8 : self._begin])
+            self.names.pop("__metadata__", None)
 
     @functools.cached_property
     def _of_torch(self) -> Any:
         from safetensors import safe_open
 
         return safe_open(self._file, framework="pt")
-
-    @functools.cached_property
-    def _content(self) -> tuple[mmap.mmap, int, dict[str, Any]]:
-        with self._file.open("rb") as stream:
-            content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        begin = 8 + int.from_bytes(content[:8], "little")
-        return content, begin, json.loads(content[8:begin])
 
     def tensor(self, name: str) -> Tensor:
         with _refusing(self._file):
@@ -122,24 +116,20 @@ class _Safetensors:
         shape, dtype = self.shape(name), self.dtype(name)
         if dtype not in STORAGE:
             raise CheckpointError(f"{self._file}: {name} is {dtype}, which is not supported")
+        first, _ = self.names[name]["data_offsets"]
         with _refusing(self._file):
-            content, begin, header = self._content
-            first, _ = header[name]["data_offsets"]
-            values = np.frombuffer(content, STORAGE[dtype], math.prod(shape), begin + first)
+            values = np.frombuffer(self._content, STORAGE[dtype], math.prod(shape), self._begin + first)
         return Stored(dtype, values.reshape(shape))
 
     def bytes(self, name: str) -> int:
-        dtype = self.dtype(name)
-        bits = 8 if dtype == "BOOL" else int(re.sub(r"\D*(\d+).*", r"\1", dtype))  # F8_E4M3 has 8
-        return math.prod(self.shape(name)) * bits // 8
+        first, end = self.names[name]["data_offsets"]
+        return int(end - first)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        with _refusing(self._file):
-            return tuple(self._mapped.get_slice(name).get_shape())
+        return tuple(self.names[name]["shape"])
 
     def dtype(self, name: str) -> str:
-        with _refusing(self._file):
-            return str(self._mapped.get_slice(name).get_dtype())
+        return str(self.names[name]["dtype"])
 
 
 class _Pickle:

@@ -8,6 +8,14 @@ import re
 from collections.abc import Callable, Container, Sequence
 from typing import Any
 
+
+def byte_characters() -> list[str]:
+    """Returns the character of each byte in byte-level vocabularies (GPT-2's table)."""
+    shown = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in shown else chr(next(others)) for byte in range(256)]
+
+
 BYTE = re.compile("<0x([+0-9A-Fa-f][0-9A-Fa-f])>")
 _OF_TOKENS = {"Replace", "ByteFallback", "Strip", "Metaspace", "WordPiece", "BPEDecoder"}
 _NONE, _ALL = re.compile("(?!)"), re.compile("(?s:.*)")

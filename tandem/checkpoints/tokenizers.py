@@ -11,13 +11,18 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from tandem.checkpoints import tool_prompts
-from tandem.checkpoints.byte_level import byte_characters
 from tandem.checkpoints.gguf_tokenizer import gguf_parts
 from tandem.checkpoints.hub_files import tokenizer_folder
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, first_line
-from tandem.checkpoints.token_text import BYTE, ByteText, TokenText, decoding_steps, held_tokens
-from tandem.checkpoints.tokenizer_files import CONFIG, TEMPLATE, TOKENIZER, converted_parts, folder_parts
-from tandem.checkpoints.tokenizer_parts import TokenizerParts
+from tandem.checkpoints.token_text import BYTE, ByteText, TokenText, byte_characters, decoding_steps, held_tokens
+from tandem.checkpoints.tokenizer_files import (
+    CONFIG,
+    TEMPLATE,
+    TOKENIZER,
+    TokenizerParts,
+    converted_parts,
+    folder_parts,
+)
 from tandem.speculation.stopping import TextStream
 
 

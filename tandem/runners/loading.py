@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tandem.checkpoints.adapter_files import Adapter, AdapterChoice, read_adapter
 from tandem.checkpoints.eagle_heads import is_eagle1
 from tandem.checkpoints.extras import need_torch
 from tandem.checkpoints.family_configs import end_ids as ids_of
@@ -21,14 +22,15 @@ from tandem.checkpoints.locate import (
     Checkpoint,
     CheckpointError,
     check_sizes,
+    find,
     first_line,
     frequent_tokens,
     weights_revision,
 )
-from tandem.checkpoints.quantisation import INT8, quantisation_of
-from tandem.checkpoints.scaled_weights import ScaledWeights, check_dense
+from tandem.checkpoints.scaled_weights import INT8, ScaledWeights, check_dense, quantisation_of
 from tandem.host.cores import usable_cores
 from tandem.host.memory import given_on_demand
+from tandem.runners.backends import Backend, LoadRequest
 from tandem.runners.families import UnsupportedModel, check_family
 from tandem.runners.native import LibraryMissing, NativeUnavailable
 from tandem.runners.protocol import TAIL, Limits, Runner, RunnerIdentity
@@ -338,3 +340,37 @@ def choose_dtype(name: str, device: str) -> Any:
     import torch
 
     return getattr(torch, dtype_name(name, device))
+
+
+class TorchBackend(Backend):
+    """Also runs native steps. Loads models separately, with `Capabilities.fuse` for a pair's graphs."""
+
+    def find(self, model: str | None) -> Checkpoint:
+        return find(model)
+
+    def adapter(self, choice: AdapterChoice) -> Adapter:
+        return read_adapter(choice)
+
+    def load(self, checkpoint: Checkpoint, request: LoadRequest, startup: Startup) -> Runner:
+        more = (request.shape, request.verifies, request.sole_model, startup)
+        runner = load_runner(checkpoint, request.execution, *more)
+        if request.head is not None:
+            from tandem.runners.eagle.load import expect_head
+
+            expect_head(request.head, runner)
+        return runner
+
+    def is_head(self, checkpoint: Checkpoint) -> bool:
+        return checkpoint.gguf is None and is_head(Path(checkpoint.folder))
+
+    def load_head(
+        self, checkpoint: Checkpoint, target: Runner | Checkpoint, request: LoadRequest, startup: Startup
+    ) -> Runner:
+        from tandem.runners.eagle.load import load_head, load_remote_head
+
+        if isinstance(target, Checkpoint):
+            return load_remote_head(checkpoint, target, request.execution, request.shape, startup)
+        return load_head(checkpoint, target, startup, request.execution)
+
+
+BACKEND = TorchBackend()

@@ -26,8 +26,7 @@ from tandem.checkpoints.eagle_heads import is_eagle1
 from tandem.checkpoints.gguf_blocks import StoredWeights
 from tandem.checkpoints.head_config import is_head, read_head_config
 from tandem.checkpoints.locate import CheckpointError, check_sizes, find, frequent_tokens
-from tandem.checkpoints.quantisation import quantisation_of
-from tandem.checkpoints.scaled_weights import ScaledWeights, check_dense
+from tandem.checkpoints.scaled_weights import ScaledWeights, check_dense, quantisation_of
 from tandem.checkpoints.tensors import Tensors
 
 MOST_BYTES = 200 << 20

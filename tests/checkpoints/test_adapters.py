@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.checkpoints.adapter_config import AdapterConfig
-from tandem.checkpoints.adapter_files import Adapter, AdapterChoice, adapter_choices, read_adapter
+from tandem.checkpoints.adapter_files import Adapter, AdapterChoice, AdapterConfig, adapter_choices, read_adapter
 from tandem.checkpoints.locate import CheckpointError
 from tests.adapters import write_adapter
 

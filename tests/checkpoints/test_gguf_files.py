@@ -14,8 +14,7 @@ import pytest
 from tandem.checkpoints.family import UnsupportedFamily
 from tandem.checkpoints.family_weights import GgufWeights, check_complete
 from tandem.checkpoints.generation_config import all_end_ids
-from tandem.checkpoints.gguf_blocks import StoredWeights
-from tandem.checkpoints.gguf_repack import REPACKED, repacked
+from tandem.checkpoints.gguf_blocks import REPACKED, StoredWeights, repacked
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_sizes, find, weights_revision
 
 HIDDEN, LAYERS = 32, 2
@@ -84,7 +83,7 @@ def test_a_split_model_is_the_whole_one_from_its_first_part_or_its_folder(tmp_pa
     check_complete(weights)
     assert weights.config == whole.config and set(weights.blocks.names()) == set(tensors())
     for name in tensors():
-        assert np.array_equal(weights.blocks.dense(name).floats(), whole.blocks.dense(name).floats())
+        assert np.array_equal(weights.blocks.stored(name).floats(), whole.blocks.stored(name).floats())
     before = weights_revision(find(str(first)))
     with (tmp_path / PARTS[1]).open("r+b") as file:
         file.seek(-1, 2)
@@ -111,16 +110,16 @@ def test_a_missing_part_and_one_that_is_not_the_first_are_named(tmp_path: Path) 
             find(str(name))
 
 
-@pytest.mark.parametrize("kind", REPACKED)
-def test_repacked_formats_keep_every_number_to_the_bit(kind: int) -> None:
+@pytest.mark.parametrize("name", REPACKED)
+def test_repacked_formats_keep_every_number_to_the_bit(name: str) -> None:
     """What gguf makes of both is the same, for random bytes and scales."""
-    form, chance = REPACKED[kind], np.random.default_rng(kind)
+    form, chance = REPACKED[name], np.random.default_rng(3)
     rows = chance.integers(0, 256, (64, form.bytes), dtype=np.uint8)
-    scale = slice(108, 110) if form.name == "q3_k" else slice(0, 2)
+    scale = slice(108, 110) if name == "q3_k" else slice(0, 2)
     rows[:, scale] = chance.uniform(-1, 1, (64, 1)).astype(np.float16).view(np.uint8)
     rows = rows.reshape(16, -1)
-    expected = gguf.dequantize(rows, gguf.GGMLQuantizationType(kind))
-    made = gguf.dequantize(repacked(rows, kind), gguf.GGMLQuantizationType[form.into.upper()])
+    expected = gguf.dequantize(rows, gguf.GGMLQuantizationType(form.kind))
+    made = gguf.dequantize(repacked(rows, name), gguf.GGMLQuantizationType[form.into.upper()])
     assert np.array_equal(made, expected) and np.unique(expected).size > 100
 
 
@@ -187,5 +186,5 @@ def test_repacked_matrices_run_as_stored(tmp_path: Path) -> None:
     head = stored.head()
     assert stored.runs_as_stored and stored.formats() == ("q5_0",) and head is not None and head.format == "q8_0"
     assert np.array_equal(
-        gguf.dequantize(head.rows, gguf.GGMLQuantizationType.Q8_0), stored.dense("output.weight").floats()
+        gguf.dequantize(head.rows, gguf.GGMLQuantizationType.Q8_0), stored.stored("output.weight").floats()
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tandem.checkpoints.gguf_splits import SPLITS
+from tandem.checkpoints.gguf_tokenizer import rules
 from tandem.checkpoints.locate import CheckpointError
 from tandem.checkpoints.tokenizers import HuggingFaceTokenizer
 from tests.checkpoints.test_tokenizer_parity import write_gguf
@@ -19,7 +19,7 @@ RECORDED: dict[str, Any] = json.loads(Path(__file__).with_name("llama_text.json"
 FLAGS: tuple[dict[str, Any], ...] = ({}, {"add_bos_token": False, "add_eos_token": True})
 ENDS = {"bos": "endoftext", "eos": "im_end"}
 CASES: dict[str, dict[str, Any]] = {
-    **{pre: {"pre": pre} for pre in SPLITS},
+    **{pre: {"pre": pre} for pre in rules()["splits"]},
     "no pre": {},
     "llama-bpe that ends texts": {"pre": "llama-bpe", **FLAGS[1]},
     "qwen2 that begins texts": {"pre": "qwen2", "add_bos_token": True},

@@ -57,7 +57,7 @@ def test_a_file_that_changes_while_its_tensors_are_read_is_refused(writer: str, 
     tensors = Tensors(tmp_path)
     assert tensors["a"][0] == 1.0
     write(tmp_path / name, filled(2.0, 4))
-    for read in (tensors.__getitem__, tensors.shape, tensors.bytes):
+    for read in (tensors.__getitem__, tensors.shape, tensors.stored):
         with pytest.raises(CheckpointError, match=f"{name}: was replaced or written to while it was read"):
             read("b")
     (tmp_path / name).unlink()

@@ -1,8 +1,10 @@
-"""GGUF files of the table's models, with the keys that llama.cpp's convert_hf_to_gguf.py gave (recorded.json)."""
+"""GGUF files of the table's models: by gguf, with the keys that llama.cpp's converter gave, and by llama.cpp itself."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,13 +14,31 @@ import numpy as np
 from gguf.quants import dequantize, quantize
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from tandem.checkpoints.byte_level import byte_characters
+from tandem.checkpoints.token_text import byte_characters
 
 RECORDED = Path(__file__).with_name("recorded.json")
 WRITTEN = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4", "TQ2_0")
+QUANTISED = ("Q2_K", "Q3_K_S", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "IQ3_S", "Q5_0", "Q4_0")
 PERMUTED = ("llama", "granite", "smollm3")
 SHIFTED = ("gemma", "gemma2", "gemma3")
 SPECIAL = ("<pad>", "<s>", "</s>")
+
+
+def _keys(path: Path) -> dict[str, Any]:
+    """The keys that shape the model: [type, type of a list's values, value]."""
+    fields = gguf.GGUFReader(path).fields
+    kept = {name: each for name, each in fields.items() if name.partition(".")[0] not in ("GGUF", "tokenizer", "split")}
+    return {
+        name: [each.types[0].name, each.types[-1].name, each.contents()]
+        for name, each in kept.items()
+        if not name.startswith("general.") or name == "general.architecture"
+    }
+
+
+def recorded(path: Path) -> dict[str, Any]:
+    """What is kept of a converter's file: its keys, and tensors that no weights are."""
+    made = [each for each in gguf.GGUFReader(path).tensors if each.name.startswith(("rope_f",))]
+    return {"keys": _keys(path), "tensors": {each.name: each.data.tolist() for each in made}}
 
 
 def _permuted(values: Any, heads: int, back: bool = False) -> Any:
@@ -99,7 +119,7 @@ def reference(files: Sequence[Path], module: Any) -> Any:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """A tokenizer of `vocabulary` in a model's folder."""
+    """A tokenizer of `vocabulary` in a model's folder, for the converter."""
     tokens = vocabulary()
     pairs = [(token[0], token[1]) for token in tokens if len(token) == 2]
     made = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, pairs))
@@ -108,3 +128,45 @@ def write_tokenizer(folder: Path) -> None:
     made.save(str(folder / "tokenizer.json"))
     named = {"bos_token": "<s>", "eos_token": "</s>", "tokenizer_class": "PreTrainedTokenizerFast"}
     (folder / "tokenizer_config.json").write_text(json.dumps(named))
+
+
+CONVERTER = """
+import importlib, runpy, sys
+home = sys.argv[1]
+sys.path[:0] = [home, home + "/gguf-py"]
+import transformers
+from conversion.base import TextModel
+transformers.AutoTokenizer.from_pretrained = transformers.PreTrainedTokenizerFast.from_pretrained
+for name in ("gemma", "granite", "llama", "olmo", "phi", "qwen", "stablelm"):
+    importlib.import_module("conversion." + name)
+def kinds(kind):
+    yield kind
+    for each in kind.__subclasses__():
+        yield from kinds(each)
+for kind in kinds(TextModel):  # the vocabulary is ours, whatever the family's is
+    kind.get_vocab_base_pre = lambda self, tokenizer: "smollm"
+    if "set_vocab" in vars(kind):
+        kind.set_vocab = lambda self: self._set_vocab_gpt2()
+sys.argv = ["convert_hf_to_gguf.py", *sys.argv[2:]]
+runpy.run_path(home + "/convert_hf_to_gguf.py", run_name="__main__")
+"""
+
+
+def convert(source: Path, folder: Path, path: Path, kind: str = "f32") -> Path:
+    """Runs the converter of llama.cpp's `source` on a model's folder."""
+    write_tokenizer(folder)
+    command = [sys.executable, "-c", CONVERTER, str(source), str(folder), "--outfile", str(path), "--outtype", kind]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip().splitlines()[-1])
+    return path
+
+
+def quantised(program: Path, path: Path, kind: str) -> Path:
+    """Runs llama-quantize."""
+    made = path.with_name(f"{path.stem}-{kind}.gguf")
+    command = [str(program), "--pure", str(path), str(made), kind]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"llama-quantize {kind}: {done.stderr.strip().splitlines()[-1]}")
+    return made

@@ -16,7 +16,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tandem.checkpoints.locate import CheckpointError, find
 from tandem.cli.main import main
-from tandem.runners.families import FAMILIES
+from tandem.runners.families import served
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.protocol import PrefillRow
 from tandem.runners.torch import kernels
@@ -66,7 +66,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "qwen2_moe": {"use_sliding_window": False},
     "stablelm": {"use_qkv_bias": True, "qk_layernorm": True, "use_parallel_residual": True},
 }
-SERVED = [kind for kind, family in FAMILIES.items() if not family.refused]
+SERVED = served()
 PROMPTS = [[5, 9, 100, 7, 33, 9, 100], [(37 * i) % 199 + 3 for i in range(41)], [8, 150]]
 LONG = [0.6 + 0.9 * i for i in range(1, 5)]
 
@@ -229,7 +229,7 @@ def test_an_argument_that_attention_loses_is_found_at_the_start(
 
 def test_an_untested_family_is_tried_if_the_operator_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = made("llama", tmp_path)
-    monkeypatch.setattr("tandem.runners.families.FAMILIES", {})
+    monkeypatch.setattr("tandem.runners.families.served", lambda: ())
     with pytest.raises(CheckpointError, match="--untested_model tries it"):
         load(tmp_path)
     assert decoded(load(tmp_path, untested_model=True), PROMPTS[:1], 8) == [at_home(module, PROMPTS[0], 8)]

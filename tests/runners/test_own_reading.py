@@ -12,12 +12,12 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from tandem.checkpoints.family import UnsupportedFamily
-from tandem.checkpoints.family_configs import FAMILY, family_of
+from tandem.checkpoints.family_configs import family_of, read_family, table
 from tandem.checkpoints.family_weights import FolderWeights, GgufWeights, check_complete
 from tandem.checkpoints.head_weights import read_head_weights
 from tandem.checkpoints.locate import EMBEDDED_DRAFT, EMBEDDED_HEAD, CheckpointError, find
 from tandem.checkpoints.numbers import Stored, from_bfloat16, to_bfloat16
-from tandem.runners.eagle.files import head_module, weights_of
+from tandem.runners.eagle.files import head_module
 from tandem.runners.eagle.load import load_head
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.native.load import load_native
@@ -25,10 +25,9 @@ from tandem.runners.native.rotary import rotary_tables
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.weights import packing
 from tandem.runners.startup import Startup
-from tandem.runners.torch.from_tensors import stored_of
 from tests.runners import real
-from tests.runners.modules import ModuleWeights, native_of
-from tests.runners.test_native import LLAMA3, SIZES, module_of, native, sequence
+from tests.runners.modules import ModuleWeights, native_of, stored_of, weights_of
+from tests.runners.test_native import LLAMA3, SIZES, every_model, module_of, native, sequence
 from tests.runners.tiny import model_folder
 
 _UNSUPPORTED = ("models", "activation", "differ", "rotary")
@@ -53,7 +52,23 @@ def test_tables_are_the_cosines_and_sines_of_transformers(rope: dict[str, Any]) 
         assert (np.abs(ours - theirs[0, :, :32].numpy()).max(1) <= 2e-7 * (1 + np.arange(4096))).all()
 
 
-@pytest.mark.parametrize("kind", FAMILY)
+@every_model
+def test_a_folders_configuration_is_that_of_transformers(name: str, tmp_path: Path) -> None:
+    module = module_of(name)
+    module.config.save_pretrained(tmp_path)
+    ours, theirs = read_family(tmp_path), module.config
+    for field in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
+        assert getattr(ours, field) == getattr(theirs, field)
+    for field in ("num_key_value_heads", "head_dim", "rms_norm_eps", "tie_word_embeddings", "max_position_embeddings"):
+        assert getattr(ours, field) == getattr(theirs, field)
+    assert ours.parameters == sum(each.numel() for name, each in module.named_parameters() if each.ndim > 1)
+    assert {f"{part}.bias" for part in ours.biases} == {
+        f"{key.split('.')[-2].removesuffix('_proj')}.bias" for key in module.state_dict() if key.endswith("bias")
+    }
+    check_complete(ModuleWeights(module))
+
+
+@pytest.mark.parametrize("kind", table()["native"])
 def test_fields_that_are_absent_have_the_defaults_of_transformers(kind: str) -> None:
     sizes = {name: SIZES[name] for name in ("vocab_size", "hidden_size", "intermediate_size")}
     sizes |= {"num_hidden_layers": 32, "num_attention_heads": 32, "hidden_size": 4096}

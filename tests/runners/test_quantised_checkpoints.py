@@ -259,7 +259,7 @@ def of_group(strategy: str = "channel", **changes: object) -> dict[str, Any]:
         (of_group(symmetric=False), "config_groups.group_0.weights.symmetric: False is not True"),
         (of_group(actorder="group"), "config_groups.group_0.weights.actorder: 'group' is not None or weight"),
         (of_group(strategy="token"), "config_groups.group_0.weights.strategy: 'token' is not tensor or channel"),
-        (of_group(strategy="group"), "config_groups.group_0.weights.group_size: None is not a positive whole number"),
+        (of_group(strategy="group"), "config_groups.group_0.weights.group_size: None is not a whole number above 0"),
         (None, r"model\.layers.*_proj\.weight is (I8|int8), and config\.json has no quantization_config"),
     ],
 )

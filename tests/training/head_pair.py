@@ -14,7 +14,7 @@ from tandem.checkpoints.convert import ConvertConfig, run_convert
 from tandem.checkpoints.locate import find, weights_revision
 from tandem_train.heads.settings import HeadTrainConfig
 from tandem_train.heads.train import train
-from tandem_train.shards import ShardFolder, TrainingSequence, join
+from tandem_train.shards import ShardFolder, TrainingSequence
 from tests.runners.tiny import byte_tokenizer
 
 KINDS = ("code", "prose")
@@ -43,7 +43,7 @@ def make_data(folder: Path, target: Path, shards: int) -> Path:
     written, random = ShardFolder(folder), np.random.default_rng(0)
     written.claim({"target": weights_revision(find(str(target))), "seed": 1})
     for number in range(shards):
-        written.write(number, join(continuations(module, random)))
+        written.write(number, continuations(module, random))
     return folder
 
 

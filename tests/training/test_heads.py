@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ from tandem_train.heads.loop import HeadTraining
 from tandem_train.heads.loss import head_states, make_head_batch, step_losses
 from tandem_train.heads.train import main as train_main
 from tandem_train.heads.train import train
-from tandem_train.shards import ShardFolder, join, split
+from tandem_train.shards import ShardFolder
 from tandem_train.train import read_data
 from tests.rows import propose_row
 from tests.runners.tiny import byte_tokenizer
@@ -69,7 +68,7 @@ def features_of(target: Path) -> FeatureTarget:
 def test_features_are_the_hidden_states_that_transformers_reports(target: Path, data: Path) -> None:
     taps, module = features_of(target), AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     assert taps.layers == (2, 1, 3)
-    sequences = list(split(ShardFolder(data).read(1)))[:9]
+    sequences = ShardFolder(data).read(1)[:9]
     for one, features in zip(sequences, taps.features(sequences), strict=True):
         own = torch.from_numpy(np.concatenate((one.prompt, one.answer)).astype(np.int64))[None]
         last: list[torch.Tensor] = []
@@ -83,9 +82,8 @@ def test_features_are_the_hidden_states_that_transformers_reports(target: Path, 
 
 def test_a_head_trained_for_seconds_agrees_with_its_target_far_more_than_chance(trained: tuple[Path, Any]) -> None:
     _, report = trained
-    shares = report["held_out_acceptance"]["all"]
-    assert shares[0] > 0.3 and len(shares) == 3
-    assert all(later <= before for before, later in itertools.pairwise(shares))
+    shares = report["held_out_agreement"]
+    assert shares[0] > 0.3 and len(shares) == 3 and shares[0] >= shares[2]
 
 
 def test_training_cut_short_resumes_to_the_same_weights(
@@ -136,8 +134,6 @@ def test_what_does_not_fit_is_refused_by_name(
         train(replace(training(target, data, tmp_path), target=None), quiet)
     with pytest.raises(ValueError, match=r"layers: \[1, 2, 9\] are not three of the target's 3"):
         train(training(target, data, tmp_path, layers=(1, 2, 9)), quiet)
-    with pytest.raises(ValueError, match="layout: 'zip' is not one of specforge, speculators"):
-        training(target, data, tmp_path, layout="zip")
     assert train_main(["--data", str(tmp_path / "none"), "--output", str(tmp_path / "x"), "--steps", "0"]) == 2
     assert capsys.readouterr().err == "train: steps: 0 is below 1\n"
 
@@ -195,9 +191,9 @@ def test_the_same_commands_make_a_head_for_a_qwen(tmp_path: Path, config: Any, m
     module.save_pretrained(folder)
     shards = ShardFolder(data)
     shards.claim({"target": weights_revision(find(str(folder)))})
-    shards.write(0, join(continuations(module, np.random.default_rng(1))))
+    shards.write(0, continuations(module, np.random.default_rng(1)))
     arguments = ["--data", str(data), "--output", str(head), "--target_model", str(folder), "--epochs", "0.3"]
-    assert train_main([*arguments, "--layout", "speculators", "--dtype", "float16"]) == 0
+    assert train_main([*arguments, "--dtype", "float16"]) == 0
     assert read_head_config(head).layers == (2, 3, 3)
     models = ModelConfig(
         Execution("cpu", "float32", compile="native"),

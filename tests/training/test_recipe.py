@@ -22,7 +22,7 @@ from tandem_train.generate import GenerateConfig, generate
 from tandem_train.loop import Training
 from tandem_train.prompts import OwnTexts, grammar, training_prompt
 from tandem_train.settings import TrainConfig
-from tandem_train.shards import ShardFolder, split
+from tandem_train.shards import ShardFolder
 from tandem_train.student import StudentConfig
 from tandem_train.train import train
 
@@ -82,7 +82,7 @@ def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def answers(folder: Path, number: int) -> dict[tuple[int, ...], list[tuple[float, tuple[int, ...]]]]:
     found: dict[tuple[int, ...], list[tuple[float, tuple[int, ...]]]] = {}
-    for one in split(ShardFolder(folder).read(number)):
+    for one in ShardFolder(folder).read(number):
         found.setdefault(tuple(one.prompt), []).append((one.temperature, tuple(one.answer)))
     return {prompt: sorted(said) for prompt, said in found.items()}
 
@@ -91,7 +91,7 @@ def answers(folder: Path, number: int) -> dict[tuple[int, ...], list[tuple[float
 def test_greedy_training_data_is_what_transformers_generates(target: Path, data: Path) -> None:
     module = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     checked = 0
-    for one in list(split(ShardFolder(data).read(0)))[:12]:
+    for one in ShardFolder(data).read(0)[:12]:
         assert one.ids.shape == one.logprobs.shape == (len(one.answer), 24)
         assert (np.diff(one.logprobs, axis=1) <= 0).all()
         if one.temperature:
@@ -143,7 +143,7 @@ def test_training_makes_the_draft_agree_and_transformers_loads_it(
 ) -> None:
     few = train(training(target, data, tmp_path / "few", epochs=0.1), quiet)
     folder, many = trained
-    assert many["held_out_agreement"]["all"] > few["held_out_agreement"]["all"] + 0.1
+    assert many["held_out_agreement"] > few["held_out_agreement"] + 0.1
     module, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not info["missing_keys"] and module.config.vocab_size == 258
     assert not (folder / "training_state.pt").exists()

@@ -23,7 +23,7 @@ from tandem.checkpoints.locate import find, weights_revision
 from tandem.runners.loading import end_ids
 from tandem_train.command import Command, setting, show
 from tandem_train.prompts import OwnTexts, TrainingPrompt, grammar, training_prompt
-from tandem_train.shards import ShardFolder, TrainingSequence, join
+from tandem_train.shards import ShardFolder, TrainingSequence
 
 TEMPERATURES = (0.0, 0.6, 0.9)  # one continuation of each prompt at each
 _OWN_FILE, _RAW_FILE = "own_prompts.json", "own_texts.json"
@@ -59,18 +59,22 @@ def generate(config: GenerateConfig, show: Callable[[str], None]) -> int:
     folder = ShardFolder(config.output)
     folder.claim(_meta(config))
     own = _own_texts(config, target, show)
-    done = {number: folder.read(number).answered for number in folder.numbers()}
+    done = {number: _answered(folder.read(number)) for number in folder.numbers()}
     total, fresh, began = sum(done.values()), 0, time.monotonic()
     for number in itertools.count():
         if total >= config.tokens:
             break
         if number in done:
             continue
-        shard = join(target.sequences(number, own))
-        folder.write(number, shard)
-        total, fresh = total + shard.answered, fresh + shard.answered
+        sequences = target.sequences(number, own)
+        folder.write(number, sequences)
+        total, fresh = total + _answered(sequences), fresh + _answered(sequences)
         show(f"{total:,} of {config.tokens:,} tokens, {fresh / (time.monotonic() - began):.0f} tokens/s")
     return total
+
+
+def _answered(sequences: Sequence[TrainingSequence]) -> int:
+    return sum(len(one.answer) for one in sequences)
 
 
 def _meta(config: GenerateConfig) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from tandem_train.distill import Softmax, agreement, batch_groups, copies, loss_of, make_batch
+from tandem_train.distill import Softmax, batch_groups, copies, loss_of, make_batch
 from tandem_train.settings import TrainConfig
 from tandem_train.shards import TrainingSequence
 
@@ -136,13 +136,7 @@ class Training(Resumable):
                 last_show = now
             if self.due:
                 self.save()
-                self._show_held_out()
-                last_show = time.monotonic()
         return self.seconds
-
-    def _show_held_out(self) -> None:
-        counts = agreement(self.student, self.data.held_out[:400])
-        self.show("held out: " + ", ".join(f"{k} {h / n:.3f}" for k, (h, n) in counts.items()))
 
     def train_group(self, group: list[int]) -> tuple[float, int, int]:
         """One step on a batch: loss, hits, tokens."""

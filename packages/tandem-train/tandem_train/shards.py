@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,24 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 _META = "data.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """lengths, prompts (prompt tokens) and kinds are [sequences]."""
-
-    lengths: NDArray[np.int32]
-    prompts: NDArray[np.int32]
-    kinds: tuple[str, ...]
-    temperatures: NDArray[np.float32]
-    tokens: NDArray[np.int32]
-    ids: NDArray[np.int32]
-    logprobs: NDArray[np.float16]
-
-    @property
-    def answered(self) -> int:
-        """Tokens that the target generated."""
-        return len(self.ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,34 +29,6 @@ class TrainingSequence:
     answer: NDArray[np.int32]
     ids: NDArray[np.int32]
     logprobs: NDArray[np.float16]
-
-
-def join(sequences: Sequence[TrainingSequence]) -> Shard:
-    return Shard(
-        lengths=np.array([len(s.prompt) + len(s.answer) for s in sequences], np.int32),
-        prompts=np.array([len(s.prompt) for s in sequences], np.int32),
-        kinds=tuple(s.kind for s in sequences),
-        temperatures=np.array([s.temperature for s in sequences], np.float32),
-        tokens=np.concatenate([part for s in sequences for part in (s.prompt, s.answer)]),
-        ids=np.concatenate([s.ids for s in sequences]),
-        logprobs=np.concatenate([s.logprobs for s in sequences]),
-    )
-
-
-def split(shard: Shard) -> Iterator[TrainingSequence]:
-    at = answered = 0
-    for i, length in enumerate(shard.lengths.tolist()):
-        middle, end = at + int(shard.prompts[i]), at + length
-        until = answered + end - middle
-        yield TrainingSequence(
-            kind=shard.kinds[i],
-            temperature=float(shard.temperatures[i]),
-            prompt=shard.tokens[at:middle],
-            answer=shard.tokens[middle:end],
-            ids=shard.ids[answered:until],
-            logprobs=shard.logprobs[answered:until],
-        )
-        at, answered = end, until
 
 
 class ShardFolder:
@@ -102,16 +56,33 @@ class ShardFolder:
     def numbers(self) -> list[int]:
         return sorted(int(f.stem.removeprefix("shard-")) for f in self.folder.glob("shard-*.npz"))
 
-    def write(self, number: int, shard: Shard) -> None:
+    def write(self, number: int, sequences: Sequence[TrainingSequence]) -> None:
         partial = self.folder / f".shard-{number:05d}.npz"
-        fields: dict[str, Any] = {name: np.asarray(getattr(shard, name)) for name in Shard.__slots__}
-        np.savez(partial, **fields)
+        np.savez(
+            partial,
+            lengths=np.array([len(s.prompt) + len(s.answer) for s in sequences], np.int32),
+            prompts=np.array([len(s.prompt) for s in sequences], np.int32),
+            kinds=np.array([s.kind for s in sequences]),
+            temperatures=np.array([s.temperature for s in sequences], np.float32),
+            tokens=np.concatenate([part for s in sequences for part in (s.prompt, s.answer)]),
+            ids=np.concatenate([s.ids for s in sequences]),
+            logprobs=np.concatenate([s.logprobs for s in sequences]),
+        )
         os.replace(partial, self._file(number))
 
-    def read(self, number: int) -> Shard:
+    def read(self, number: int) -> list[TrainingSequence]:
         with np.load(self._file(number)) as file:
-            fields = {name: file[name] for name in Shard.__slots__}
-        return Shard(**fields | {"kinds": tuple(fields["kinds"].tolist())})
+            shard = dict(file)
+        ends = np.cumsum(shard["lengths"])
+        texts = np.split(shard["tokens"], ends[:-1])
+        answered = np.cumsum(shard["lengths"] - shard["prompts"])[:-1]
+        distributions = zip(np.split(shard["ids"], answered), np.split(shard["logprobs"], answered), strict=True)
+        return [
+            TrainingSequence(str(kind), float(temperature), text[:prompt], text[prompt:], ids, logprobs)
+            for kind, temperature, prompt, text, (ids, logprobs) in zip(
+                shard["kinds"], shard["temperatures"], shard["prompts"], texts, distributions, strict=True
+            )
+        ]
 
     def _file(self, number: int) -> Path:
         return self.folder / f"shard-{number:05d}.npz"

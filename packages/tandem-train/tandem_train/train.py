@@ -26,7 +26,7 @@ from tandem_train.command import Command, show
 from tandem_train.distill import Softmax, agreement
 from tandem_train.loop import Training, TrainingData
 from tandem_train.settings import HELD_OUT, TrainConfig
-from tandem_train.shards import ShardFolder, split
+from tandem_train.shards import ShardFolder
 from tandem_train.student import StudentConfig, build
 
 
@@ -35,7 +35,7 @@ def read_data(folder: Path, revision: str, vocab_size: int, best: int) -> Traini
     shards = ShardFolder(folder)
     if (of := shards.meta()["target"]) != revision:
         raise ValueError(f"{folder}: holds data of the target {of}, not {revision}")
-    everything = [one for number in shards.numbers() for one in split(shards.read(number)) if len(one.answer)]
+    everything = [one for number in shards.numbers() for one in shards.read(number) if len(one.answer)]
     apart = held_out_prompts({one.prompt.tobytes() for one in everything})
     train = [one for one in everything if one.prompt.tobytes() not in apart]
     if not train:
@@ -85,7 +85,7 @@ def train(config: TrainConfig, show: Callable[[str], None]) -> dict[str, Any]:
         "train_sequences": len(data.train),
         "steps": steps,
         "seconds": round(seconds, 1),
-        "held_out_agreement": {k: round(h / n, 4) for k, (h, n) in agreement(student, data.held_out).items()},
+        "held_out_agreement": round(agreement(student, data.held_out), 4),
     }
     save_whole(config.output, student.half().save_pretrained)
     (config.output / FREQUENT_TOKENS).write_text(json.dumps(seen.tolist()) + "\n")

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from tandem.checkpoints.head_config import write_head_config
-from tandem.checkpoints.head_weights import EMBEDDING, LAYER, HeadWeights, read_head_weights
+from tandem.checkpoints.head_config import EMBEDDING, write_head_config
+from tandem.checkpoints.head_weights import HeadWeights, read_head_weights
 from tandem.checkpoints.locate import CheckpointError, first_line
 from tandem.checkpoints.tensors import SAFETENSORS, save_tensors
 from tandem.runners.eagle.module import EagleHead
-from tandem.runners.torch.from_tensors import stored_of, tensor_of
+from tandem.runners.torch.from_tensors import tensor_of
 
 
 def read_head(folder: Path) -> tuple[EagleHead, Tensor | None]:
@@ -30,19 +30,11 @@ def head_module(folder: Path, weights: HeadWeights) -> EagleHead:
     return made.requires_grad_(False).eval()
 
 
-def weights_of(head: EagleHead) -> HeadWeights:
-    """A module's weights, sharing memory."""
-    return HeadWeights(head.config, {name: stored_of(tensor) for name, tensor in head.state_dict().items()})
-
-
-def write_head(
-    folder: Path, head: EagleHead, layout: str = "specforge", embedding: Tensor | None = None, verifier: str = ""
-) -> None:
-    """Writes the head in its dtype. Without `embedding` loaders use the target's. Raises ValueError."""
+def write_head(folder: Path, head: EagleHead, embedding: Tensor | None = None) -> None:
+    """Writes the head in its dtype, in SpecForge's layout. Without `embedding` loaders use the target's."""
     folder.mkdir(parents=True, exist_ok=True)
-    dtype = str(head.fc.weight.dtype).removeprefix("torch.")
-    write_head_config(folder, head.config, layout, dtype, verifier)
-    tensors = {name.replace(LAYER["specforge"], LAYER[layout], 1): t for name, t in head.state_dict().items()}
+    write_head_config(folder, head.config, str(head.fc.weight.dtype).removeprefix("torch."))
+    tensors = head.state_dict()
     if embedding is not None:
         tensors[EMBEDDING] = embedding
     kept = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}

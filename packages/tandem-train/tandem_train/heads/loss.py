@@ -98,14 +98,10 @@ def _attended(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], step:
 
 @dataclass(frozen=True, slots=True)
 class StepLoss:
-    """loss: mean cross-entropy. hits: answered tokens [rows] with the target's best token in the best column.
-
-    rows: those tokens' indices in the batch.
-    """
+    """loss: mean cross-entropy. hits: answered tokens with the target's best token in the best column."""
 
     loss: Tensor
     hits: Tensor
-    rows: Tensor
 
 
 def step_losses(head: EagleHead, embedding: Tensor, batch: HeadBatch, steps: int, hard: float = 0.0) -> list[StepLoss]:
@@ -127,5 +123,5 @@ def step_losses(head: EagleHead, embedding: Tensor, batch: HeadBatch, steps: int
         entropy = -(weights[rows] * logprobs.gather(-1, wanted[rows].clamp(min=0))).sum(-1)
         mask = learnt[rows]
         loss = (entropy * mask).sum() / mask.sum().clamp(min=1)
-        losses.append(StepLoss(loss, (logprobs.argmax(-1) == wanted[rows, 0]) & mask, rows))
+        losses.append(StepLoss(loss, (logprobs.argmax(-1) == wanted[rows, 0]) & mask))
     return losses

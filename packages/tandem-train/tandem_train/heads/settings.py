@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.checkpoints.head_config import LAYOUTS
 from tandem_train.command import setting
 
 
@@ -24,7 +23,6 @@ class HeadTrainConfig:
     rate: float = setting("learning rate", 1e-3)
     warm_up: int = 100
     weight_decay: float = 0.01
-    layout: str = setting("specforge (vLLM, SGLang) or speculators (vLLM)", "specforge")
     dtype: str = setting("of the file: bfloat16, float16 or float32", "bfloat16")
     seed: int = setting("seed of weights and order", 1)
     save_minutes: float = setting("minutes between saved states", 3.0)
@@ -41,8 +39,6 @@ class HeadTrainConfig:
             raise ValueError(f"decay: {self.decay} is outside (0, 1]")
         if not 0 <= self.hard <= 1:
             raise ValueError(f"hard: {self.hard} is outside [0, 1]")
-        if self.layout not in LAYOUTS:
-            raise ValueError(f"layout: {self.layout!r} is not one of {', '.join(LAYOUTS)}")
         if self.dtype not in ("bfloat16", "float16", "float32"):
             raise ValueError(f"dtype: {self.dtype!r} is not one of bfloat16, float16, float32")
 

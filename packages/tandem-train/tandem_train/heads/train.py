@@ -23,7 +23,7 @@ from tandem.runners.eagle.files import write_head
 from tandem.runners.eagle.module import EagleHead
 from tandem_train.command import Command, show
 from tandem_train.heads.features import FeatureTarget
-from tandem_train.heads.loop import HeadTraining, acceptance
+from tandem_train.heads.loop import HeadTraining
 from tandem_train.heads.settings import HeadTrainConfig
 from tandem_train.train import most_frequent, read_data
 
@@ -80,7 +80,8 @@ def train(config: HeadTrainConfig, show: Callable[[str], None]) -> dict[str, Any
     steps = max(1, round(config.epochs * data.tokens / config.batch))
     show(f"{data.tokens:,} tokens in {len(data.train):,} sequences, {head.config.draft_vocab_size:,} columns, "
          f"{sum(p.numel() for p in head.parameters()):,} parameters, about {steps:,} steps")  # fmt: skip
-    seconds = HeadTraining(config, head, embedding, data, taps, steps, show).run()
+    training = HeadTraining(config, head, embedding, data, taps, steps, show)
+    seconds = training.run()
     report = {
         "config": json.loads(json.dumps(asdict(config), default=str)),
         "target": revision,
@@ -92,9 +93,9 @@ def train(config: HeadTrainConfig, show: Callable[[str], None]) -> dict[str, Any
         "steps": steps,
         "device": device if device == "cpu" else torch.cuda.get_device_name(),
         "seconds": round(seconds, 1),
-        "held_out_acceptance": acceptance(head, embedding, data.held_out, taps, config.steps, config.batch),
+        "held_out_agreement": training.held_out_agreement(),
     }
-    write_head(config.output, head.to("cpu", getattr(torch, config.dtype)), config.layout, verifier=checkpoint.name)
+    write_head(config.output, head.to("cpu", getattr(torch, config.dtype)))
     (config.output / "training.json").write_text(json.dumps(report, indent=2) + "\n")
     config.state.unlink(missing_ok=True)
     return report
@@ -106,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def work(args: dict[str, Any]) -> None:
         config = HeadTrainConfig(**args)
-        print(json.dumps(train(config, show)["held_out_acceptance"]))
+        print(json.dumps(train(config, show)["held_out_agreement"]))
         measuring = "python main.py --role accept --draft eagle --draft_model"
         print(f"wrote {config.output}; measure it with: {measuring} {config.output}")
 
