@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
 from tandem.checkpoints.json_files import read_object
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, first_line
+from tandem.installing import install_command
 
 _JSON, _WEIGHTS, _PICKLES = "*.json", "model*.safetensors", "pytorch_model*.bin"
 
@@ -57,3 +59,24 @@ def _snapshot(name: str, *patterns: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=list(patterns)))
     except Exception as error:  # of the hub, of the network, of the cache
         raise CheckpointError(f"{name}: cannot be loaded: {first_line(error)}") from error
+
+
+def is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def need_torch(what: str, *also: str) -> None:
+    """Raises CheckpointError without torch; `what`: the message's subject."""
+    need(what, "torch", *also)
+
+
+def need(what: str, *names: str) -> None:
+    missing = [name for name in names if not is_installed(name)]
+    if missing:
+        verb = "are" if len(missing) > 1 else "is"
+        raise CheckpointError(
+            f"{what} needs {' and '.join(missing)}, which {verb} not installed: {install_command('torch')}"
+        )

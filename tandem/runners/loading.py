@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tandem.checkpoints.eagle_heads import is_eagle1
-from tandem.checkpoints.extras import need_torch
+from tandem.checkpoints.convert import is_eagle1
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.head_config import is_head
-from tandem.checkpoints.hub_files import read_configuration
+from tandem.checkpoints.hub_files import need_torch, read_configuration
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_sizes
 from tandem.host.cores import usable_cores
 from tandem.runners.families import check_family

@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import save
 
 from tandem.checkpoints.adapter_files import AdapterChoice, read_adapter
-from tandem.checkpoints.eagle_heads import is_eagle1
+from tandem.checkpoints.convert import is_eagle1
 from tandem.checkpoints.gguf_blocks import StoredWeights
 from tandem.checkpoints.head_config import is_head, read_head_config
 from tandem.checkpoints.locate import CheckpointError, check_sizes, find, frequent_tokens

@@ -11,8 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from tandem.checkpoints.convert import ConvertConfig, run_convert
-from tandem.checkpoints.eagle_heads import check_completed
+from tandem.checkpoints.convert import ConvertConfig, check_completed, run_convert
 from tandem.checkpoints.locate import CheckpointError
 from tandem.checkpoints.tensors import Tensors
 from tandem.cli import main

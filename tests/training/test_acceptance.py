@@ -25,8 +25,7 @@ from tandem.speculation.loop import speculate
 from tandem.speculation.rounds import DraftedRounds
 from tandem.speculation.stopping import Stopping, StopRules
 from tandem.speculation.types import Request, SamplingParams, SpeculationStats
-from tandem_train.accept import AcceptConfig, PairMeasurement, measure
-from tandem_train.accept_table import print_measured
+from tandem_train.accept import AcceptConfig, PairMeasurement, measure, print_measured
 from tandem_train.replay import Agreement, Continuation, RoundFigures, drafts_of
 from tandem_train.step_costs import PairCosts
 from tests.support import GREEDY, SAMPLED, oracle, run, toy

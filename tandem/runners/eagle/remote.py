@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tandem.checkpoints.head_weights import HeadWeights
+from tandem.checkpoints.head_config import HeadWeights
 from tandem.checkpoints.numbers import Stored
 from tandem.runners.capabilities import FeaturesIn
 from tandem.runners.protocol import Limits, RunnerIdentity

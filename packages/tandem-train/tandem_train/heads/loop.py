@@ -4,16 +4,60 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from tandem.checkpoints.head_config import default_layers
 from tandem.runners.eagle.module import EagleHead
-from tandem_train.heads.features import FeatureTarget
 from tandem_train.heads.loss import StepLoss, make_head_batch, step_losses
 from tandem_train.heads.settings import HeadTrainConfig
 from tandem_train.loop import Resumable, TrainingData
 from tandem_train.shards import TrainingSequence
+
+
+class FeatureTarget:
+    """The target in transformers, with taps after three layers.
+
+    batch: about the tokens of a step. Raises ValueError.
+    """
+
+    def __init__(self, source: dict[str, object], layers: Sequence[int] | None, device: str, batch: int) -> None:
+        from transformers import AutoModelForCausalLM
+
+        from tandem.runners.eagle.hidden_states import Taps, decoder_layers
+        from tandem.runners.loading import choose_dtype, transformers_logging
+        from tandem.runners.torch.platforms import choose_platform
+
+        transformers_logging()
+        self.device = choose_platform(device).name
+        module: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=choose_dtype("auto", self.device))
+        self._module = module.to(self.device).eval().requires_grad_(False)
+        count = len(decoder_layers(module))
+        self.layers = tuple(layers or default_layers(count))
+        if len(self.layers) != 3 or not all(1 <= layer <= count for layer in self.layers):
+            raise ValueError(f"layers: {list(self.layers)} are not three of the target's {count}, counted from 1")
+        self._taps, self._batch = Taps(module, self.layers, torch.empty(0)), batch
+
+    @torch.inference_mode()
+    def features(self, data: Sequence[TrainingSequence]) -> list[Tensor]:
+        """Features [tokens, 3 * hidden] of each sequence, on the target's device, in its dtype."""
+        sequences = [np.concatenate((one.prompt, one.answer)) for one in data]
+        made: list[Tensor] = [torch.empty(0)] * len(sequences)
+        order = sorted(range(len(sequences)), key=lambda i: (len(sequences[i]), i))
+        while order:
+            longest = len(sequences[order[-1]])
+            group = [order.pop() for _ in range(min(len(order), max(1, self._batch // longest)))]
+            padded = torch.zeros(len(group), longest, dtype=torch.int64)
+            for row, i in enumerate(group):  # padding stands behind, where no token sees it
+                padded[row, : len(sequences[i])] = torch.from_numpy(sequences[i].astype(np.int64))
+            self._module.base_model(input_ids=padded.to(self.device), use_cache=False)
+            caught = self._taps.caught()
+            for row, i in enumerate(group):
+                made[i] = caught[row, : len(sequences[i])].clone()
+        return made
 
 
 class HeadTraining(Resumable):
