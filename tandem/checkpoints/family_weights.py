@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -173,7 +173,7 @@ def check_complete(weights: FamilyWeights) -> None:
 
 
 def shapes(config: FamilyConfig) -> dict[str, tuple[int, ...]]:
-    hidden = config.hidden_size
+    hidden, kinds = config.hidden_size, ("weight", "bias") if config.norms.kind == "layer" else ("weight",)
     wanted: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden), NORM: (hidden,)}
     if config.norms.kind == "layer":
         wanted[NORM_BIAS] = (hidden,)
@@ -182,7 +182,7 @@ def shapes(config: FamilyConfig) -> dict[str, tuple[int, ...]]:
     for layer in range(config.num_hidden_layers):
         of = f"model.layers.{layer}."
         for name in config.norm_names.values():
-            wanted |= {f"{of}{name}.{kind}": (hidden,) for kind in _kinds_of_norms(config)}
+            wanted |= {f"{of}{name}.{kind}": (hidden,) for kind in kinds}
         for name in "qk" if config.norms.heads else "":
             width = config.head_dim if config.norms.heads == "head" else config.shape(name)[0]
             wanted[f"{of}self_attn.{name}_norm.weight"] = (width,)
@@ -192,9 +192,3 @@ def shapes(config: FamilyConfig) -> dict[str, tuple[int, ...]]:
             if name in config.biases:
                 wanted[matrix.removesuffix("weight") + "bias"] = config.shape(name)[:1]
     return wanted
-
-
-def _kinds_of_norms(config: FamilyConfig) -> Iterator[str]:
-    yield "weight"
-    if config.norms.kind == "layer":
-        yield "bias"

@@ -32,24 +32,18 @@ def read_configuration(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def weights_folder(checkpoint: Checkpoint) -> Path:
     folder = Path(checkpoint.folder)
-    return folder if folder.is_dir() else _downloaded(checkpoint.folder, _WEIGHTS) or _pickled(checkpoint.folder)
+    if folder.is_dir():
+        return folder
+    for weights in (_WEIGHTS, _PICKLES):
+        folder = _snapshot(checkpoint.folder, _JSON, weights)
+        if any(folder.glob(weights)):
+            return folder
+    raise CheckpointError(f"{checkpoint.folder}: cannot be loaded: it has neither {_WEIGHTS} nor {_PICKLES}")
 
 
 def tokenizer_folder(checkpoint: Checkpoint) -> Path:
     folder = Path(checkpoint.folder)
     return folder if folder.is_dir() else _snapshot(checkpoint.folder, _JSON, "*.jinja", "*.model")
-
-
-def _pickled(name: str) -> Path:
-    found = _downloaded(name, _PICKLES)
-    if found is None:
-        raise CheckpointError(f"{name}: cannot be loaded: it has neither {_WEIGHTS} nor {_PICKLES}")
-    return found
-
-
-def _downloaded(name: str, weights: str) -> Path | None:
-    folder = _snapshot(name, _JSON, weights)
-    return folder if any(folder.glob(weights)) else None
 
 
 def _snapshot(name: str, *patterns: str) -> Path:

@@ -205,9 +205,11 @@ def weights_revision(checkpoint: Checkpoint) -> str:
     folder = Path(checkpoint.folder)
     if not folder.is_dir():
         return _hub_revision(checkpoint.folder)
-    files = (
-        split_files(folder / checkpoint.gguf) if checkpoint.gguf else [*_weight_files(folder), *_configurations(folder)]
-    )
+    if checkpoint.gguf:
+        files = split_files(folder / checkpoint.gguf)
+    else:  # with configurations that change the output of the same weights
+        configurations = (folder / "config.json", folder / "generation_config.json")
+        files = [*_weight_files(folder), *filter(Path.is_file, configurations)]
     try:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             hashes = list(pool.map(hash_file, files))
@@ -269,11 +271,6 @@ def _check_claims(claims: Mapping[str, Any], elements: int) -> None:
                 f"{name}: {size} beside {layers} layers of width {width}, "
                 f"and the weights have at most {elements} parameters"
             )
-
-
-def _configurations(folder: Path) -> list[Path]:
-    # Those that change the output of the same weights.
-    return [file for name in ("config.json", "generation_config.json") if (file := folder / name).is_file()]
 
 
 def _hub_revision(name: str) -> str:

@@ -19,7 +19,6 @@ log = logging.getLogger("tandem.engine")
 NOTE = "hashes.json"
 REMEMBERED_BYTES = 1 << 24  # smaller files are faster to hash than to look up
 SETTLED_SECONDS = 2.0  # two writes within one tick of the file system's clock leave the same timestamps
-PROGRESS_SECONDS = 5.0
 _BLOCK = 1 << 22
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -165,7 +164,8 @@ def hash_file(file: Path) -> str:
         if note and (known := _remembered(note, file, facts)):
             return known
         digest = hashlib.sha256(f"{file.name}:{facts[0]}".encode())
-        _read(stream.fileno(), file, facts[0], digest)
+        while block := stream.read(_BLOCK):
+            digest.update(block)
         if _facts(stream.fileno()) != facts:
             raise OSError(f"{file} changed while it was read")
     if note and time.time() - max(facts[1], facts[2]) / 1e9 > SETTLED_SECONDS:
@@ -194,14 +194,3 @@ def _facts(number: int) -> list[int]:
     # Only root can set ctime back.
     status = os.fstat(number)
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev]
-
-
-def _read(number: int, file: Path, size: int, digest: hashlib._Hash) -> None:
-    block, done, logged = bytearray(_BLOCK), 0, time.monotonic()
-    view = memoryview(block)
-    while count := os.readv(number, [block]):
-        digest.update(view[:count])
-        done += count
-        if time.monotonic() - logged > PROGRESS_SECONDS:
-            logged = time.monotonic()
-            log.info("hashing %s: %.1f of %.1f GB", file.name, done / 1e9, size / 1e9)

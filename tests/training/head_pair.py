@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from tandem.checkpoints.convert import ConvertConfig, run_convert
 from tandem.checkpoints.locate import find, weights_revision
-from tandem_train.heads.settings import HeadTrainConfig
 from tandem_train.heads.train import train
+from tandem_train.settings import HeadTrainConfig
 from tandem_train.shards import ShardFolder, TrainingSequence
 from tests.runners.tiny import byte_tokenizer
 

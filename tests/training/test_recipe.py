@@ -122,11 +122,11 @@ def test_data_of_another_seed_or_target_is_refused(target: Path, data: Path, tmp
     with pytest.raises(ValueError, match="holds data made with seed 1, not 2"):
         generate(generating(target, data, seed=2), quiet)
     with pytest.raises(ValueError, match="holds data of the target"):
-        train(TrainConfig(data, tmp_path / "draft", None, STUDENT), quiet)
+        train(TrainConfig(data, tmp_path / "draft", student=STUDENT), quiet)
 
 
 def training(target: Path, data: Path, output: Path, **changes: Any) -> TrainConfig:
-    config = TrainConfig(data, output, str(target), STUDENT, epochs=12, batch=256, warm_up=5, device="cpu")
+    config = TrainConfig(data, output, str(target), student=STUDENT, epochs=12, batch=256, warm_up=5, device="cpu")
     return replace(config, **changes)
 
 

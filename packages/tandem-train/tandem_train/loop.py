@@ -6,17 +6,14 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from tandem_train.distill import Softmax, batch_groups, copies, loss_of, make_batch
-from tandem_train.settings import TrainConfig
+from tandem_train.settings import RunConfig, TrainConfig
 from tandem_train.shards import TrainingSequence
-
-if TYPE_CHECKING:
-    from tandem_train.heads.settings import HeadTrainConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +42,7 @@ class Resumable:
 
     def __init__(
         self,
-        config: TrainConfig | HeadTrainConfig,
+        config: RunConfig,
         trained: Any,
         optimizer: torch.optim.Optimizer,
         total: int,
@@ -118,22 +115,15 @@ class Training(Resumable):
     def run(self) -> float:
         """Trains to the last step; returns the seconds, earlier runs included."""
         self.student.train()
-        last_show = time.monotonic()
-        loss_sum = agreed = tokens = 0.0
         for group in self.groups(self.data.train):
             began = time.monotonic()
-            loss, hits, n = self.train_group(group)
+            loss, hits, tokens = self.train_group(group)
             self.count(began)
-            now = time.monotonic()
-            loss_sum, agreed, tokens = loss_sum + loss * n, agreed + hits, tokens + n
-            if now - last_show > 20 or self.step == self.total:
-                rate = tokens / (now - last_show)
+            if self.step % 50 == 0 or self.step == self.total:
                 self.show(
-                    f"step {self.step:,} of {self.total:,}: loss {loss_sum / tokens:.3f}, agreement"
-                    f" {agreed / tokens:.3f}, {rate:,.0f} tokens/s, {self.minutes_left:.0f} min left"
+                    f"step {self.step:,} of {self.total:,}: loss {loss:.3f}, agreement {hits / tokens:.3f},"
+                    f" {self.minutes_left:.0f} min left"
                 )
-                loss_sum = agreed = tokens = 0.0
-                last_show = now
             if self.due:
                 self.save()
         return self.seconds

@@ -13,8 +13,8 @@ from torch import Tensor
 from tandem.checkpoints.head_config import default_layers
 from tandem.runners.eagle.module import EagleHead
 from tandem_train.heads.loss import StepLoss, make_head_batch, step_losses
-from tandem_train.heads.settings import HeadTrainConfig
 from tandem_train.loop import Resumable, TrainingData
+from tandem_train.settings import HeadTrainConfig
 from tandem_train.shards import TrainingSequence
 
 
