@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 log = logging.getLogger("tandem.engine")
 NOTE = "hashes.json"
@@ -164,8 +165,7 @@ def hash_file(file: Path) -> str:
         if note and (known := _remembered(note, file, facts)):
             return known
         digest = hashlib.sha256(f"{file.name}:{facts[0]}".encode())
-        while block := stream.read(_BLOCK):
-            digest.update(block)
+        _read(stream, digest)
         if _facts(stream.fileno()) != facts:
             raise OSError(f"{file} changed while it was read")
     if note and time.time() - max(facts[1], facts[2]) / 1e9 > SETTLED_SECONDS:
@@ -194,3 +194,8 @@ def _facts(number: int) -> list[int]:
     # Only root can set ctime back.
     status = os.fstat(number)
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev]
+
+
+def _read(stream: BinaryIO, digest: hashlib._Hash) -> None:
+    while block := stream.read(_BLOCK):
+        digest.update(block)
