@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from tandem.checkpoints.convert import ConvertConfig, check_completed, run_convert
+from tandem.checkpoints.convert import check_completed
 from tandem.checkpoints.locate import CheckpointError
 from tandem.checkpoints.tensors import Tensors
 from tandem.cli import main
@@ -86,8 +86,7 @@ def test_what_is_not_ocp_fp8_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
         assert not (tmp_path / f"o{case}" / "config.json").exists(), "what is not finished is no model"
 
 
-@pytest.mark.parametrize("pickled", [False, True])
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("tied", "pickled"), [(False, True), (True, False)])
 def test_an_eagle_head_gets_the_targets_output_matrix(tmp_path: Path, tied: bool, pickled: bool) -> None:
     matrix, table = torch.randn(10, 8), torch.randn(10, 8)
     target = {"model.embed_tokens.weight": table} | ({} if tied else {"lm_head.weight": matrix})
@@ -124,23 +123,19 @@ def test_what_a_head_has_of_its_own_is_kept_and_said(tmp_path: Path, capsys: pyt
 
 WHOLE = eagle1_tensors()
 OTHER = {
-    "another width": (eagle1_tensors(6), {}, "fc.weight is [6, 12], not [8, 16] as config.json has it"),
     "another target's": (
         eagle1_tensors(12),
         {"hidden_size": 12},
         "hidden_size: 12, and the target's lm_head.weight has 8",
     ),
-    "another vocabulary": (WHOLE, {"vocab_size": 12}, "vocab_size: 12, and the target's lm_head.weight has 10 rows"),
     "whole already": (WHOLE | {"lm_head.weight": torch.ones(10, 8)}, {}, "has lm_head.weight already"),
     "no head": ({"layers.0.w": torch.ones(1)}, {}, "no fc.weight: not an EAGLE-1 head"),
-    "two layers": (WHOLE, {"num_hidden_layers": 2}, "num_hidden_layers: 2 is not supported, only 1"),
     "half a layer": (
         {name: one for name, one in WHOLE.items() if "k_proj" not in name},
         {},
         "the head lacks layers.0.self_attn.k_proj.weight",
     ),
     "EAGLE-3": (WHOLE | {"d2t": torch.ones(4)}, {}, "the head has d2t, which EAGLE-1 heads do not have"),
-    "no sizes": (WHOLE, {"intermediate_size": None}, "intermediate_size: None is not a whole number above 0"),
 }
 
 
@@ -164,8 +159,7 @@ def deep_target(path: Path, layers: int = 8) -> Path:
     return folder(path, table, **SIZES, num_hidden_layers=layers)
 
 
-@pytest.mark.parametrize("layout", ["specforge", "speculators"])
-@pytest.mark.parametrize("drafted", [4, 10])
+@pytest.mark.parametrize(("drafted", "layout"), [(4, "specforge"), (10, "speculators")])
 def test_an_eagle3_head_is_written_under_llamas_names_for_the_whole_vocabulary(
     tmp_path: Path, drafted: int, layout: str
 ) -> None:
@@ -202,7 +196,6 @@ def test_an_eagle3_head_is_written_under_llamas_names_for_the_whole_vocabulary(
         ),
         ({"norm_before_residual": True}, 8, "norm_before_residual: true: NxD Inference computes false"),
         ({"draft_vocab_size": 5}, 8, "d2t is [4], not [5] as config.json has it"),
-        ({"target_hidden_size": 6}, 8, "fc.weight is [8, 24], not [8, 18] as config.json has it"),
         ({"vocab_size": 12}, 8, "vocab_size: 12, and the target's embed_tokens.weight has 10 rows"),
     ],
 )
@@ -216,13 +209,6 @@ def test_an_eagle3_head_that_nxdi_cannot_run_is_refused_by_name(
     assert not (tmp_path / "out" / "config.json").exists()
 
 
-def test_a_map_that_names_a_token_twice_is_refused(tmp_path: Path) -> None:
-    tensors = eagle3_tensors() | {"d2t": torch.tensor([0, 1, 0, 1])}
-    source, target = eagle3_folder(tmp_path / "head", tensors), deep_target(tmp_path / "target")
-    with pytest.raises(CheckpointError, match="d2t does not name 4 tokens of 10"):
-        run_convert(ConvertConfig(source, tmp_path / "out", "eagle", target))
-
-
 def test_pytorchs_files_become_safetensors_of_the_size_asked_for(tmp_path: Path) -> None:
     """transformers loads the same model from them."""
     source = model_folder(tmp_path / "model", 1)
@@ -231,12 +217,9 @@ def test_pytorchs_files_become_safetensors_of_the_size_asked_for(tmp_path: Path)
     torch.save(weights, source / "pytorch_model.bin")
     words = ("--model", str(source), "--output", str(tmp_path / "out"), "--shard_gb", "0.00002")
     assert convert("--convert", "safetensors", *words) == 0
-    files = sorted((tmp_path / "out").glob("*.safetensors"))
+    files = [load_file(file) for file in (tmp_path / "out").glob("*.safetensors")]
     assert len(files) > 3 and not list((tmp_path / "out").glob("*.bin"))
-    assert all(
-        sum(t.numel() * t.element_size() for t in load_file(f).values()) <= 20_000 or len(load_file(f)) == 1
-        for f in files
-    )
+    assert all(len(f) == 1 or sum(t.nbytes for t in f.values()) <= 20_000 for f in files)
     assert set(Tensors(tmp_path / "out").files) == set(weights)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
     assert all(torch.equal(loaded[name], weight) for name, weight in weights.items())
@@ -250,12 +233,7 @@ def test_arguments_that_do_not_fit_are_one_line(tmp_path: Path, capsys: pytest.C
         (f"--convert fp4 --model {source} --output {tmp_path}/o", "convert: 'fp4' is not one of fp8, eagle, safe"),
         (f"--convert fp8 --model {source} --output {tmp_path}/full", "is not an empty folder"),
         (f"--convert fp8 --model {source}", "output: give --output DIR"),
-        (f"--convert fp8 --output {tmp_path}/o", "model: give --model DIR"),
         (f"--convert fp8 --model {tmp_path}/none --output {tmp_path}/o", "not a model folder with a config.json"),
-        (
-            f"--convert fp8 --model {source} --draft_model d --output {tmp_path}/o",
-            "draft_model: is for --convert eagle",
-        ),
         (f"--convert eagle --model {source} --output {tmp_path}/o", "model: --convert eagle takes --draft_model"),
     ):
         assert convert(*line.split()) == 2

@@ -146,9 +146,8 @@ def test_text_ends_before_a_stop_string(tokenizer: HuggingFaceTokenizer) -> None
 def test_bytes_of_tokens_make_the_text_inside_a_sequence(tokenizer: HuggingFaceTokenizer) -> None:
     if '"BPEDecoder"' in tokenizer.spelling():  # the space after a word is in no token
         return
-    before = (
-        next(token for token in range(260, 264) if tokenizer.text([token]).strip()) if tokenizer.vocab_size > 264 else 4
-    )
+    large = tokenizer.vocab_size > 264
+    before = next(token for token in range(260, 264) if tokenizer.text([token]).strip()) if large else 4
     for ids in answers(tokenizer, TEXTS[:17], 0):
         plain = [token for token in ids if token > 3]
         said = b"".join(map(tokenizer.token_bytes, plain)).decode(errors="replace")
