@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from tandem.checkpoints.family import UnsupportedFamily
 from tandem.checkpoints.family_weights import GgufWeights, check_complete
+from tandem.checkpoints.generation_config import all_end_ids
 from tandem.checkpoints.gguf_blocks import REPACKED, StoredWeights, repacked
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_sizes, find, weights_revision
 
