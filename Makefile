@@ -41,9 +41,8 @@ help:
 	@echo 'make engines     install the CPU build of vLLM in an environment of its own (some 4 GB), and run it with our drafts'
 	@echo 'make docs        build the documentation site into build/site, in an environment of its own, check its links, and run'
 	@echo '                 the notebook of examples/ (needs npm for the program that draws diagrams)'
-	@echo 'make reliability run fault schedules, kill -9, fuzzing and soak at full size, and print the totals'
-	@echo 'make soak        run 32 clients for an hour (SECONDS=3600) through kills, stopped processes and hung steps;'
-	@echo '                 plots memory to results/soak-memory.png'
+	@echo 'make reliability run fault schedules, kill -9, fuzzing and soak at full size'
+	@echo 'make soak        run 32 clients for an hour (SECONDS=3600) through kills, stopped processes and hung steps'
 	@echo 'make screenshot  make docs/report*.png from the newest report of make compare (needs chromium)'
 	@echo 'make wheels      build the packages for pip into dist/: the program, its native library, weights'
 	@echo 'make setup       create $(VENV) and install the pinned packages for development (about 2 GB; every target installs'
@@ -178,9 +177,8 @@ docs: $(STAMP) .venv-docs/.set-up
 families: $(STAMP)
 	@$(BIN)/python -m tests.families $(ARGS)
 
-# Also writes the measurements to results/reliability.json. For the soak of an hour: ARGS="-m marathon", or make soak.
 reliability: $(STAMP)
-	@$(BIN)/python -m pytest -q -m "campaign and not marathon" tests/reliability tests/conformance $(ARGS)
+	@$(BIN)/python -m pytest -q -m campaign tests/reliability tests/conformance $(ARGS)
 
 soak: $(STAMP)
 	@$(BIN)/python -m tests.reliability.soak --seconds $(SECONDS) $(ARGS)

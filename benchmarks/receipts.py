@@ -29,9 +29,8 @@ from tandem.engine.generators import plain_generator
 from tandem.engine.loading import Loaded, load
 from tandem.engine.model_config import ModelConfig
 from tandem.receipts.checking import Outcome, overall
-from tandem.receipts.digests import prefix_digests
 from tandem.receipts.keys import Keys, open_keys
-from tandem.receipts.receipt import Signed, read_signed
+from tandem.receipts.receipt import Signed, prefix_digests, read_signed
 from tandem.receipts.run import CheckConfig, PromptFile, checked_by
 from tandem.runners.loading import Execution, Shape
 from tandem.services.receipts import Receipts, generated

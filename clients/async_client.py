@@ -9,11 +9,9 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING
 
-from tandem.clients.arguments import check_connecting
+from tandem.clients.arguments import check_connecting, with_options
 from tandem.clients.background_loop import closed_error
 from tandem.clients.completion import Completion, Events, Prompt, chunks_of, completion_of, request_of
-from tandem.clients.repetition import Repetition
-from tandem.clients.signatures import with_options
 from tandem.rpc.channel import check_process, forked
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import EndpointPool, disagreement, parse_addresses
@@ -58,13 +56,13 @@ class AsyncClient:
     ) -> None:
         given = check_connecting(endpoints, service, credentials, retry_seconds, wait_seconds)
         self._pool = EndpointPool(parse_addresses(given, "endpoints"))
-        self._service, self._credentials = service, credentials or Credentials()
+        self._service, self._credentials = service or "", credentials or Credentials()
         self._credentials.check(given)
         self._persistence, self._wait_seconds = Persistence(retry_seconds), wait_seconds
         self._clients: dict[str, GenerationClient] = {}
         self._checked: set[str] = set()  # addresses whose model is known to be the expected one
         self._expected: ModelInfo | None = None
-        self._closed = False
+        self._closed, self.service = False, self._service  # the service that answered
         self.last_statistics: SpeculationStats | None = None  # of the latest completed request
 
     async def __aenter__(self) -> AsyncClient:
@@ -92,7 +90,7 @@ class AsyncClient:
             return ask
 
         asks = {address: asking(address) for address in self._pool.turns(self._pool.current)}
-        return await first_of(asks, self._credentials, timeout, wait_seconds, self._service or "")
+        return await first_of(asks, self._credentials, timeout, wait_seconds, self._service)
 
     @with_options
     async def generate(
@@ -184,7 +182,7 @@ class AsyncClient:
             client = await self._client(address, seconds)
             info = expected if address in self._checked else await client.model_info(seconds, wait=False)
         except TandemError as error:
-            raise await explained(error, address, self._credentials, self._service or "") from None
+            raise explained(error, address, self._credentials, self._service) from None
         if (other := disagreement(expected, info)) is not None:
             raise TandemError("FAILED_PRECONDITION", f"the server at {address}: {other}", reason=_OTHER_MODEL)
         self._checked.add(address)
@@ -195,11 +193,11 @@ class AsyncClient:
             raise closed_error()
         check_process()
         if address not in self._clients:
-            service = self._service or await service_at(address, self._credentials, seconds)
+            self.service = self._service or await service_at(address, self._credentials, seconds)
             if self._closed:
                 raise closed_error()
             if address not in self._clients:  # another request may have connected meanwhile
-                self._clients[address] = GenerationClient.connect(address, service, self._credentials)
+                self._clients[address] = GenerationClient.connect(address, self.service, self._credentials)
         return self._clients[address]
 
 
@@ -216,3 +214,28 @@ def _repeatable(request: GenerationRequest, received: Repetition) -> bool:
     # Under rejection sampling depends on the drafts.
     greedy = request.sampling.greedy and "temperature" not in request.unset_sampling
     return request.rule is Rule.AGREEMENT or greedy or not received.tokens
+
+
+class Repetition:
+    def __init__(self) -> None:
+        self.tokens: list[int] = []  # yielded
+        self._text = ""
+        self._repeated_tokens = 0
+        self._repeated_text = ""
+
+    def restart(self) -> None:
+        self._repeated_tokens, self._repeated_text = 0, ""
+
+    def fresh(self, chunk: Chunk) -> Chunk | None:
+        """Returns `chunk` without yielded tokens, if any are left. Raises TandemError if they differ."""
+        start, end = self._repeated_tokens, self._repeated_tokens + len(chunk.token_ids)
+        known = self.tokens[start:end]
+        if list(chunk.token_ids[: len(known)]) != known:
+            raise TandemError("DATA_LOSS", "the repeated request produced other tokens: the servers run other models")
+        self._repeated_tokens, self._repeated_text = end, self._repeated_text + chunk.text
+        tokens = chunk.token_ids[len(known) :]
+        text = self._repeated_text[len(self._text) :]
+        self.tokens += tokens
+        self._text += text
+        new = len(known)
+        return Chunk(tokens, text, chunk.margins[new:], chunk.logprobs[new:]) if tokens or text else None

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from tandem.checkpoints.tokenizers import same_tokens
-from tandem.clients.head_fallback import with_features
-from tandem.engine.drafting import Drafting
 from tandem.engine.generator import Generator, MakeRounds
-from tandem.engine.generators import fixed_length, stop_tokens, worker_info
+from tandem.engine.generators import Drafting, fixed_length, stop_tokens, worker_info
 from tandem.engine.model_config import ModelConfig
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.run_stream import RunningVerifier
-from tandem.rpc.traced import traced, traced_run
+from tandem.rpc.tracing import traced
 from tandem.rpc.verifier_client import VerifierClient
 from tandem.rpc.verify_stream import RemoteVerifier
+from tandem.runners.capabilities import FeaturesIn
 from tandem.speculation.drafters import PredictionDrafter
 from tandem.speculation.estimate import Estimate
 from tandem.speculation.features import FeatureInbox, FeatureSpec
@@ -80,7 +80,7 @@ def _rounds(
         if pipeline is Pipeline.ON:
             return pipelined
         lookahead = LookaheadPolicy(info.max_speculation_length, estimate, fixed_length(request, info))
-        stepping = traced_run(RunningVerifier(session, stats, stop_tokens(request, info)))
+        stepping = RunningVerifier(session, stats, stop_tokens(request, info))
         chunk = max(1, info.max_speculation_length)
         copies = request.drafts in (Drafts.AUTO, Drafts.LOOKUP) and drafting.choice.looks_up and not request.predicted
         running = NeverWaitingRounds(stepping, drafter, lookahead, stats, total, chunk, new, copies=copies)
@@ -110,3 +110,46 @@ async def _target_of(client: VerifierClient, drafting: Drafting, connect_seconds
         await client.close()
         raise ValueError(str(error)) from None
     return target
+
+
+log = logging.getLogger("tandem.drafter")
+
+
+def with_features(drafting: Drafting, target: ModelInfo, address: str) -> tuple[Drafting, FeatureSpec | None]:
+    """Returns the drafting for a target and the features it reads; without them lookup alone. Raises ValueError."""
+    head = drafting.head
+    if head is None:
+        return drafting, None
+    if not target.feature_layers:
+        missing = f"{drafting.name} needs the target's features, and the TargetVerifier at {address} hands none out"
+        if drafting.choice.kind in ("eagle", "model"):
+            raise ValueError(f"draft: {missing}; start it with --hand_out_features, or use --draft hybrid or ngram")
+        log.warning("draft: %s: n-gram lookup drafts alone", missing)
+        return drafting.without_head(), None
+    _check_fits(drafting, head, target, address)
+    return drafting, FeatureSpec(head.layers, target.feature_size, drafting.choice.feature_format)
+
+
+def _check_fits(drafting: Drafting, head: FeaturesIn, target: ModelInfo, address: str) -> None:
+    where = f"the target at {address}"
+    if lacking := [str(layer) for layer in head.layers if layer not in target.feature_layers]:
+        known, wanted = ", ".join(map(str, target.feature_layers)), ",".join(map(str, head.layers))
+        raise ValueError(
+            f"draft: {drafting.name} reads layer {', '.join(lacking)}, and {where} hands out {known};"
+            f" start it with --hand_out_features {wanted}"
+        )
+    if head.target_hidden_size != target.feature_size:
+        raise ValueError(
+            f"draft: {drafting.name} was made for a hidden size of {head.target_hidden_size}, that of {where} is"
+            f" {target.feature_size}"
+        )
+    if drafting.vocab_size != target.vocab_size:
+        raise ValueError(
+            f"draft: {drafting.name} was made for a vocabulary of {drafting.vocab_size}, that of {where} is"
+            f" {target.vocab_size}"
+        )
+    if head.weights_revision_read not in ("", target.weights_revision):
+        raise ValueError(
+            f"draft: {drafting.name} got its embedding from weights of revision {head.weights_revision_read}, and"
+            f" {where} has {target.weights_revision}; name the same weights with --target_model"
+        )

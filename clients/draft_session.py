@@ -6,12 +6,11 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from tandem.clients.arguments import check_connecting
+from tandem.clients.arguments import check_connecting, explained
 from tandem.clients.background_loop import BackgroundLoop
 from tandem.clients.completion import Completion, Events, Prompt, chunks_of, completion_of, request_of
-from tandem.clients.signatures import explained
 from tandem.engine.generator import Generator
 from tandem.rpc.channel import TARGET
 from tandem.rpc.credentials import Credentials
@@ -20,8 +19,10 @@ from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verifier_client import VerifierClient
 from tandem.rpc.verify_stream import RemoteVerifier
+from tandem.speculation.drafters import Drafter
 from tandem.speculation.errors import InvalidField, WrongType
 from tandem.speculation.loop import Rounds
+from tandem.speculation.request import RequestOptions
 from tandem.speculation.retry import Persistence
 from tandem.speculation.rounds import DraftedRounds, OutOfStep
 from tandem.speculation.stopping import NoText, TextStream
@@ -33,6 +34,9 @@ from tandem.speculation.types import (
     SamplingParams,
     SpeculationStats,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # which Python has from 3.11 on
 
 USUAL_LENGTH = 4  # default draft tokens per round
 
@@ -120,7 +124,8 @@ class DraftSession:
         timeout: float | None = None,
     ) -> Completion:
         """Returns the whole continuation."""
-        events = self._events(prompt, sampling, max_new_tokens, stop, timeout, logprobs, adapter)
+        options: RequestOptions = {"max_new_tokens": max_new_tokens, "logprobs": logprobs, "adapter": adapter}
+        events = self._events(prompt, sampling, stop, timeout, **options)
         return self._loop.run(completion_of(events))
 
     @explained
@@ -136,32 +141,23 @@ class DraftSession:
         timeout: float | None = None,
     ) -> Iterator[Chunk]:
         """Yields chunks as they are committed; leaving early frees the slot."""
-        events = self._events(prompt, sampling, max_new_tokens, stop, timeout, logprobs, adapter)
+        options: RequestOptions = {"max_new_tokens": max_new_tokens, "logprobs": logprobs, "adapter": adapter}
+        events = self._events(prompt, sampling, stop, timeout, **options)
         return self._loop.iterate(chunks_of(events))
 
     def _events(
         self,
         prompt: Prompt,
         sampling: SamplingParams | None,
-        max_new_tokens: int | None,
         stop: str | Sequence[str],
         timeout: float | None,
-        logprobs: int | None,
-        adapter: str,
+        **options: Unpack[RequestOptions],
     ) -> Events:
         if self._tokenizer is None and (isinstance(prompt, str) or stop):
             raise InvalidField("tokenizer", "text prompts and stop strings need one; pass tokenizer= to DraftSession")
-        request = request_of(
-            prompt,
-            sampling,
-            stop,
-            timeout,
-            max_new_tokens=max_new_tokens,
-            speculation_length=self._length,
-            logprobs=logprobs,
-            adapter=adapter,
-            deadline=None if timeout is None else time.monotonic() + timeout,
-        )
+        deadline = None if timeout is None else time.monotonic() + timeout
+        options["speculation_length"] = self._length
+        request = request_of(prompt, sampling, stop, timeout, deadline, **options)
 
         def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
             verifier = RemoteVerifier(RemoteSession(self._client, request.of_models, stats), stats)
@@ -179,12 +175,9 @@ async def _in_step(events: Events) -> Events:
         raise TandemError("ABORTED", str(error)) from None
 
 
-class _Drafter:
+class _Drafter(Drafter):
     def __init__(self, drafter: OwnDrafter, vocab_size: int) -> None:
         self._drafter, self._vocab_size = drafter, vocab_size
-
-    async def open(self, prompt: Sequence[int]) -> None:
-        """Does nothing: each proposal is given all tokens."""
 
     async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
         """Cuts at the first id outside the vocabulary. Raises InvalidField above `k` tokens."""
@@ -194,9 +187,6 @@ class _Drafter:
             raise InvalidField("propose", f"returned {len(proposed)} tokens, but at most {k} were requested")
         unknown = (i for i, token in enumerate(proposed) if not 0 <= token < self._vocab_size)
         return Draft(tuple(proposed[: next(unknown, k)]), compute_seconds=time.perf_counter() - began)
-
-    async def close(self) -> None:
-        """Does nothing."""
 
 
 class _Tokenizer:

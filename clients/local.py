@@ -9,8 +9,7 @@ from tandem.clients.completion import Events
 from tandem.clients.distributed import connect_distributed
 from tandem.clients.terminal import ClientConfig, run_prompts
 from tandem.engine.batcher import Batcher
-from tandem.engine.drafting import load_drafting
-from tandem.engine.generators import plain_generator
+from tandem.engine.generators import load_drafting, plain_generator
 from tandem.engine.loading import load, load_adapters
 from tandem.engine.model_config import ModelConfig
 from tandem.rpc.channel import TARGET

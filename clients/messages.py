@@ -95,3 +95,19 @@ def _known(name: str, value: Mapping[Any, Any], keys: Sequence[str]) -> None:
         if key not in keys:
             hint = meant(str(key), keys)
             raise InvalidField(f"{name}.{key}", f"is not served; known are {', '.join(keys)}{hint}")
+
+
+def read_prompts(path: Path) -> tuple[tuple[int, str], ...]:
+    """Returns line numbers from 1 and non-empty lines. Raises ValueError."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except FileNotFoundError:
+        raise ValueError(f"prompt file {path} does not exist") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"prompt file {path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
+    except OSError as error:
+        raise ValueError(f"prompt file {path} cannot be read: {error.strerror}") from None
+    found = tuple((number, line.strip()) for number, line in enumerate(lines, 1) if line.strip())
+    if not found:
+        raise ValueError(f"prompt file {path} is empty: write one prompt per line")
+    return found

@@ -1,24 +1,23 @@
-"""Implements PageSource over PrefillWorkers."""
+"""Fetches pages from PrefillWorkers."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+import zlib
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
-from tandem.clients.page_wire import Corrupt, layout_from_wire, layout_to_wire, run_from_wire
-from tandem.engine.page_copies import PageLayout, PageRun
-from tandem.engine.remote_prefill import MIN_TOKENS, PrefillFailed, Wanted
+from tandem.engine.prefill import MIN_TOKENS, PageLayout, PageRun, PrefillFailed
 from tandem.rpc.channel import open_channel
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import parse_addresses
 from tandem.rpc.errors import from_rpc
+from tandem.rpc.logs import printable
 from tandem.rpc.request_context import Attributes, Request, current, current_span, new_id, outgoing
 from tandem.runners.pages import PAGE
 from tandem.speculation.errors import Outcome
@@ -78,7 +77,6 @@ class PrefillEndpoint:
         options = (("grpc.max_receive_message_length", most), ("grpc.lb_policy_name", "round_robin"))
         self._channel = open_channel(address, credentials, options)
         self._stub: Any = PrefillWorkerStub(self._channel)
-        self._thread = ThreadPoolExecutor(1, "pages")
         self.running = 0
         self.rests_until, self._logged = 0.0, ""
 
@@ -95,13 +93,21 @@ class PrefillEndpoint:
         if difference := self._layout.difference(layout_from_wire(reply.layout)):
             self._note(PrefillFailed("mismatch", f"its pages are not those of this model: {difference}"))
 
-    async def fetch(self, wanted: Wanted, put: Put) -> None:
+    async def fetch(self, tokens: tuple[int, ...], first: int, adapter: tuple[str, str], put: Put) -> None:
         within, request, failure = current_span(), current(), ""
-        about: Attributes = {"address": self.address, "tokens": len(wanted.tokens), "first_page": wanted.first}
+        about: Attributes = {"address": self.address, "tokens": len(tokens), "first_page": first}
         span = within.child("Prefill", about, "client") if within else None
         self.running += 1
         try:
-            await self._fetch(wanted, put, outgoing(Request(request.id if request else new_id(), span)))
+            asked = pb.PrefillRequest(
+                token_ids=tokens,
+                first_page=first,
+                layout=layout_to_wire(self._layout),
+                adapter=adapter[0],
+                adapter_revision=adapter[1],
+            )
+            metadata: Any = outgoing(Request(request.id if request else new_id(), span))
+            await self._read(self._stub.Prefill(asked, metadata=metadata), first, len(tokens) // PAGE, put)
             self._logged = ""
         except PrefillFailed as error:
             failure = error.reason
@@ -112,24 +118,13 @@ class PrefillEndpoint:
             if span:
                 span.end(failure)
 
-    async def _fetch(self, wanted: Wanted, put: Put, metadata: Any) -> None:
-        asked = pb.PrefillRequest(
-            token_ids=wanted.tokens,
-            first_page=wanted.first,
-            layout=layout_to_wire(self._layout),
-            adapter=wanted.adapter,
-            adapter_revision=wanted.adapter_revision,
-        )
-        call = self._stub.Prefill(asked, metadata=metadata)
-        at, end = wanted.first, len(wanted.tokens) // PAGE
+    async def _read(self, call: Any, at: int, end: int, put: Put) -> None:
         try:
             while at < end:
                 reply = await self._next(call)
                 if reply is grpc.aio.EOF:
                     raise PrefillFailed("cut", f"the pages ended at {at} of {end}")
-                # Checksums of 1 MiB take half a millisecond.
-                expected = reply.pages, at, self._layout.page_bytes, end - at
-                run = await asyncio.get_running_loop().run_in_executor(self._thread, run_from_wire, *expected)
+                run = run_from_wire(reply.pages, at, self._layout.page_bytes, end - at)
                 await put(run)
                 at = run.end
         except Corrupt as error:
@@ -169,7 +164,7 @@ class PrefillClient:
     async def check(self) -> None:
         await asyncio.gather(*(endpoint.check() for endpoint in self.endpoints))
 
-    async def fetch(self, wanted: Wanted, put: Put) -> None:
+    async def fetch(self, tokens: tuple[int, ...], first: int, adapter: tuple[str, str], put: Put) -> None:
         """Fetches from the least busy worker, or the next one if refused at once."""
         came = False
 
@@ -182,7 +177,7 @@ class PrefillClient:
         awake = [endpoint for endpoint in self.endpoints if not endpoint.resting]
         for endpoint in sorted(awake, key=lambda each: each.running):
             try:
-                return await endpoint.fetch(wanted, noted)
+                return await endpoint.fetch(tokens, first, adapter, noted)
             except PrefillFailed as error:
                 failure = error
                 if came or error.reason not in _AT_ONCE:
@@ -196,3 +191,40 @@ class PrefillClient:
 def _from_call(error: grpc.RpcError) -> PrefillFailed:
     found = from_rpc(error)
     return PrefillFailed(_REASONS.get(found.outcome, "failed"), f"{found.code} {found.message}")
+
+
+LAYOUT_FIELDS = ("weights_revision", "dtype", "backend", "format", "page_tokens", "page_bytes")
+
+
+class Corrupt(ValueError):
+    """A message fails its checksums or was not requested."""
+
+
+def layout_to_wire(layout: PageLayout) -> pb.PageLayout:
+    return pb.PageLayout(**{name: getattr(layout, name) for name in LAYOUT_FIELDS})
+
+
+def layout_from_wire(message: pb.PageLayout) -> PageLayout:
+    given: dict[str, Any] = {name: getattr(message, name) for name in LAYOUT_FIELDS}
+    values: dict[str, Any] = {n: printable(value) if isinstance(value, str) else value for n, value in given.items()}
+    return PageLayout(**values)
+
+
+def run_to_wire(run: PageRun) -> pb.KvPages:
+    return pb.KvPages(first_page=run.first, data=b"".join(run.pages), checksums=map(zlib.crc32, run.pages))
+
+
+def run_from_wire(message: pb.KvPages, first: int, page_bytes: int, most: int) -> PageRun:
+    """Returns 1 to `most` pages from `first` on. Raises Corrupt."""
+    data, count = message.data, len(message.checksums)
+    if message.first_page != first:
+        raise Corrupt(f"page {message.first_page} came instead of page {first}")
+    if not 1 <= count <= most:
+        raise Corrupt(f"{count} pages came, where 1 to {most} are missing")
+    if len(data) != count * page_bytes:
+        raise Corrupt(f"{count} pages came in {len(data)} bytes, and a page has {page_bytes}")
+    pages = tuple(data[at : at + page_bytes] for at in range(0, len(data), page_bytes))
+    for number, (page, checksum) in enumerate(zip(pages, message.checksums, strict=True), first):
+        if zlib.crc32(page) != checksum:
+            raise Corrupt(f"page {number} came with another checksum")
+    return PageRun(first, pages)

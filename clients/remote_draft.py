@@ -13,7 +13,7 @@ from tandem.rpc.errors import TandemError
 from tandem.rpc.first_contact import first_of
 from tandem.rpc.propose_stream import StreamedDrafts
 from tandem.rpc.remote_drafter import DraftClient, RemoteDrafter
-from tandem.rpc.traced import traced
+from tandem.rpc.tracing import traced
 from tandem.speculation.drafters import Drafter
 from tandem.speculation.estimate import Estimate
 from tandem.speculation.fallible import FallibleDrafter

@@ -12,10 +12,9 @@ from pathlib import Path
 
 from tandem.clients.completion import Events
 from tandem.clients.profile import Profile
-from tandem.rpc.channel import DRAFT, FUSED, TARGET
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import parse_addresses
-from tandem.rpc.printable import printable
+from tandem.rpc.logs import printable
 from tandem.rpc.request_context import Request, begin, current, new_id
 from tandem.rpc.tracing import Tracing, open_tracing
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, TokenLogprobs
@@ -47,21 +46,14 @@ class ClientConfig:
 
 async def run_client(config: ClientConfig, service: str | None) -> int:
     """Runs --role client or fused_client; `service` None: detected."""
-    from tandem.rpc.first_contact import which_service
-    from tandem.rpc.generation_client import GenerationClient
+    from tandem.clients.async_client import AsyncClient
 
-    if service not in (None, TARGET, FUSED, DRAFT):
-        raise ValueError(f"service: {service!r} is not one of {TARGET}, {FUSED}, {DRAFT}")
     if len(parse_addresses(config.address)) > 1:
         raise ValueError("target_host: this role calls one server; several are for --role draft and draft_worker")
-    wait = config.connect_seconds
-    service = await which_service(config.address, config.credentials, wait_seconds=wait, service=service)
-    async with GenerationClient.connect(config.address, service, config.credentials) as client:
-
-        def generate(request: GenerationRequest) -> Events:
-            return client.generate(request, config.timeout, config.reconnect_seconds)
-
-        return await run_prompts(config, generate, service)
+    waits = {"retry_seconds": config.reconnect_seconds, "wait_seconds": config.connect_seconds}
+    async with AsyncClient(config.address, service=service, credentials=config.credentials, **waits) as client:
+        await client.model_info()
+        return await run_prompts(config, lambda request: client.events(request, config.timeout), client.service)
 
 
 def write_receipt(folder: Path, number: int, receipt: str) -> Path:

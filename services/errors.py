@@ -18,7 +18,7 @@ from tandem.engine.batcher import DeviceLost, StepHung
 from tandem.engine.fair_turns import TooManyWaiting
 from tandem.engine.slots import NoFreeSlot
 from tandem.rpc.errors import TandemError
-from tandem.rpc.printable import printable
+from tandem.rpc.logs import printable
 from tandem.rpc.request_context import current
 from tandem.runners.protocol import RowFailed
 from tandem.services.duplex import StreamIdle

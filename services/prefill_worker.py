@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
 import grpc
 
-from tandem.clients.page_wire import layout_from_wire, layout_to_wire, run_to_wire
-from tandem.clients.prefill_client import PrefillClient
+from tandem.clients.prefill_client import PrefillClient, layout_from_wire, layout_to_wire, run_to_wire
 from tandem.engine.adapter_registry import Adapters
 from tandem.engine.engine import Engine
 from tandem.engine.generator import check_tokens
 from tandem.engine.generators import target_info
 from tandem.engine.loading import close, load, load_adapters
-from tandem.engine.page_copies import PageCopies
-from tandem.engine.prefill_pages import PrefillPages
-from tandem.engine.remote_prefill import RemotePrefill
+from tandem.engine.prefill import PageCopies, PrefillPages, RemotePrefill
 from tandem.rpc import wire
 from tandem.runners.pages import PAGE
 from tandem.services.errors import ModelMismatch, QueueFull
@@ -55,7 +50,6 @@ class PrefillWorkerService(PrefillWorkerServicer):
     ) -> None:
         self._info, self._pages, self._adapters, self._lifecycle = info, pages, adapters, lifecycle
         self._running, self._queue = (limits or ServerLimits()).running(), queue
-        self._thread = ThreadPoolExecutor(1, "pages")
 
     async def GetModelInfo(
         self, request: pb.PrefillWorkerGetModelInfoRequest, context: grpc.aio.ServicerContext
@@ -70,11 +64,10 @@ class PrefillWorkerService(PrefillWorkerServicer):
         with self._lifecycle.work(), self._running.one(caller()):
             if self._lifecycle.running > self._info.kv_slots + self._queue:
                 raise QueueFull(f"{self._info.kv_slots} slots are taken and {self._queue} prompts wait")
-            wanted, loop = Request(adapter=request.adapter), asyncio.get_running_loop()
-            runs = self._pages.of(tuple(request.token_ids), request.first_page, wanted)
+            runs = self._pages.of(tuple(request.token_ids), request.first_page, Request(adapter=request.adapter))
             async with contextlib.aclosing(runs):
                 async for run in runs:
-                    yield pb.PrefillResponse(pages=await loop.run_in_executor(self._thread, run_to_wire, run))
+                    yield pb.PrefillResponse(pages=run_to_wire(run))
 
     def _check(self, request: pb.PrefillRequest) -> None:
         for name in ("adapter", "adapter_revision"):
@@ -131,7 +124,7 @@ async def connect_remote_prefill(parts: ServerParts, engine: Engine) -> list[Cal
         return []
     copies = await PageCopies.of(engine.runner, parts.batcher)
     client = PrefillClient(config, copies.layout, parts.config.credentials)
-    engine.remote_prefill = RemotePrefill(engine, client, copies, config.min_tokens)
+    engine.remote_prefill = RemotePrefill(engine, client.fetch, copies, config.min_tokens)
     await client.check()
     log.info("prompts of %d tokens and more are computed at %s", config.min_tokens, config.addresses)
-    return [engine.remote_prefill.close]
+    return [client.close]

@@ -11,9 +11,17 @@ from pathlib import Path
 
 import tandem
 from tandem.engine.generator import Generator
-from tandem.receipts.digests import SALT_BYTES, prefix_digests, prompt_digest
 from tandem.receipts.keys import Keys, open_keys
-from tandem.receipts.receipt import Asked, Model, Receipt, Served, VerifiedAt
+from tandem.receipts.receipt import (
+    SALT_BYTES,
+    Model,
+    Receipt,
+    Served,
+    SignedRequest,
+    VerifiedAt,
+    prefix_digests,
+    prompt_digest,
+)
 from tandem.runners.native.build import cpu_model
 from tandem.speculation.types import (
     Chunk,
@@ -63,45 +71,24 @@ class Receipts:
                     tokens += event.token_ids
                     logprobs += event.logprobs
                     yield event
-                else:
-                    salt = os.urandom(SALT_BYTES)
-                    receipt = self._receipt(generator.info, request, prompt, tokens, logprobs, revision, event, salt)
-                    yield replace(event, receipt=self.keys.signed(receipt, salt).text)
-
-    def _receipt(
-        self,
-        info: ModelInfo,
-        request: GenerationRequest,
-        prompt: tuple[int, ...],
-        tokens: list[int],
-        logprobs: list[TokenLogprobs],
-        revision: str,
-        end: GenerationEnd,
-        salt: bytes,
-    ) -> Receipt:
-        assert request.max_new_tokens is not None, "it is resolved"
-        stats, digest = end.stats, prompt_digest(salt, prompt)
-        elsewhere = next((each for _, _, each in stats.verifiers if each), "")
-        return Receipt(
-            model=Model.of(info),
-            adapter=(request.adapter, elsewhere or revision) if request.adapter else None,
-            asked=Asked(
-                request.sampling,
-                request.max_new_tokens,
-                end_of_sequence_ids=() if request.ignore_end_of_sequence else info.end_of_sequence_ids,
-                stop_token_ids=request.stop_token_ids,
-                stop_strings=request.stop_strings,
-                logprobs=request.logprobs,
-            ),
-            prompt_tokens=len(prompt),
-            prompt_digest=digest,
-            token_ids=tuple(tokens),
-            finish_reason=end.finish_reason,
-            digests=prefix_digests(digest, tokens),
-            logprobs=tuple(logprobs),
-            served=self._served(info, stats),
-            key=self.keys.public,
-        )
+                    continue
+                salt = os.urandom(SALT_BYTES)
+                digest = prompt_digest(salt, prompt)
+                elsewhere = next((each for _, _, each in event.stats.verifiers if each), "")
+                receipt = Receipt(
+                    model=Model.of(generator.info),
+                    adapter=(request.adapter, elsewhere or revision) if request.adapter else None,
+                    request=_signed(request, generator.info),
+                    prompt_tokens=len(prompt),
+                    prompt_digest=digest,
+                    token_ids=tuple(tokens),
+                    finish_reason=event.finish_reason,
+                    digests=prefix_digests(digest, tokens),
+                    logprobs=tuple(logprobs),
+                    served=self._served(generator.info, event.stats),
+                    key=self.keys.public,
+                )
+                yield replace(event, receipt=self.keys.signed(receipt, salt).text)
 
     def _served(self, info: ModelInfo, stats: SpeculationStats) -> Served:
         return Served(
@@ -119,6 +106,18 @@ class Receipts:
             accepted_by=dict(stats.accepted_by),
             verifiers=tuple(dict.fromkeys(VerifiedAt(key, arithmetic) for key, arithmetic, _ in stats.verifiers)),
         )
+
+
+def _signed(request: GenerationRequest, info: ModelInfo) -> SignedRequest:
+    assert request.max_new_tokens is not None, "it is resolved"
+    return SignedRequest(
+        request.sampling,
+        request.max_new_tokens,
+        end_of_sequence_ids=() if request.ignore_end_of_sequence else info.end_of_sequence_ids,
+        stop_token_ids=request.stop_token_ids,
+        stop_strings=request.stop_strings,
+        logprobs=request.logprobs,
+    )
 
 
 def generated(

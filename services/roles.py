@@ -13,10 +13,17 @@ from tandem.clients.distributed import connect_distributed
 from tandem.clients.profile import Profile
 from tandem.clients.remote_draft import open_remote_draft
 from tandem.engine.batcher import Batcher
-from tandem.engine.drafting import Drafting, check_has_target, drafting_info, load_drafting
 from tandem.engine.engine import Engine
 from tandem.engine.generator import Generator, RequestDefaults
-from tandem.engine.generators import drafter_health, fused_generator, plain_generator
+from tandem.engine.generators import (
+    Drafting,
+    check_has_target,
+    drafter_health,
+    drafting_info,
+    fused_generator,
+    load_drafting,
+    plain_generator,
+)
 from tandem.engine.kv_memory import MIB, limit_kv_memory
 from tandem.engine.loading import (
     Loaded,

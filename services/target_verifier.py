@@ -14,7 +14,7 @@ from tandem.engine.generator import check_tokens
 from tandem.engine.sequences import TargetSequence
 from tandem.rpc import wire
 from tandem.rpc.request_context import current
-from tandem.rpc.wire_sessions import session_from_wire
+from tandem.rpc.wire_sessions import distributions_from_wire, session_from_wire
 from tandem.services.duplex import answered_in_order
 from tandem.services.errors import ModelMismatch, VocabularyMismatch
 from tandem.services.generation import GenerateMethod
@@ -267,7 +267,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         rule = session.request.rule
         if rule is not Rule.REJECTION:
             raise InvalidField("distributions", f"{len(request.distributions)}, but {rule.value} takes none")
-        distributions = wire.distributions_from_wire(request.distributions, request.draft_tokens)
+        distributions = distributions_from_wire(request.distributions, request.draft_tokens)
         for i, each in enumerate(distributions):
             check_tokens(f"distributions[{i}].token_ids", each.token_ids, self._info.vocab_size)
         return distributions

@@ -23,7 +23,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 for name, value in CPU.environment.items():  # as in a server's process: some tests run steps in their own
     os.environ.setdefault(name, value)
 
-LONG = {"alone", "campaign", "clients", "docs", "engines", "marathon", "thorough", "wide"}
+LONG = {"alone", "campaign", "clients", "docs", "engines", "thorough", "wide"}
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -24,10 +24,9 @@ from tandem.checkpoints.tokenizers import Tokenizer
 from tandem.clients.distributed import connect_distributed
 from tandem.clients.remote_draft import open_remote_draft
 from tandem.engine.batcher import Batcher
-from tandem.engine.drafting import Drafting, drafting_info, load_drafting
 from tandem.engine.engine import Engine
 from tandem.engine.generator import Generator
-from tandem.engine.generators import fused_generator, plain_generator
+from tandem.engine.generators import Drafting, drafting_info, fused_generator, load_drafting, plain_generator
 from tandem.engine.loading import Loaded
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.structures import Structures

@@ -10,9 +10,9 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from tandem.engine.batcher import Batcher
-from tandem.engine.page_copies import PageRow
+from tandem.engine.prefill import PageRow
 from tandem.rpc.wire_sessions import drafted_in
-from tandem.runners.feature_rows import FeatureRow
+from tandem.runners.capabilities import FeatureRow
 from tandem.runners.protocol import FusedRow, PrefillRow, ProposeRow, VerifyRow
 from tandem.services.layers import Call
 from tandem.services.observability.calls import CallObserver

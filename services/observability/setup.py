@@ -14,7 +14,7 @@ import tandem
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.generator import Generator
-from tandem.rpc.tracing import Tracing, open_tracing
+from tandem.rpc.tracing import Tracing, open_tracing, traced
 from tandem.runners.startup import Startup
 from tandem.services.generation import Watch
 from tandem.services.http.address import check_installed
@@ -89,8 +89,6 @@ class Observability:
     def traced(self, generator: Generator) -> Generator:
         if self._tracing is None:
             return generator
-        from tandem.rpc.traced import traced
-
         make = generator.make_rounds
         return replace(generator, make_rounds=lambda *asked: traced(make(*asked)))
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
-from tandem.rpc.wire_chat import texts_of
+from tandem.rpc.wire import texts_of
 from tandem.services.security.names import check_name
 from tandem.speculation.types import InvalidField, TooLong
 

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 import grpc
 
-from tandem.rpc.secret_files import check_readable, signature, warn_if_others_read
+from tandem.rpc.credentials import check_readable, signature, warn_if_others_read
 
 log = logging.getLogger("tandem.security")
 Form = TypeVar("Form")

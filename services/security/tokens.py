@@ -7,7 +7,7 @@ import hmac
 import logging
 import re
 
-from tandem.rpc.secret_files import lines_of, signature, warn_if_others_read
+from tandem.rpc.credentials import lines_of, signature, warn_if_others_read
 
 log = logging.getLogger("tandem.security")
 

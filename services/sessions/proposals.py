@@ -7,9 +7,9 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 
-from tandem.engine.drafting import Drafting
 from tandem.engine.generator import check_tokens
-from tandem.rpc import wire
+from tandem.engine.generators import Drafting
+from tandem.rpc.wire_sessions import draft_to_wire, proposing_from_wire
 from tandem.services.duplex import Incoming
 from tandem.services.errors import VocabularyMismatch
 from tandem.services.lifecycle import Lifecycle
@@ -66,7 +66,7 @@ class Proposals:
         self._check(first, 0)
         if not first.tokens:
             raise InvalidField("tokens", "empty: at least one token is needed")
-        asked, owner = wire.proposing_from_wire(first), caller()
+        asked, owner = proposing_from_wire(first), caller()
         if asked.rule is not Rule.AGREEMENT and not first.HasField("speculation_length"):
             raise InvalidField(
                 "rule", "agreement alone, without speculation_length: nobody knows which draft is verified"
@@ -93,7 +93,7 @@ class Proposals:
         while True:
             model_k = request.model_speculation_length if request.HasField("model_speculation_length") else None
             draft = await session.drafter.propose(session.tokens, request.speculation_length, model_k)
-            reply = wire.draft_to_wire(draft)
+            reply = draft_to_wire(draft)
             reply.base_length, reply.server_seconds = len(session.tokens), time.perf_counter() - arrived
             yield reply
             incoming.busy(False)

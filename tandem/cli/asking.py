@@ -8,8 +8,7 @@ from typing import Any
 
 from tandem.cli.flags import Options
 from tandem.cli.option import auto_or_count, built, credentials, with_default_ports
-from tandem.clients.messages import read_chat
-from tandem.clients.prompts import read_prompts
+from tandem.clients.messages import read_chat, read_prompts
 from tandem.clients.terminal import ClientConfig, run_client
 from tandem.installing import install_command
 from tandem.rpc.channel import FUSED

@@ -12,8 +12,7 @@ from tandem.cli.command_line import RoleParser
 from tandem.cli.roles import COMPARE, ROLES, SERVE
 from tandem.hints import hinted
 from tandem.installing import install_command, missing_package
-from tandem.rpc.logs import set_up
-from tandem.rpc.printable import printable
+from tandem.rpc.logs import printable, set_up
 from tandem.speculation.errors import TandemError
 
 EXTRAS = {  # libraries by extra

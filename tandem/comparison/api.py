@@ -81,7 +81,7 @@ def connector(config: ComparisonConfig) -> Connect:
         if service == OPENAI.service:
             shown = config.credentials if config.credentials.insecure or _hidden(address) else Credentials()
             token = shown.token()
-            return OpenAIClient(address, token.current() if token else None)
+            return OpenAIClient(address, token() if token else None)
         theirs = address in config.connect.values()
         return GenerationClient.connect(address, service, config.credentials if theirs else None)
 

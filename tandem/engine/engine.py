@@ -16,7 +16,6 @@ from tandem.engine.compatibility import able, sentence
 from tandem.engine.fair_turns import TooManyWaiting
 from tandem.engine.feature_output import HandedFeatures, hand_out
 from tandem.engine.prefix_cache import PrefixCache
-from tandem.engine.remote_prefill import RemotePrefill
 from tandem.engine.shared_steps import SharedSteps
 from tandem.engine.slots import SlotPool
 from tandem.engine.stepper import Step, Stepper
@@ -27,6 +26,7 @@ from tandem.speculation.processing import Processing
 from tandem.speculation.types import InvalidField, Request
 
 if TYPE_CHECKING:
+    from tandem.engine.prefill import RemotePrefill
     from tandem.engine.sequences import KVSequence
 
 log = logging.getLogger("tandem.engine")

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from tandem.checkpoints.head_config import default_layers
 from tandem.engine.compatibility import able, refusal
-from tandem.runners.capabilities import No
-from tandem.runners.feature_rows import FeatureRow, HandedOut
+from tandem.runners.capabilities import FeatureRow, HandedOut, No
 from tandem.runners.protocol import RowFailed, Runner, VerifyRow
 from tandem.speculation.features import FeatureFormat, FeatureSpec
 from tandem.speculation.types import InvalidField, Verdict

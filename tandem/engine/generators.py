@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
-from tandem.checkpoints.tokenizers import same_tokens
+from tandem.checkpoints.tokenizers import Tokenizer, same_tokens
+from tandem.engine.batcher import Batcher
+from tandem.engine.compatibility import refusal
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.generator import Generator
-from tandem.engine.loading import Loaded, UnfusedPair
+from tandem.engine.loading import Loaded, UnfusedPair, load_adapters, load_draft, load_target_tokenizer
 from tandem.engine.local_run import LocalRunVerifier, UndraftedRounds
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.model_drafter import DraftSequence, HeadSequence, ModelDrafter
 from tandem.engine.sequences import LocalVerifier
 from tandem.engine.slots import NoFreeSlot
-from tandem.runners.capabilities import No, Trait
+from tandem.runners.capabilities import FeaturesIn, No, Trait
 from tandem.runners.protocol import RowFailed
-from tandem.speculation.drafters import BonusDrafter, Drafter, NgramDrafter, PredictionDrafter
+from tandem.runners.startup import Startup
+from tandem.speculation.drafters import Drafter, NgramDrafter, PredictionDrafter
 from tandem.speculation.estimate import Estimate
-from tandem.speculation.fallible import DrafterHealth, FallibleBonusDrafter
+from tandem.speculation.fallible import DrafterHealth, FallibleDrafter
 from tandem.speculation.features import FeatureInbox
 from tandem.speculation.length import FIRST
 from tandem.speculation.lookahead import LookaheadPolicy
@@ -80,7 +83,6 @@ def default_length(default_k: int | None, most: int) -> int:
 
 
 def plain_generator(loaded: Loaded) -> Generator:
-    """Builds a generator without drafts."""
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
         if request.predicted:
@@ -160,13 +162,11 @@ def fixed_length(request: GenerationRequest, info: ModelInfo) -> int | None:
 
 
 def stop_tokens(request: GenerationRequest, info: ModelInfo) -> set[int]:
-    """Returns the tokens that end the text."""
     ends = () if request.ignore_end_of_sequence else info.end_of_sequence_ids
     return {*ends, *request.stop_token_ids}
 
 
 def draft_name(draft: Loaded | None, choice: DraftChoice) -> str:
-    """Returns the drafter's name in reports."""
     if draft is None:
         return "ngram"
     name = draft.runner.identity.model_name
@@ -187,7 +187,6 @@ def drafts_for(request: Request, draft: Loaded | None) -> Loaded | None:
 
 
 def is_head(draft: Loaded) -> bool:
-    """Whether the draft is an EAGLE head."""
     return Trait.HEAD in draft.engine.can.traits
 
 
@@ -257,7 +256,6 @@ def fused_generator(
 
 
 def drafter_health(draft: Loaded | None) -> DrafterHealth:
-    """Returns the health of this process's draft model."""
     return DrafterHealth(f"model {draft.runner.identity.model_name} of this process" if draft else "of this process")
 
 
@@ -267,9 +265,9 @@ def make_drafter(
     target_vocab_size: int,
     choice: DraftChoice,
     slot_seconds: float | None = None,
-    tolerate_failures: Callable[[BonusDrafter], BonusDrafter] | None = None,
+    tolerate_failures: Callable[[Drafter], Drafter] | None = None,
     inbox: FeatureInbox | None = None,
-) -> BonusDrafter:
+) -> Drafter:
     """Returns one request's drafter; its `open` raises NoFreeSlot after `slot_seconds` (None: waits)."""
     draft = drafts_for(request, draft)
     away = draft is not None and not isinstance(draft.engine.can.features_in, No)
@@ -278,23 +276,16 @@ def make_drafter(
     check_drafts(request, drafts_of(draft, choice))
     if draft is None or not request.models_draft:
         return NgramDrafter()
-    model = model_drafter(draft, request, target_vocab_size, slot_seconds, inbox)
+    begin = partial(HeadSequence, inbox) if inbox else DraftSequence
+    model: Drafter = ModelDrafter(draft.engine, request, target_vocab_size, slot_seconds, begin)
     model = tolerate_failures(model) if tolerate_failures else model
     lookup = choice.lookup(draft.estimate) if request.drafts is Drafts.AUTO else None
     return model if lookup is None else HybridDrafter(lookup, model)
 
 
-def model_drafter(
-    draft: Loaded, request: Request, vocab_size: int, slot_seconds: float | None, inbox: FeatureInbox | None
-) -> BonusDrafter:
-    """Returns one request's model drafter."""
-    begin = partial(HeadSequence, inbox) if inbox else DraftSequence
-    return ModelDrafter(draft.engine, request, vocab_size, slot_seconds, begin)
-
-
-def tolerance(health: DrafterHealth, stats: SpeculationStats) -> Callable[[BonusDrafter], BonusDrafter]:
+def tolerance(health: DrafterHealth, stats: SpeculationStats) -> Callable[[Drafter], Drafter]:
     """Returns a wrapper for models that fail: rounds go undrafted, counted in `stats`."""
-    return lambda model: FallibleBonusDrafter(model, health, stats=stats, refusals=(RowFailed, NoFreeSlot))
+    return lambda model: FallibleDrafter(model, health, stats=stats, refusals=(RowFailed, NoFreeSlot))
 
 
 def worker_info(target: ModelInfo, draft: Loaded | None, config: ModelConfig) -> ModelInfo:
@@ -306,4 +297,80 @@ def worker_info(target: ModelInfo, draft: Loaded | None, config: ModelConfig) ->
         adaptive_speculation_length=config.default_k is None,
         kv_slots=config.shape.slots,
         rehearsals=rehearsals(draft),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """`draft`: None for n-gram lookup."""
+
+    draft: Loaded | None
+    tokenizer: Tokenizer
+    choice: DraftChoice
+    health: DrafterHealth = field(default_factory=partial(drafter_health, None))
+
+    @property
+    def name(self) -> str:
+        return draft_name(self.draft, self.choice)
+
+    @property
+    def head(self) -> FeaturesIn | None:
+        reads = self.draft.engine.can.features_in if self.draft else None
+        return None if isinstance(reads, No) else reads
+
+    def without_head(self) -> Drafting:
+        """Lookup, for requests without features."""
+        return replace(self, draft=None, choice=replace(self.choice, kind="ngram", model=None))
+
+    @property
+    def vocab_size(self) -> int:
+        """Upper bound of token ids in calls."""
+        return self.draft.runner.limits.vocab_size if self.draft else self.tokenizer.vocab_size
+
+    def drafter(
+        self,
+        request: Request,
+        vocab_size: int,
+        slot_seconds: float | None = None,
+        stats: SpeculationStats | None = None,
+        inbox: FeatureInbox | None = None,
+    ) -> Drafter:
+        """A drafter for one request, with token ids below `vocab_size`; with `stats`, failures only count."""
+        tolerate = None if stats is None else tolerance(self.health, stats)
+        return make_drafter(self.draft, request, vocab_size, self.choice, slot_seconds, tolerate, inbox)
+
+
+async def load_drafting(config: ModelConfig, batcher: Batcher, startup: Startup | None = None) -> Drafting:
+    """Loads the drafter, alone on `batcher`'s device thread. Raises ValueError, one line."""
+    draft = await load_draft(config, batcher, startup)
+    await load_adapters(config, None, draft)
+    tokenizer = draft.tokenizer if draft else await load_target_tokenizer(config)
+    return Drafting(draft, tokenizer, config.draft, drafter_health(draft))
+
+
+def check_has_target(drafting: Drafting) -> None:
+    """Raises ValueError for a draft that cannot serve remote targets."""
+    if drafting.draft and isinstance(why := drafting.draft.engine.can.proposals, No):
+        raise refusal("draft", drafting.name, "proposals", why)
+
+
+def drafting_info(drafting: Drafting, config: ModelConfig) -> ModelInfo:
+    """The ModelInfo of a DraftWorker: no target model, its own limits."""
+    identity = drafting.draft.runner.identity if drafting.draft else None
+    shape = drafting.draft.runner.limits if drafting.draft else config.shape
+    return ModelInfo(
+        model_name="",
+        weights_revision="",
+        tokenizer_sha256=drafting.tokenizer.sha256,
+        vocab_size=drafting.vocab_size,
+        max_sequence_length=shape.max_length,
+        max_speculation_length=shape.max_draft,
+        kv_slots=shape.slots,
+        dtype=identity.dtype if identity else "",
+        device=identity.device if identity else "",
+        backend=config.backend,
+        draft_name=drafting.name,
+        default_speculation_length=default_length(config.default_k, shape.max_draft),
+        adaptive_speculation_length=config.default_k is None,
+        rehearsals=rehearsals(drafting.draft),
     )

@@ -1,7 +1,7 @@
 """Admits sequences by the memory of their KV slots: an admitted sequence never runs out of it.
 
 Slots take memory as they are written, so all slots at full length may exceed the limit. A sequence reserves its
-maximum with its slot. A freed slot keeps its pages until another sequence needs them, between steps.
+maximum with its slot. The pages of a freed slot go back before any later step.
 """
 
 from __future__ import annotations
@@ -22,25 +22,19 @@ MIB = 2**20
 
 
 class KVMemory:
-    """Bytes that sequences reserve, of at most `limit`; `give_back` runs before any later step."""
+    """Bytes that sequences reserve, of at most `limit`; `give_back` frees a slot's pages before any later step."""
 
     def __init__(
-        self, limit: int, most_tokens: int, cost: Callable[[int], int], give_back: Callable[[int, int], object]
+        self, limit: int, most_tokens: int, cost: Callable[[int], int], give_back: Callable[[int], object]
     ) -> None:
         self.limit, self._most_tokens = limit, most_tokens
         self._cost, self._give_back = cost, give_back
         self._reserved: dict[int, int] = {}
         self.reserved = 0  # bytes; any thread may read them
-        self._kept: dict[int, int] = {}  # most bytes of the pages that free slots still have, longest free first
-
-    @property
-    def held(self) -> int:
-        """Maximum bytes in use: reserved, plus pages of free slots."""
-        return self.reserved + sum(self._kept.values())
 
     def cost(self, tokens: int | None) -> int:
         """Bytes that a sequence of up to `tokens` (None: full length) reserves."""
-        return self._cost(self._bounded(tokens))
+        return self._cost(self._most_tokens if tokens is None else min(tokens, self._most_tokens))
 
     def reserved_by(self, slot: int) -> int:
         return self._reserved.get(slot, 0)
@@ -51,24 +45,14 @@ class KVMemory:
 
     def take(self, slot: int, tokens: int | None) -> None:
         """Reserves memory for a sequence in `slot`, after `fits`."""
-        most = self._bounded(tokens)
-        bytes_needed = self._reserved[slot] = self._cost(most)
-        self.reserved += bytes_needed
-        if self._kept.pop(slot, 0) > bytes_needed:
-            self._give_back(slot, most)
-        while self.held > self.limit and self._kept:
-            free = next(iter(self._kept))
-            del self._kept[free]
-            self._give_back(free, 0)
+        self._reserved[slot] = self.cost(tokens)
+        self.reserved += self._reserved[slot]
 
     def release(self, slot: int) -> None:
-        """Frees the reservation of `slot`, whose pages stay for now."""
+        """Frees the reservation of `slot` and its pages."""
         if slot in self._reserved:
-            self._kept[slot] = freed = self._reserved.pop(slot)
-            self.reserved -= freed
-
-    def _bounded(self, tokens: int | None) -> int:
-        return self._most_tokens if tokens is None else min(tokens, self._most_tokens)
+            self.reserved -= self._reserved.pop(slot)
+            self._give_back(slot)
 
 
 def limit_kv_memory(slots: SlotPool, batcher: Batcher, runners: Sequence[Runner], given: int) -> None:
@@ -80,9 +64,9 @@ def limit_kv_memory(slots: SlotPool, batcher: Batcher, runners: Sequence[Runner]
     def cost(tokens: int) -> int:
         return sum(memory.kv_bytes(tokens) for memory in on_demand)
 
-    def give_back(slot: int, tokens: int) -> None:
+    def give_back(slot: int) -> None:
         for memory in on_demand:
-            batcher.between_steps(functools.partial(memory.give_back, slot, tokens))
+            batcher.between_steps(functools.partial(memory.give_back, slot, 0))
 
     if cost(most) > limit:
         least = -(-(given - limit + cost(most)) // MIB)

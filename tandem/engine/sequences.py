@@ -9,7 +9,7 @@ from tandem.engine.batcher import TimedResult
 from tandem.engine.engine import Engine
 from tandem.engine.shared_steps import Prompt
 from tandem.engine.stepper import Step, Stepper
-from tandem.runners.feature_rows import FeatureRow
+from tandem.runners.capabilities import FeatureRow
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import PrefillRow, ProposeRow, RowFailed, StructureEnded, VerifyRow
 from tandem.speculation.features import FeatureSpec
@@ -42,12 +42,7 @@ class KVSequence:
 
     @classmethod
     async def admitted(
-        cls,
-        engine: Engine,
-        request: Request,
-        prompt_length: int,
-        seconds: float | None = None,
-        name: Hashable = None,
+        cls, engine: Engine, request: Request, prompt_length: int, seconds: float | None = None, name: Hashable = None
     ) -> Self:
         """Waits for a slot, and takes it with the adapter. Raises InvalidField, TooManyWaiting, NoFreeSlot."""
         engine.admit(request)

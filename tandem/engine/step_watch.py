@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 
 from tandem.engine.batcher import Batcher, DeviceLost
-from tandem.runners.protocol import FusedRow, PrefillRow, ProposeRow, VerifyRow
 
 log = logging.getLogger("tandem.engine")
 
@@ -92,9 +91,10 @@ class StepWatch:
     def _abandon(self, rows: list[object]) -> None:
         self._hangs = True
         log.error(
-            "a step hangs: %s has run for %.1f s, its limit is %.1f s (--step_seconds); "
+            "a step hangs: one of %d %ss has run for %.1f s, its limit is %.1f s (--step_seconds); "
             "its callers get an error, and the process ends unless it returns within the same time again",
-            describe_step(rows),
+            len(rows),
+            type(rows[0]).__name__,
             self._ran,
             self._limit,
         )
@@ -112,23 +112,3 @@ class StepWatch:
         self._lost = True
         log.error("the hung step is abandoned: %s", error)
         self._lose(error)
-
-
-def describe_step(rows: list[object]) -> str:
-    """A step for the log: kind, rows, tokens of the widest row."""
-    kind = type(rows[0]).__name__.removesuffix("Row").lower()
-    return f"a {kind} step of {len(rows)} {'row' if len(rows) == 1 else 'rows'}, width {max(map(_width, rows))}"
-
-
-def _width(row: object) -> int:
-    match row:
-        case PrefillRow():
-            return len(row.tokens)
-        case VerifyRow():
-            return 1 + len(row.draft)
-        case ProposeRow():
-            return len(row.tail) + row.k
-        case FusedRow():
-            return _width(row.propose)
-        case _:
-            return 1

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from tandem.receipts.keys import PublishedKey, signature_right
-from tandem.receipts.receipt import Asked, Receipt, Signed
+from tandem.receipts.receipt import Receipt, Signed, SignedRequest
 from tandem.speculation.stopping import NoText, Stopping, StopRules, TextStream
 from tandem.speculation.types import FinishReason
 
@@ -68,10 +68,10 @@ def prompt(signed: Signed, candidates: Sequence[Sequence[int]]) -> tuple[Finding
 
 def end(receipt: Receipt, text: TextStream | None) -> Finding:
     """Checks the output's end; `text` None: stop strings are unchecked."""
-    asked = receipt.asked
-    if text is None and (asked.stop_strings or receipt.finish_reason is FinishReason.STOP_STRING):
+    request = receipt.request
+    if text is None and (request.stop_strings or receipt.finish_reason is FinishReason.STOP_STRING):
         return Finding("end", None, "stop strings need the model's tokenizer")
-    stopping = Stopping(_rules(asked), text or NoText())
+    stopping = Stopping(_rules(request), text or NoText())
     stopping.push(receipt.token_ids)
     if stopping.reason is receipt.finish_reason and stopping.emitted == len(receipt.token_ids):
         return Finding("end", Outcome.RIGHT, receipt.finish_reason.name.lower())
@@ -80,10 +80,10 @@ def end(receipt: Receipt, text: TextStream | None) -> Finding:
     return Finding("end", Outcome.FORGED, f"{note}, but {said} ends them after {stopping.emitted}")
 
 
-def _rules(asked: Asked) -> StopRules:
+def _rules(request: SignedRequest) -> StopRules:
     return StopRules(
-        asked.max_new_tokens,
-        frozenset(asked.end_of_sequence_ids),
-        frozenset(asked.stop_token_ids),
-        asked.stop_strings,
+        request.max_new_tokens,
+        frozenset(request.end_of_sequence_ids),
+        frozenset(request.stop_token_ids),
+        request.stop_strings,
     )

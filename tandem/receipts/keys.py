@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from tandem.checkpoints.json_files import parsed
 from tandem.checkpoints.trusted_cache import locked, private_folder, write_whole
 from tandem.installing import install_command
-from tandem.receipts.reading import Reader
 from tandem.receipts.receipt import Receipt, Signed
+from tandem.receipts.schema import check
 from tandem.speculation.errors import InvalidField
 
 if TYPE_CHECKING:  # a library that servers without receipts need not have
@@ -23,6 +23,18 @@ if TYPE_CHECKING:  # a library that servers without receipts need not have
 
 KIND = "ed25519:"
 _HEX = 64
+_KEY = {
+    "key": {"type": "string", "maxLength": 512, "format": "printable"},
+    "created": {"type": "number"},
+    "retired": {"anyOf": [{"type": "number"}, {"type": "null"}]},
+}
+_ENTRY = {"type": "object", "required": list(_KEY), "properties": _KEY, "additionalProperties": False}
+_LIST = {
+    "type": "object",
+    "required": ["keys"],
+    "properties": {"keys": {"type": "array", "items": _ENTRY}},
+    "additionalProperties": False,
+}
 SIGNING, PUBLISHED = "signing.pem", "published.json"
 DAY = 86400.0
 _PRIME = 2**255 - 19
@@ -98,14 +110,10 @@ def read_keys(text: str) -> tuple[PublishedKey, ...]:
         data = parsed(text)
     except ValueError as error:
         raise InvalidField("keys", f"not JSON: {error}") from None
-    return tuple(_published(each) for each in Reader("keys", data).each("keys"))
-
-
-def _published(read: Reader) -> PublishedKey:
-    retired = read.value("retired")
-    key = read.text("key")
-    _raw(key)
-    return PublishedKey(key, read.real("created"), None if retired is None else read.real("retired"))
+    check("keys", data, _LIST)
+    for each in data["keys"]:
+        _raw(each["key"])
+    return tuple(PublishedKey(each["key"], each["created"], each["retired"]) for each in data["keys"])
 
 
 def _raw(key: str) -> bytes:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 
 from tandem.checkpoints.json_files import parsed
 from tandem.receipts.canonical import canonical
-from tandem.receipts.digests import prefix_digests, prompt_digest
-from tandem.receipts.reading import Json, Reader
+from tandem.receipts.schema import Json, check_document
 from tandem.speculation.errors import InvalidField
 from tandem.speculation.types import (
     FinishReason,
@@ -21,7 +22,6 @@ from tandem.speculation.types import (
 
 VERSION, CONTRACT = 1, "tandem.v1"
 MOST_BYTES, MOST_VALUES = 16 * 2**20, 2**21  # values are counted before parsing: the smallest take 60 bytes
-MOST_STOPS = 1024
 SIGNED = b"tandem-receipt-v1\n"  # signed prefix: a signature means nothing elsewhere
 
 
@@ -41,11 +41,10 @@ class Model:
 
 
 _INFO = {"name": "model_name"}
-_MODEL_TEXTS = ("name", "weights_revision", "dtype", "tokenizer_sha256")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SignedRequest:
     """Request fields that affect tokens or their end, defaults filled in."""
 
     sampling: SamplingParams
@@ -86,11 +85,11 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The signed part. `adapter`: name and revision. `digests`: see digests.py."""
+    """The signed part. `adapter`: name and revision. `digests`: see `prefix_digests`."""
 
     model: Model
     adapter: tuple[str, str] | None
-    asked: Asked
+    request: SignedRequest
     prompt_tokens: int
     prompt_digest: bytes
     token_ids: tuple[int, ...]
@@ -108,9 +107,9 @@ class Receipt:
 
     @property
     def json(self) -> Json:
-        asked, sampling = self.asked, asdict(self.asked.sampling)
+        request, sampling = self.request, asdict(self.request.sampling)
         logprobs = [{"logprob": each.logprob, "top": [list(one) for one in each.top]} for each in self.logprobs]
-        structure = self.asked.sampling.structure
+        structure = self.request.sampling.structure
         sampling |= {"seed": str(sampling["seed"]), "logit_bias": [list(each) for each in sampling["logit_bias"]]}
         sampling["structure"] = structure and {"kind": structure.kind.value, "text": structure.text}
         return {
@@ -118,13 +117,16 @@ class Receipt:
             "contract": CONTRACT,
             "model": asdict(self.model),
             "adapter": self.adapter and {"name": self.adapter[0], "revision": self.adapter[1]},
-            "request": {**{each.name: getattr(asked, each.name) for each in fields(Asked)}, "sampling": sampling},
+            "request": {
+                **{each.name: getattr(request, each.name) for each in fields(SignedRequest)},
+                "sampling": sampling,
+            },
             "prompt": {"tokens": self.prompt_tokens, "digest": self.prompt_digest.hex()},
             "output": {
                 "token_ids": list(self.token_ids),
                 "finish_reason": self.finish_reason.name.lower(),
                 "digests": [each.hex() for each in self.digests],
-                "logprobs": None if asked.logprobs is None else logprobs,
+                "logprobs": None if request.logprobs is None else logprobs,
             },
             "served": asdict(self.served),
             "key": self.key,
@@ -166,109 +168,67 @@ def read_signed(text: str) -> Signed:
         data = parsed(text)
     except ValueError as error:
         raise InvalidField("receipt", f"not JSON: {error}") from None
-    document = Reader("receipt", data)
-    document.only("receipt", "salt", "signature")
-    signature, salt = document.hex("signature", 64), document.hex("salt", 32)
-    return Signed(_receipt(document.inner("receipt")), signature, salt)
+    check_document(data)
+    return Signed(_receipt(data["receipt"]), bytes.fromhex(data["signature"]), bytes.fromhex(data["salt"]))
 
 
-def _receipt(read: Reader) -> Receipt:
-    of = ("version", "contract", "model", "adapter", "request", "prompt", "output", "served", "key")
-    read.only(*of)
-    if (version := read.integer("version")) != VERSION:
-        raise InvalidField("version", f"{version} is not {VERSION}, the one that this program checks")
-    if (contract := read.text("contract")) != CONTRACT:
-        raise InvalidField("contract", f"{contract!r} is not {CONTRACT}")
-    model = read.inner("model")
-    model.only(*(each.name for each in fields(Model)))
-    vocab_size = model.integer("vocab_size", 1)
-    output, prompt = read.inner("output"), read.inner("prompt")
-    output.only("token_ids", "finish_reason", "digests", "logprobs")
-    prompt.only("tokens", "digest")
-    asked = _asked(read.inner("request"))
-    tokens = output.integers("token_ids", vocab_size)
-    if not tokens:
-        raise InvalidField("token_ids", "empty")
-    reasons = {each.name.lower(): each for each in FinishReason}
+def _receipt(data: Json) -> Receipt:
+    # Checked against the schema.
+    request, output, served = _request(data["request"]), data["output"], dict(data["served"])
+    model, tokens = Model(**data["model"]), tuple(output["token_ids"])
+    served["verifiers"] = tuple(VerifiedAt(**each) for each in served["verifiers"])
+    if (output["logprobs"] is None) != (request.logprobs is None):
+        raise InvalidField("logprobs", "not those that the request asks for")
+    logprobs = tuple(TokenLogprobs(float(each["logprob"]), _pairs(each["top"])) for each in output["logprobs"] or ())
+    top = (token for each in logprobs for token, _ in each.top)
+    for name, ids in (("token_ids", tokens), ("top", top)):
+        if max(ids, default=0) >= model.vocab_size:
+            raise InvalidField(name, f"an id is outside the vocabulary of {model.vocab_size}")
+    if output["logprobs"] is not None and len(logprobs) != len(tokens):
+        raise InvalidField("logprobs", f"{len(logprobs)} for {len(tokens)} tokens")
     return Receipt(
-        Model(**{name: model.name(name) for name in _MODEL_TEXTS}, vocab_size=vocab_size),
-        _adapter(read),
-        asked,
-        prompt.integer("tokens", 1),
-        prompt.hex("digest", 32),
+        model,
+        data["adapter"] and (data["adapter"]["name"], data["adapter"]["revision"]),
+        request,
+        data["prompt"]["tokens"],
+        bytes.fromhex(data["prompt"]["digest"]),
         tokens,
-        reasons[output.one_of("finish_reason", tuple(reasons))],
-        output.hexes("digests", 32),
-        _logprobs(output, len(tokens), vocab_size) if asked.logprobs is not None else output.absent("logprobs"),
-        _served(read.inner("served")),
-        read.name("key"),
+        FinishReason[output["finish_reason"].upper()],
+        tuple(map(bytes.fromhex, output["digests"])),
+        logprobs,
+        Served(**served),
+        data["key"],
     )
 
 
-def _adapter(read: Reader) -> tuple[str, str] | None:
-    if read.value("adapter") is None:
-        return None
-    adapter = read.inner("adapter")
-    adapter.only("name", "revision")
-    return adapter.name("name"), adapter.name("revision")
+def _request(data: Json) -> SignedRequest:
+    sampling, structure = dict(data["sampling"]), data["sampling"]["structure"]
+    sampling |= {name: float(value) for name, value in sampling.items() if type(value) is int and name != "top_k"}
+    sampling |= {"seed": int(sampling["seed"]), "logit_bias": _pairs(sampling["logit_bias"])}
+    sampling["structure"] = structure and Structure(StructureKind(structure["kind"]), structure["text"])
+    lists = {name: tuple(data[name]) for name in ("end_of_sequence_ids", "stop_token_ids", "stop_strings")}
+    return SignedRequest(**{**data, **lists, "sampling": SamplingParams(**sampling)})
 
 
-def _asked(read: Reader) -> Asked:
-    read.only(*(each.name for each in fields(Asked)))
-    stop_strings = read.texts("stop_strings")
-    if "" in stop_strings or len(stop_strings) > MOST_STOPS:
-        raise InvalidField("stop_strings", f"one is empty, or more than {MOST_STOPS}")
-    sampling = read.inner("sampling")
-    sampling.only(*(each.name for each in fields(SamplingParams)))
-    seed = sampling.text("seed")
-    if not (seed.isascii() and seed.isdecimal() and len(seed) <= 20):
-        raise InvalidField("seed", "not the digits of an integer")
-    structure = None
-    if sampling.value("structure") is not None:
-        of = sampling.inner("structure")
-        of.only("kind", "text")
-        structure = Structure(StructureKind(of.one_of("kind", [each.value for each in StructureKind])), of.text("text"))
-    reals = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
-    logprobs = read.value("logprobs")
-    return Asked(
-        SamplingParams(
-            **{name: sampling.real(name) for name in reals},
-            top_k=sampling.integer("top_k"),
-            seed=int(seed),
-            logit_bias=sampling.pairs("logit_bias"),
-            structure=structure,
-        ),
-        read.integer("max_new_tokens", 1),
-        read.one_of("rule", ("agreement",)),
-        read.integers("end_of_sequence_ids"),
-        read.integers("stop_token_ids"),
-        stop_strings,
-        None if logprobs is None else read.integer("logprobs", 0, 20),
-    )
+def _pairs(values: Sequence[Sequence[float]]) -> tuple[tuple[int, float], ...]:
+    return tuple((int(token), float(number)) for token, number in values)
 
 
-def _logprobs(read: Reader, count: int, vocab_size: int) -> tuple[TokenLogprobs, ...]:
-    found = []
-    for each in read.each("logprobs"):
-        each.only("logprob", "top")
-        found.append(TokenLogprobs(each.real("logprob"), each.pairs("top", vocab_size)))
-    if len(found) != count:
-        raise InvalidField("logprobs", f"{len(found)} for {count} tokens")
+EVERY = 64  # output tokens between digests
+SALT_BYTES = 32
+_PROMPT = b"tandem-receipt-prompt-v1\0"
+
+
+def prompt_digest(salt: bytes, prompt: Sequence[int]) -> bytes:
+    """Returns SHA-256 of label, salt and ids (little-endian uint32); without the salt nobody can guess prompts."""
+    return hashlib.sha256(_PROMPT + salt + struct.pack(f"<{len(prompt)}I", *prompt)).digest()
+
+
+def prefix_digests(prompt: bytes, tokens: Sequence[int]) -> tuple[bytes, ...]:
+    """Chains SHA-256(digest, token as 4 bytes) from the prompt's; returns every EVERYth and the last."""
+    found, digest = [], prompt
+    for count, token in enumerate(tokens, 1):
+        digest = hashlib.sha256(digest + struct.pack("<I", token)).digest()
+        if count % EVERY == 0 or count == len(tokens):
+            found.append(digest)
     return tuple(found)
-
-
-def _served(read: Reader) -> Served:
-    read.only(*(each.name for each in fields(Served)))
-    texts = ("service", "tandem", "time", "processor", "backend", "device", "arithmetic", "drafts")
-    verifiers = []
-    for each in read.each("verifiers"):
-        each.only("key", "arithmetic")
-        verifiers.append(VerifiedAt(each.name("key"), each.name("arithmetic")))
-    return Served(
-        **{name: read.name(name) for name in texts},
-        bit_exact=read.boolean("bit_exact"),
-        rounds=read.integer("rounds"),
-        drafted_by=read.counts("drafted_by"),
-        accepted_by=read.counts("accepted_by"),
-        verifiers=tuple(verifiers),
-    )

@@ -75,9 +75,9 @@ async def redraw(
     receipt: Receipt, engine: Engine, prompt: Sequence[int], checked: Sequence[range], exact: bool
 ) -> Redrawn:
     """Redraws spans; `exact` ends at the first wrong token, otherwise gaps are computed. Raises InvalidField."""
-    asked, found = receipt.asked, Redrawn(gaps=None if exact else [])
+    signed, found = receipt.request, Redrawn(gaps=None if exact else [])
     adapter = receipt.adapter[0] if receipt.adapter else ""
-    request = Request(asked.sampling, logprobs=asked.logprobs, adapter=adapter)
+    request = Request(signed.sampling, logprobs=signed.logprobs, adapter=adapter)
     sequence = await TargetSequence.admitted(engine, request, len(prompt))
     try:
         sequence.processing = await engine.processing(request, len(prompt))

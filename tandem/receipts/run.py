@@ -130,7 +130,7 @@ async def checked_by(loaded: Loaded, signed: Signed, config: CheckConfig) -> lis
     except InvalidField as error:
         return [*findings, Finding("tokens", Outcome.CANNOT_CHECK, str(error))]
     seconds = time.perf_counter() - began
-    return [*findings, *told(redrawn, receipt, exact, config.margin, seconds)]
+    return [*findings, *_findings(redrawn, receipt, exact, config.margin, seconds)]
 
 
 def candidates(loaded: Loaded, prompt: PromptFile) -> list[tuple[int, ...]]:
@@ -150,7 +150,7 @@ def candidates(loaded: Loaded, prompt: PromptFile) -> list[tuple[int, ...]]:
     return found
 
 
-def told(redrawn: Redrawn, receipt: Receipt, exact: bool, margin: float, seconds: float) -> list[Finding]:
+def _findings(redrawn: Redrawn, receipt: Receipt, exact: bool, margin: float, seconds: float) -> list[Finding]:
     count, found = len(receipt.token_ids), []
     drawn = f"{redrawn.tokens - redrawn.wrong} of {count} drawn again in {seconds:.2f} s"
     if redrawn.tokens < count and not redrawn.wrong:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from types import TracebackType
+from functools import partial
 from typing import Any
 
 import grpc
 
-from tandem.rpc.credentials import Credentials, Token, pem_of
+from tandem.rpc.credentials import Credentials, pem_of
 from tandem.rpc.errors import TandemError
 from tandem.v1 import (
     draft_worker_pb2,
@@ -88,34 +88,26 @@ def check_process(process: int | None = None) -> None:
 
 
 class _Authorized:
-    # gRPC's call credentials would need TLS even on loopback.
+    """A channel whose calls carry a token. gRPC's call credentials would need TLS even on loopback."""
 
-    def __init__(self, channel: grpc.aio.Channel, token: Token) -> None:
+    def __init__(self, channel: grpc.aio.Channel, token: Callable[[], str]) -> None:
         self._channel, self._token = channel, token
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._channel, name)
+        found = getattr(self._channel, name)
+        return partial(self._authorized, found) if name in ("unary_unary", "unary_stream", "stream_stream") else found
 
     async def __aenter__(self) -> _Authorized:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._channel.close()
 
-    def unary_unary(self, *method: Any, **coders: Any) -> Callable[..., Any]:
-        return self._authorized(self._channel.unary_unary(*method, **coders))
+    def _authorized(self, make: Callable[..., Any], *method: Any, **coders: Any) -> Callable[..., Any]:
+        call = make(*method, **coders)
 
-    def unary_stream(self, *method: Any, **coders: Any) -> Callable[..., Any]:
-        return self._authorized(self._channel.unary_stream(*method, **coders))
-
-    def stream_stream(self, *method: Any, **coders: Any) -> Callable[..., Any]:
-        return self._authorized(self._channel.stream_stream(*method, **coders))
-
-    def _authorized(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def with_token(*request: Any, metadata: Any = None, **options: Any) -> Any:
-            authorization = ("authorization", f"Bearer {self._token.current()}")
+            authorization = ("authorization", f"Bearer {self._token()}")
             return call(*request, metadata=(*(metadata or ()), authorization), **options)
 
         return with_token

@@ -6,10 +6,11 @@ import ipaddress
 import logging
 import os
 import ssl
+import stat
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.rpc.secret_files import check_readable, lines_of, signature, warn_if_others_read
 from tandem.speculation.errors import InvalidField, WrongType
 
 log = logging.getLogger("tandem.security")
@@ -64,11 +65,12 @@ class Credentials:
             warn_if_others_read("tls_client_key", self.key)
         self.token()
 
-    def token(self) -> Token | None:
+    def token(self) -> Callable[[], str] | None:
         if self.token_file is not None:
             return TokenFile(self.token_file)
         if self.token_env is not None:
-            return Token(_checked("token_env", self.token_env, os.environ.get(self.token_env, "").strip()))
+            token = _checked("token_env", self.token_env, os.environ.get(self.token_env, "").strip())
+            return lambda: token
         return None
 
     def flags(self) -> list[str]:
@@ -92,23 +94,14 @@ class Credentials:
             raise InvalidField(flag, clear)
 
 
-class Token:
-    def __init__(self, token: str) -> None:
-        self._token = token
-
-    def current(self) -> str:
-        return self._token
-
-
-class TokenFile(Token):
+class TokenFile:
     """A token file, reread on change; a failed reread keeps the token."""
 
     def __init__(self, file: str) -> None:
-        super().__init__(_read(file))
-        self._file, self._signature = file, signature(file)
+        self._token, self._file, self._signature = _read(file), file, signature(file)
         warn_if_others_read("token_file", file)
 
-    def current(self) -> str:
+    def __call__(self) -> str:
         try:
             now = signature(self._file)
             if now != self._signature:
@@ -143,3 +136,35 @@ def on_this_machine(host: str) -> bool:
 
 def pem_of(file: str | None) -> bytes | None:
     return None if file is None else Path(file).read_bytes()
+
+
+Signature = tuple[tuple[int, int, int], ...]
+
+
+def check_readable(flag: str, file: str) -> None:
+    try:
+        with Path(file).open("rb"):
+            pass
+    except OSError as error:
+        raise InvalidField(flag, f"{file}: {error.strerror}") from None
+
+
+def warn_if_others_read(flag: str, file: str) -> None:
+    mode = stat.S_IMODE(os.stat(file).st_mode)
+    if mode & (stat.S_IRGRP | stat.S_IROTH):
+        log.warning("%s: %s can be read by others (mode %o); chmod 600 is enough", flag, file, mode)
+
+
+def signature(*files: str) -> Signature:
+    """Returns inode, size and modification time per file. Raises OSError."""
+    found = [os.stat(file) for file in files]
+    return tuple((status.st_ino, status.st_size, status.st_mtime_ns) for status in found)
+
+
+def lines_of(flag: str, file: str) -> Sequence[tuple[int, str]]:
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidField(flag, f"{file}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
+    numbered = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))
+    return [(number, line) for number, line in numbered if line and not line.startswith("#")]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 import grpc
 
 from tandem.rpc import calls
 from tandem.rpc.errors import BrokenContract, TandemError, from_rpc
-from tandem.rpc.stream_status import ENDED_MEANWHILE, StreamStatus
 from tandem.speculation.types import InvalidField
 
 Request = TypeVar("Request")
@@ -25,31 +24,21 @@ _SENT_KEPT = 1024  # messages with known sending times
 class Duplex(ABC, Generic[Request, Reply]):
     """One call; subclasses define messages, replies and what is owed.
 
-    Ends with the server's error, an error of `_take` (InvalidField: the server `who` broke the contract), `seconds`
-    without an owed reply, or the error of `watching`. `limited` caps waits at the request's deadline. `stats` counts
-    bytes. Set `news` when a message may be ready.
+    Ends with the server's error, an error of `_take` (InvalidField: the server `who` broke the contract), or
+    `patience()` seconds without an owed reply. `stats` counts bytes. Set `news` when a message may be ready.
     """
 
     what = "the stream"  # in errors
 
-    def __init__(
-        self,
-        who: str,
-        call: Any,
-        stats: calls.ByteCounts,
-        seconds: float,
-        limited: Callable[[float], float] = float,
-        watching: Callable[[], Awaitable[TandemError]] | None = None,
-    ) -> None:
-        self._who, self._call, self._stats, self._seconds, self._limited = who, call, stats, seconds, limited
+    def __init__(self, who: str, call: Any, stats: calls.ByteCounts, patience: Callable[[], float]) -> None:
+        self._who, self._call, self._stats, self._patience = who, call, stats, patience
         self.news = asyncio.Event()
         self._status = StreamStatus(call)
         self.ended: Exception | None = None
         self._in_write = False
-        self._late = asyncio.get_running_loop().call_later(limited(seconds), self._look)
+        self._late = asyncio.get_running_loop().call_later(patience(), self._look)
         self._writing = asyncio.create_task(self._write(), name=self.what)
         self._reading = asyncio.create_task(self._read(), name=self.what)
-        self._watching = asyncio.create_task(self._watch(watching), name=self.what) if watching else None
 
     @abstractmethod
     def _next(self) -> Request | None:
@@ -70,8 +59,6 @@ class Duplex(ABC, Generic[Request, Reply]):
     async def close(self) -> None:
         # Tasks first get ENDS_SECONDS: grpc.aio leaks 96 bytes per operation whose task is cancelled.
         self._late.cancel()
-        if self._watching:
-            self._watching.cancel()
         self._call.cancel()
         self._end(TandemError("CANCELLED", f"{self.what} was closed"))
         if not self._in_write:
@@ -121,14 +108,12 @@ class Duplex(ABC, Generic[Request, Reply]):
         self._end(error)
 
     def _look(self) -> None:
-        left = self._limited(self._seconds) - self._owed()
+        owed = self._owed()
+        left = self._patience() - owed
         if left > 0:
             self._late = asyncio.get_running_loop().call_later(left, self._look)
         else:
-            self._end(TandemError("DEADLINE_EXCEEDED", f"{self.what}: no answer came within {self._seconds:g} s"))
-
-    async def _watch(self, watching: Callable[[], Awaitable[TandemError]]) -> None:
-        self._end(await watching())
+            self._end(TandemError("DEADLINE_EXCEEDED", f"{self.what}: no answer came within {owed:.1f} s"))
 
 
 class RoundTrips:
@@ -151,3 +136,36 @@ class RoundTrips:
         for one in [one for one in self._sent_at if one < number or (one == number and not again)]:
             del self._sent_at[one]
         return None if sent is None else max(0.0, time.perf_counter() - sent - server_seconds)
+
+
+ENDED_MEANWHILE = ("INTERNAL", "Internal error from Core")  # grpc.aio's replacement
+
+Value = TypeVar("Value")
+
+
+class StreamStatus:
+    """Keeps a stream's status: grpc.aio (1.71 to 1.85) makes it INTERNAL if a message is written after the end."""
+
+    def __init__(self, call: Any) -> None:
+        self._kept: grpc.aio.AioRpcError | None = None
+        call.add_done_callback(self._keep)
+
+    def error(self, raised: grpc.RpcError) -> grpc.RpcError:
+        return self._kept or raised
+
+    def _keep(self, call: Any) -> None:
+        code, message = _result(call.code()), _result(call.details())
+        if code not in (None, grpc.StatusCode.OK) and (code.name, message) != ENDED_MEANWHILE:
+            initial, trailing = _result(call.initial_metadata()), _result(call.trailing_metadata())
+            self._kept = grpc.aio.AioRpcError(code, initial, trailing, message)
+
+
+def _result(coroutine: Coroutine[Any, Any, Value]) -> Value | None:
+    # A finished call's coroutine returns without waiting.
+    try:
+        coroutine.send(None)
+    except StopIteration as returned:
+        value: Value = returned.value
+        return value
+    coroutine.close()
+    return None

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from tandem.rpc.printable import printable
+from tandem.rpc.logs import printable
 from tandem.speculation.errors import InvalidField
 from tandem.speculation.errors import TandemError as TandemError
 from tandem.v1 import generation_pb2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -24,20 +23,26 @@ Answer = TypeVar("Answer")
 Ask = Callable[[float], Awaitable[Answer]]
 
 ANSWER_SECONDS = 10.0  # for a server to report its model
-_CONNECT_SECONDS = 2.0
+_PEER_SECONDS = 2.0
 _ASK_AGAIN_SECONDS = 0.25
-_NONE = "none of Tandem's services that generate: is it a health port or a prefill worker?"
-
 _MAY_START = ("", "UNKNOWN_HOST", "CONNECTION_REFUSED", "UNREACHABLE", "NOT_ANSWERING", "NO_GRPC")
 """Failure reasons of servers that may still be starting."""
-_OTHER = "OTHER_PROTOCOL", "the server at {} speaks no gRPC there, but perhaps HTTP: give the port of gRPC (--port)"
-# gRPC's own words for mistakes that no waiting mends: their reason, and what to do.
-_MISTAKES = {
-    "CERTIFICATE_VERIFY_FAILED": ("UNTRUSTED", "the certificate of the server at {} is not accepted: see --tls_ca"),
-    "WRONG_VERSION_NUMBER": ("NO_TLS", "the server at {} speaks clear text, and this client TLS: leave out --tls_ca"),
+_UNKNOWN = "UNKNOWN_HOST", "no machine has the name {host!r}: check its spelling, and this network"
+_OTHER = "OTHER_PROTOCOL", "the server at {0} speaks no gRPC there, but perhaps HTTP: give the port of gRPC (--port)"
+_CAUSES = {
+    "DNS resolution failed": _UNKNOWN,
+    "errors resolving": _UNKNOWN,
+    "CERTIFICATE_VERIFY_FAILED": ("UNTRUSTED", "the certificate of the server at {0} is not accepted: see --tls_ca"),
+    "WRONG_VERSION_NUMBER": ("NO_TLS", "the server at {0} speaks clear text, and this client TLS: leave out --tls_ca"),
     "http1.x server": _OTHER,
     "Failed parsing HTTP/2": _OTHER,
+    "onnection refused": (
+        "CONNECTION_REFUSED",
+        "nothing listens at {0} (connection refused): start the server, or check host and port",
+    ),
+    "unreachable": ("UNREACHABLE", "{0} cannot be reached"),
 }
+"""Reason and message by gRPC's own words."""
 
 
 async def first_of(
@@ -56,11 +61,15 @@ async def first_of(
             try:
                 return address, await ask(min(timeout, max(left, 1.0)) if wait_seconds else timeout)
             except TandemError as error:
-                failures.append(await explained(error, address, credentials, service))
+                failures.append(explained(error, address, credentials, service))
+        failure = together(failures)
         if time.monotonic() >= ends or not any(map(_may_start, failures)):
-            raise together(failures) if wait_seconds else _with_a_way_to_wait(together(failures))
+            if not wait_seconds and failure.reason in ("CONNECTION_REFUSED", "NOT_ANSWERING"):
+                how = "--connect_seconds 60 (in Python: wait_seconds=60) waits for one that still starts"
+                raise TandemError(failure.code, f"{failure.message}; {how}", reason=failure.reason)
+            raise failure
         if not waiting:
-            log.warning("%s; waiting up to %g s for it", together(failures).message, wait_seconds)
+            log.warning("%s; waiting up to %g s for it", failure.message, wait_seconds)
             waiting = True
         await asyncio.sleep(_ASK_AGAIN_SECONDS)
 
@@ -77,9 +86,9 @@ async def check_peers(addresses: str | None, credentials: Credentials, service: 
     failures, listed = [], parse_addresses(addresses) if addresses else ()
     for address in listed:
         try:
-            await service_at(address, credentials, _CONNECT_SECONDS, service)
+            await service_at(address, credentials, _PEER_SECONDS, service)
         except TandemError as error:
-            failures.append(await explained(error, address, credentials, service))
+            failures.append(explained(error, address, credentials, service))
     mistakes = [each for each in failures if each.outcome in SILENT and not _may_start(each)]
     if mistakes and len(mistakes) == len(listed):
         raise ValueError(together(mistakes).message)
@@ -87,20 +96,8 @@ async def check_peers(addresses: str | None, credentials: Credentials, service: 
         log.warning("%s; it is asked again when the models are loaded", each.message)
 
 
-async def which_service(
-    address: str,
-    credentials: Credentials | None = None,
-    timeout: float = ANSWER_SECONDS,
-    wait_seconds: float = 0.0,
-    service: str | None = None,
-) -> str:
-    async def ask(seconds: float) -> str:
-        return await service_at(address, credentials, seconds, service)
-
-    return (await first_of({address: ask}, credentials, timeout, wait_seconds, service or ""))[1]
-
-
 async def service_at(address: str, credentials: Credentials | None, seconds: float, service: str | None = None) -> str:
+    """Returns `service`, or the first service that answers. Raises TandemError."""
     for each in (service,) if service else (TARGET, FUSED, DRAFT):
         async with GenerationClient.connect(address, each, credentials) as client:
             try:
@@ -113,62 +110,31 @@ async def service_at(address: str, credentials: Credentials | None, seconds: flo
     raise TandemError("UNIMPLEMENTED", "")
 
 
-async def explained(
-    error: TandemError, address: str, credentials: Credentials | None, service: str = ""
-) -> TandemError:
+def explained(error: TandemError, address: str, credentials: Credentials | None, service: str = "") -> TandemError:
     """Adds cause and remedy to the error of a first call."""
-    code, server = error.code, f"the server at {address}"
-    if address in error.message and error.reason:
+    code, server, reason = error.code, f"the server at {address}", error.reason
+    if address in error.message and reason:
         return error  # explained already
     if error.outcome is Outcome.NOT_OFFERED:
-        which = f"no {service}: ask for another service, or check the address" if service else _NONE
+        none = "none of Tandem's services that generate: is it a health port or a prefill worker?"
+        which = f"no {service}: ask for another service, or check the address" if service else none
         return TandemError(code, f"{server} has {which}", reason="NO_SUCH_SERVICE")
     if error.outcome is Outcome.DENIED:
         has_token = credentials is not None and credentials.token() is not None
         how = "check the token sent" if has_token else "give --token_file FILE (Python: Credentials(token_file=FILE))"
-        return TandemError(code, f"{server} refuses this client: {error.message}; {how}", reason=error.reason)
-    if error.reason or error.outcome not in SILENT:
+        return TandemError(code, f"{server} refuses this client: {error.message}; {how}", reason=reason)
+    if reason or error.outcome not in SILENT:
         return error
-    reason, message = await _cause(error, address, credentials)
-    return TandemError(code, message, reason=reason)
-
-
-async def _cause(error: TandemError, address: str, credentials: Credentials | None) -> tuple[str, str]:
-    # One plain connect tells more than gRPC.
-    host, _, port = address.rpartition(":")
-    for words, (reason, message) in _MISTAKES.items():
+    for words, (cause, message) in _CAUSES.items():
         if words in error.message:
-            return reason, message.format(address)
-    unknown = "UNKNOWN_HOST", f"no machine has the name {host!r}: check its spelling, and this network"
-    if "DNS resolution failed" in error.message:
-        return unknown
-    connecting = asyncio.create_task(asyncio.open_connection(host.strip("[]"), int(port)), name="first contact")
-    try:
-        await asyncio.wait((connecting,), timeout=_CONNECT_SECONDS)
-        if not connecting.done():
-            return "UNREACHABLE", f"{address} cannot be reached: no answer within {_CONNECT_SECONDS:g} s"
-        connecting.result()[1].close()
-    except (socket.gaierror, UnicodeError):
-        return unknown
-    except ConnectionRefusedError:
-        how = "start the server, or check host and port"
-        return "CONNECTION_REFUSED", f"nothing listens at {address} (connection refused): {how}"
-    except OSError as failed:
-        return "UNREACHABLE", f"{address} cannot be reached: {failed.strerror or 'no answer'}"
-    finally:
-        connecting.cancel()
+            return TandemError(code, message.format(address, host=address.rpartition(":")[0]), reason=cause)
     if error.outcome is Outcome.LATE:
-        return "NOT_ANSWERING", f"{address} takes connections and does not answer: a server that still starts, or hangs"
-    speaks, said = "TLS" if credentials and credentials.ca else "clear text", error.message.rpartition(": ")[2]
+        late = f"{address} does not answer: a server that still starts, or hangs, or cannot be reached"
+        return TandemError(code, late, reason="NOT_ANSWERING")
+    speaks, words = "TLS" if credentials and credentials.ca else "clear text", error.message.rpartition(": ")[2]
     how = f"TLS or clear text differ (this client speaks {speaks}), it wants a certificate, or is no gRPC server"
-    return "NO_GRPC", f"{address} takes connections, but answers no gRPC ({said}): {how}; see --tls_ca"
-
-
-def _with_a_way_to_wait(error: TandemError) -> TandemError:
-    if error.reason not in ("CONNECTION_REFUSED", "NOT_ANSWERING"):
-        return error
-    how = "--connect_seconds 60 (in Python: wait_seconds=60) waits for one that still starts"
-    return TandemError(error.code, f"{error.message}; {how}", reason=error.reason)
+    message = f"{address} takes connections, but answers no gRPC ({words}): {how}; see --tls_ca"
+    return TandemError(code, message, reason="NO_GRPC")
 
 
 def _may_start(error: TandemError) -> bool:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import time
 from collections.abc import AsyncGenerator
-from typing import Any
 
 import grpc
 
@@ -15,8 +11,6 @@ from tandem.rpc.channel import MESSAGES, open_channel, stub
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.errors import TandemError, contract, from_rpc
 from tandem.rpc.request_context import MAX_REQUEST_ID, Request, current, current_span, new_id, outgoing, valid_id
-from tandem.speculation.errors import Outcome
-from tandem.speculation.retry import RetryBudget
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, InvalidField, ModelInfo
 
 
@@ -56,41 +50,12 @@ class GenerationClient:
         self,
         request: GenerationRequest,
         timeout: float | None = None,
-        admission_seconds: float = 0.0,
         request_id: str | None = None,
     ) -> AsyncGenerator[Chunk | GenerationEnd, None]:
-        """Yields committed chunks, then the end; closing cancels. Retries a full server. Raises TandemError."""
-        message = getattr(self._messages, f"{self._service}GenerateRequest")(
-            generation=wire.generation_to_wire(request)
-        )
-        began, produced = time.monotonic(), list[int]()
-        budget = RetryBudget(admission=min(admission_seconds, timeout or admission_seconds))
-        while True:
-            left = None if timeout is None else timeout - (time.monotonic() - began)
-            try:
-                async with contextlib.aclosing(self._stream(message, left, request_id)) as events:
-                    async for event in events:
-                        if isinstance(event, Chunk):
-                            if request.logprobs is not None and len(event.logprobs) != len(event.token_ids):
-                                raise TandemError("FAILED_PRECONDITION", "logprobs: this server does not report them")
-                            produced += event.token_ids
-                        elif request.receipt and not event.receipt:
-                            raise TandemError("FAILED_PRECONDITION", "receipt: this server does not sign any")
-                        yield event
-                return
-            except TandemError as error:
-                error.produced = tuple(produced) or error.produced
-                if error.outcome is not Outcome.FULL or error.retry_seconds is None or produced:
-                    raise
-                wait = budget.full(error.retry_seconds)
-                if wait is None:
-                    raise
-                await asyncio.sleep(wait)
-
-    async def _stream(
-        self, message: Any, timeout: float | None, request_id: str | None
-    ) -> AsyncGenerator[Chunk | GenerationEnd, None]:
-        about, adapter = _request(self._service, request_id), message.generation.adapter
+        """Yields committed chunks, then the end; closing cancels. Raises TandemError."""
+        make = getattr(self._messages, f"{self._service}GenerateRequest")
+        message = make(generation=wire.generation_to_wire(request))
+        about, adapter, produced = _request(self._service, request_id), request.adapter, list[int]()
         call = self._stub.Generate(calls.sent(message, self), timeout=timeout, metadata=outgoing(about))
         failed = ""
         try:
@@ -101,14 +66,21 @@ class GenerationClient:
                         event: Chunk | GenerationEnd = wire.completion_from_wire(reply.completion)
                     else:
                         event = wire.chunk_from_wire(reply.chunk)
-                if isinstance(event, Chunk):
-                    if adapter and reply.chunk.adapter != adapter:
-                        raise TandemError("FAILED_PRECONDITION", "adapter: this server does not apply it")
+                if isinstance(event, GenerationEnd):
+                    if request.receipt and not event.receipt:
+                        raise TandemError("FAILED_PRECONDITION", "receipt: this server does not sign any")
+                elif adapter and reply.chunk.adapter != adapter:
+                    raise TandemError("FAILED_PRECONDITION", "adapter: this server does not apply it")
+                elif request.logprobs is not None and len(event.logprobs) != len(event.token_ids):
+                    raise TandemError("FAILED_PRECONDITION", "logprobs: this server does not report them")
+                else:
                     adapter = ""
+                    produced += event.token_ids
                 yield event
-        except grpc.RpcError as error:
-            refused = from_rpc(error)
+        except (grpc.RpcError, TandemError) as error:
+            refused = error if isinstance(error, TandemError) else from_rpc(error)
             failed, refused.request_id = refused.code, about.id
+            refused.produced = tuple(produced) or refused.produced
             raise refused from None
         finally:
             call.cancel()

@@ -7,14 +7,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from tandem.rpc import wire
 from tandem.rpc import wire_checks as check
 from tandem.rpc.duplex import Duplex, RoundTrips
 from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_drafter import DraftClient
-from tandem.speculation.ahead import ChoosesLookahead
+from tandem.rpc.wire_sessions import proposers_from_wire
+from tandem.speculation.ahead import GivenPlan
 from tandem.speculation.errors import REQUESTS_OWN
 from tandem.speculation.fallible import Attempt
+from tandem.speculation.lookahead import LookaheadPolicy
 from tandem.speculation.retry import Backoff
 from tandem.speculation.rules import known_prefix
 from tandem.speculation.types import MAX_DRAFTED, Draft, ModelInfo, Proposer, Request, SpeculationStats
@@ -32,7 +33,7 @@ class AdoptsDrafts(Protocol):
     heard: Callable[[], None] | None
 
     @property
-    def lookahead(self) -> ChoosesLookahead: ...
+    def lookahead(self) -> LookaheadPolicy | GivenPlan: ...
 
     def adopt(self, base: int, token_ids: Sequence[int], proposed_by: Sequence[Proposer] = ()) -> None: ...
 
@@ -117,7 +118,7 @@ class StreamedDrafts:
         self._stats.spent(Draft((), queued, computed))
         ahead.drafted += reply.drafted
         tokens = known_prefix(tokens, self._vocab_size)
-        ahead.adopt(reply.base_length, tokens, wire.proposers_from_wire(reply.proposed_by, len(tokens)))
+        ahead.adopt(reply.base_length, tokens, proposers_from_wire(reply.proposed_by, len(tokens)))
 
 
 class FollowedStream(Duplex[pb.ProposeRequest, pb.ProposeResponse]):
@@ -139,7 +140,7 @@ class FollowedStream(Duplex[pb.ProposeRequest, pb.ProposeResponse]):
         self.sent_length, self.trips = 0, RoundTrips()
         self._began = time.perf_counter()
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        super().__init__(client.name, client.propose(deadline), stats, client.seconds)
+        super().__init__(client.name, client.propose(deadline), stats, lambda: client.seconds)
         self.news.set()  # the first message
 
     @property

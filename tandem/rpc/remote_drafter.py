@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tandem.rpc import wire
 from tandem.rpc import wire_checks as check
 from tandem.rpc.channel import DRAFT, open_channel, stub
 from tandem.rpc.credentials import Credentials
@@ -15,6 +14,8 @@ from tandem.rpc.duplex import Duplex
 from tandem.rpc.errors import BrokenContract, TandemError
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.request_context import outgoing
+from tandem.rpc.wire_sessions import draft_from_wire, proposing_to_wire
+from tandem.speculation.drafters import Drafter
 from tandem.speculation.errors import REQUESTS_OWN, Outcome
 from tandem.speculation.estimate import Estimate
 from tandem.speculation.fallible import DrafterHealth, DrafterLate, DrafterRefused
@@ -63,7 +64,7 @@ class DraftClient:
 
     def first_message(self, request: Request, prompt_length: int) -> pb.ProposeRequest:
         message = pb.ProposeRequest(tokenizer_sha256=self.tokenizer_sha256, prompt_length=prompt_length)
-        wire.proposing_to_wire(request, message)
+        proposing_to_wire(request, message)
         return message
 
     def propose(self, deadline: float | None) -> Any:
@@ -78,7 +79,7 @@ Convert = Callable[[pb.ProposeResponse, float], Draft]
 """Converts a reply and its seconds. Raises InvalidField."""
 
 
-class RemoteDrafter:
+class RemoteDrafter(Drafter):
     """One proposal session of a request, for a vocabulary of `vocab_size`.
 
     A call takes at most the client's `seconds` and a share of the request's time. Raises DrafterLate if the share was
@@ -171,7 +172,7 @@ class RemoteDrafter:
     ) -> Draft:
         check.count("base_length", reply.base_length, length, length)
         network_seconds = took - check.seconds("server_seconds", reply.server_seconds, took)
-        draft = wire.draft_from_wire(reply, vocab_size, self._vocab_size, k, self._request.rule, took)
+        draft = draft_from_wire(reply, vocab_size, self._vocab_size, k, self._request.rule, took)
         if measured:
             self._stats.network_seconds += network_seconds
         if measured and self._estimate:
@@ -187,7 +188,7 @@ class AnsweredStream(Duplex[pb.ProposeRequest, pb.ProposeResponse]):
         self._request: pb.ProposeRequest | None = None
         self._answer: asyncio.Future[Draft] | None = None
         self._sent_length, self._sent_at = 0, 0.0
-        super().__init__(client.name, client.propose(deadline), stats, client.seconds)
+        super().__init__(client.name, client.propose(deadline), stats, lambda: client.seconds)
 
     def ask(self, tokens: Sequence[int], request: pb.ProposeRequest, convert: Convert) -> asyncio.Future[Draft]:
         """Sends the unsent part of `tokens` with `request`. The future raises TandemError."""

@@ -6,22 +6,20 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from typing import Any, Generic, TypeVar
 
-from tandem.rpc import calls, wire
+from tandem.rpc import calls
 from tandem.rpc import wire_checks as check
 from tandem.rpc.endpoint_pool import CHECK_SECONDS
 from tandem.rpc.errors import BrokenContract, TandemError, contract
-from tandem.rpc.liveness import Waits, answered, watch
-from tandem.rpc.race import Race
 from tandem.rpc.request_context import outgoing
 from tandem.rpc.verifier_client import VerifierClient, VerifierEndpoint
 from tandem.rpc.wire_sessions import (
     VerdictBounds,
     check_applied,
     check_opened,
+    distributions_to_wire,
     opening_to_wire,
 )
 from tandem.speculation.errors import LOST, Outcome
@@ -31,6 +29,9 @@ from tandem.speculation.types import InvalidField, Request, Rule, SparseDistribu
 from tandem.v1 import target_verifier_pb2 as pb
 
 log = logging.getLogger("tandem.verifier")
+
+PROMPT_TOKEN_SECONDS = 0.005  # added per prompt token to the time of opening a session
+_SHARE = 0.25  # of the time until the deadline, that one verifier may take if there is another
 
 
 class RemoteSession:
@@ -43,7 +44,6 @@ class RemoteSession:
         self._adapter_revision = ""  # of the first verifier that opened the session: others must have the same
         self.endpoint = client.endpoint
         self.retry_budget = RetryBudget(client.persistence, request.deadline, admission=client.deadlines.admission)
-        self.waits = Waits(client.deadlines.silence, client.deadlines.stall, self.retry_budget)
         self._next = self.endpoint.address  # the address to try first at the next opening
         self._session_ids: dict[VerifierEndpoint, str] = {}  # of every endpoint where the session may be open
         self._prompt_length = 0
@@ -68,7 +68,7 @@ class RemoteSession:
             lambda endpoint: self._open_at(endpoint, prefix, race.in_progress),
             self._following,
             lambda endpoint, error: self._pause_after(endpoint, error, prefix),
-            lambda: self.waits.opening(len(prefix)),
+            lambda: self._before_another(len(prefix) * PROMPT_TOKEN_SECONDS),
         )
         self.endpoint, reply = await race.first()
         self.client.pool.answered(self.endpoint.address)
@@ -95,32 +95,26 @@ class RemoteSession:
         if others:
             slow = ", ".join(other.address for other in others)
             log.info("%s is slow to open a session: trying %s too", slow, endpoint.address)
-        is_only = self.client.is_only(endpoint)
-        await self.client.check(endpoint, self.retry_budget.limited(CHECK_SECONDS if is_only else self.waits.silence()))
-        request = self._opening(endpoint, prefix)
-        call = self._call(endpoint, "OpenSession", request, self.retry_budget.limited(self.client.deadlines.open))
-        reply, seconds = await self._watched(endpoint, call)
+        only = self.client.is_only(endpoint)
+        seconds = self.retry_budget.limited(CHECK_SECONDS) if only else self._before_another()
+        await self.client.check(endpoint, seconds)
+        request, sent = self._opening(endpoint, prefix), time.perf_counter()
+        seconds = self.retry_budget.limited(self.client.deadlines.open)
+        reply = await self._call(endpoint, "OpenSession", request, seconds)
+        took = time.perf_counter() - sent
         with contract(endpoint.name):
             check_opened(request, reply, self._bounded().most_drafts, self._inbox.spec if self._inbox else None)
         check_applied(endpoint.name, self.asked, reply)
-        self.opening_rtt = max(0.0, seconds - reply.queue_seconds - reply.prefill_seconds)
+        self.opening_rtt = max(0.0, took - reply.queue_seconds - reply.prefill_seconds)
         return reply
 
-    async def _watched(
-        self, endpoint: VerifierEndpoint, opening: Coroutine[Any, Any, pb.OpenSessionResponse]
-    ) -> tuple[pb.OpenSessionResponse, float]:
-        sent = time.perf_counter()
-        watching = self.watching(endpoint, "OpenSession", lambda: time.perf_counter() - sent, any_time=True)
-        reply = await (answered(opening, self.waits.silence() / 2, watching) if watching else opening)
-        return reply, time.perf_counter() - sent
+    def patience(self, endpoint: VerifierEndpoint) -> float:
+        """Returns the seconds that `endpoint` may take for a round; less if another verifier can take over."""
+        most = self.retry_budget.limited(self.client.deadlines.verify)
+        return most if self.client.is_only(endpoint) else min(most, self._before_another())
 
-    def watching(
-        self, endpoint: VerifierEndpoint, what: str, quiet: Callable[[], float], any_time: bool = False
-    ) -> Callable[[], Awaitable[TandemError]] | None:
-        """Returns a watcher that gives up a hung `endpoint`; None without another. `any_time`: a serving one never."""
-        if self.client.is_only(endpoint):
-            return None
-        return partial(watch, what, endpoint.health, quiet, self.waits.silence, None if any_time else self.waits.round)
+    def _before_another(self, more: float = 0.0) -> float:
+        return self.retry_budget.before_another(self.client.deadlines.stall + more, _SHARE)
 
     def _opening(self, endpoint: VerifierEndpoint, prefix: Sequence[int]) -> pb.OpenSessionRequest:
         request = opening_to_wire(self.asked, prefix, self._prompt_length, self._inbox, self.client.expected)
@@ -191,7 +185,7 @@ class RemoteSession:
             base_length=base_length,
             last_token=last_token,
             draft_tokens=draft,
-            distributions=wire.distributions_to_wire(distributions) if distributions else (),
+            distributions=distributions_to_wire(distributions) if distributions else (),
         )
 
     async def resume(self, tokens: Sequence[int], cause: Exception | None = None) -> None:
@@ -227,3 +221,71 @@ class RemoteSession:
     async def _call(self, endpoint: VerifierEndpoint, method: str, request: Any, timeout: float) -> Any:
         call = getattr(endpoint.stub, method)
         return await calls.unary(call, request, self._stats, timeout=timeout, metadata=outgoing())
+
+
+Server = TypeVar("Server")
+Reply = TypeVar("Reply")
+
+
+class Race(Generic[Server, Reply]):
+    """`following` returns the next server, given those being called, or None. `slow`: seconds before another is tried.
+
+    `failed` returns the seconds until the next attempt, or raises; while other calls are pending, only an error of the
+    request itself ends the race.
+    """
+
+    def __init__(
+        self,
+        attempt: Callable[[Server], Coroutine[Any, Any, Reply]],
+        following: Callable[[Collection[Server]], Server | None],
+        failed: Callable[[Server, TandemError], float],
+        slow: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._attempt, self._following, self._failed, self._slow = attempt, following, failed, slow
+        self._clock = clock
+        self._asked: dict[asyncio.Task[Reply], Server] = {}
+
+    @property
+    def in_progress(self) -> list[Server]:
+        return list(self._asked.values())
+
+    async def first(self) -> tuple[Server, Reply]:
+        """Returns the first server to answer and its reply. Raises TandemError."""
+        ask_at = self._clock()
+        try:
+            while True:
+                server = self._following(self._asked.values())
+                left = ask_at - self._clock()
+                if server is not None and left <= 0:
+                    self._asked[asyncio.create_task(self._attempt(server), name="open")] = server
+                    ask_at = self._clock() + self._slow()
+                elif self._asked:
+                    timeout = None if server is None or left == float("inf") else left
+                    await asyncio.wait(self._asked, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                    failed = [task for task in self._asked if task.done() and task.exception()]
+                    for task in self._asked:
+                        if task.done() and task not in failed:
+                            return self._asked.pop(task), task.result()
+                    for task in failed:
+                        ask_at = self._clock() + self._pause(self._asked.pop(task), task.exception())
+                else:
+                    await asyncio.sleep(left)
+        finally:
+            await self._leave()
+
+    def _pause(self, server: Server, error: BaseException | None) -> float:
+        if not isinstance(error, TandemError):
+            assert error is not None
+            raise error
+        try:
+            return self._failed(server, error)
+        except TandemError as final:
+            if self._asked and final.outcome in LOST | {Outcome.FULL}:
+                return float("inf")
+            raise
+
+    async def _leave(self) -> None:
+        for task in self._asked:
+            task.cancel()
+        await asyncio.gather(*self._asked, return_exceptions=True)

@@ -82,7 +82,7 @@ class RunStream(SessionStream):
         self._stopped = False
         self._began = time.perf_counter()
         self._heard = self._began  # when the last step came, or the run was allowed to go on
-        super().__init__(session, stats, "a step")
+        super().__init__(session, stats)
 
     @property
     def runs_on(self) -> bool:

@@ -1,21 +1,28 @@
-"""Creates trace spans and exports them as OTLP; OpenTelemetry (extra `tracing`) is imported only if on."""
+"""Trace spans of requests, exported as OTLP; OpenTelemetry (extra `tracing`) is imported only if on."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import time
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tandem.installing import install_command
-from tandem.rpc.request_context import Attributes, Metadata
+from tandem.rpc.request_context import Attributes, Metadata, current_span, within
+from tandem.speculation.rounds import Answer
+from tandem.speculation.types import Draft, Verdict
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import SpanProcessor
 
 log = logging.getLogger("tandem.tracing")
+
+Inner = TypeVar("Inner")
+Result = TypeVar("Result")
 
 _ASKED_BY = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
@@ -106,3 +113,69 @@ class Span:
 
 def _nanoseconds(seconds: float) -> int:
     return int(seconds * 1e9)
+
+
+def traced(inner: Inner, opening: str = "open") -> Inner:
+    """Wraps a drafter, verifier or rounds in spans, if the request is traced; `opening`: of `open`, "" for none."""
+    span = current_span()
+    return cast(Inner, _Traced(inner, span, opening)) if span else inner
+
+
+class _Traced:
+    def __init__(self, inner: Any, span: Span, opening: str) -> None:
+        self._inner, self._span, self._opening = inner, span, opening
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def _spanned(self, name: str, tokens: Sequence[int], work: Awaitable[Result], **about: Any) -> Result:
+        span = (current_span() or self._span).child(name, {"base_length": len(tokens), **about})
+        with within(span):
+            result = await work
+            span.note(_outcome(result))
+        return result
+
+    def open(self, prompt: Sequence[int]) -> Awaitable[None]:
+        work: Awaitable[None] = self._inner.open(prompt)
+        return self._spanned(self._opening, prompt, work) if self._opening else work
+
+    def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Awaitable[Draft]:
+        return self._spanned("draft", tokens, self._inner.propose(tokens, k, model_k), k=k)
+
+    def draft_bonus(self, tokens: Sequence[int]) -> Awaitable[Draft]:
+        return self._spanned("guess", tokens, self._inner.draft_bonus(tokens))
+
+    def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Awaitable[tuple[Draft, Verdict]]:
+        return self._spanned("round", tokens, self._inner.round(tokens, k, model_k))
+
+    def send(self, tokens: Sequence[int], draft: Draft) -> asyncio.Future[Answer]:
+        # Rounds overlap, so their spans are children of the request's.
+        span = self._span.child("round", {"k": len(draft.token_ids), "base_length": len(tokens)}, "client")
+        answer: asyncio.Future[Answer] = self._inner.send(tokens, draft)
+        answer.add_done_callback(partial(_answered, span))
+        return answer
+
+    def resume(self, tokens: Sequence[int], cause: Exception) -> Awaitable[None]:
+        return self._spanned("resume", tokens, self._inner.resume(tokens, cause), cause=type(cause).__name__)
+
+
+def _outcome(result: Any) -> Attributes:
+    if isinstance(result, Draft):
+        counts: Attributes = {"drafted": len(result.token_ids)}
+    elif isinstance(result, Verdict):
+        counts = {"accepted": result.accepted, "stale": False}
+    elif isinstance(result, tuple):
+        draft, verdict = result
+        return {"k": len(draft.token_ids), **_outcome(verdict), "draft_seconds": draft.compute_seconds}
+    else:
+        return {}
+    return {**counts, "queue_seconds": result.queue_seconds, "compute_seconds": result.compute_seconds}
+
+
+def _answered(span: Span, answer: asyncio.Future[Answer]) -> None:
+    # A cancelled round counts as stale.
+    error = None if answer.cancelled() else answer.exception()
+    if error is None:
+        verdict = None if answer.cancelled() else answer.result().verdict
+        span.note(_outcome(verdict) if verdict else {"stale": True})
+    span.end(type(error).__name__ if error else "")

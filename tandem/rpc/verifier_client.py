@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,14 +13,13 @@ import grpc
 
 from tandem.rpc import calls, wire
 from tandem.rpc.channel import TARGET, open_channel, stub
-from tandem.rpc.closing import SessionCloses
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import CHECK_SECONDS, EndpointPool, disagreement, parse_addresses
 from tandem.rpc.errors import TandemError, contract
 from tandem.rpc.first_contact import model_at, together
 from tandem.rpc.generation_client import GenerationClient
-from tandem.rpc.liveness import Health, check_health
-from tandem.speculation.retry import Persistence
+from tandem.speculation.errors import WORTH_REPEATING
+from tandem.speculation.retry import Persistence, doubled
 from tandem.speculation.types import ModelInfo
 from tandem.v1 import target_verifier_pb2 as pb
 
@@ -27,13 +28,12 @@ _RETIRED_SECONDS = 150.0  # for calls still running on a replaced channel; longe
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Seconds. `admission`: retries of a full server. `silence`, `stall`: before another verifier takes over."""
+    """Seconds. `admission`: retries of a full server. `stall`: before another verifier takes over."""
 
     open: float = 120.0
     verify: float = 30.0
     close: float = 2.0
     admission: float = 600.0
-    silence: float = 3.0
     stall: float = 4.0
 
 
@@ -64,9 +64,6 @@ class VerifierEndpoint:
             closing.cancel()
         await asyncio.gather(*self._retiring, return_exceptions=True)
         await self.channel.close()
-
-    async def health(self, seconds: float) -> Health:
-        return await check_health(self.channel, TARGET, seconds)
 
     async def info(self, seconds: float) -> ModelInfo:
         reply = await calls.unary(self.stub.GetModelInfo, pb.TargetVerifierGetModelInfoRequest(), timeout=seconds)
@@ -141,3 +138,52 @@ class VerifierClient:
     async def close(self) -> None:
         await self.closes.settle()
         await asyncio.gather(*(endpoint.close() for endpoint in self.endpoints.values()))
+
+
+SETTLE_SECONDS = 1.0  # a closing client waits for session closes
+
+
+class SessionCloses:
+    """A client's pending closes, each tried `attempts` times with waits doubling from `first` seconds."""
+
+    def __init__(self, attempts: int = 6, first: float = 0.1) -> None:
+        self._attempts, self._first = attempts, first
+        self._running: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def begin(self, call: Callable[[], Awaitable[object]]) -> asyncio.Future[None]:
+        """Starts `call`, which may raise TandemError; the future is done after its first attempt."""
+        tried: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(self._until_answered(call, tried), name="close session")
+        self._running.add(task)  # the event loop itself keeps no task alive
+        task.add_done_callback(self._running.discard)
+        task.add_done_callback(lambda _: _set(tried))
+        return tried
+
+    async def _until_answered(self, call: Callable[[], Awaitable[object]], tried: asyncio.Future[None]) -> None:
+        for attempt in range(self._attempts):
+            try:
+                await call()
+                return
+            except TandemError as error:
+                if error.outcome not in WORTH_REPEATING:
+                    return
+            _set(tried)
+            if attempt + 1 < self._attempts:
+                await asyncio.sleep(doubled(self._first, math.inf, attempt))
+
+    async def settle(self, seconds: float = SETTLE_SECONDS) -> None:
+        running = list(self._running)
+        if not running:
+            return
+        await asyncio.wait(running, timeout=seconds)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+def _set(tried: asyncio.Future[None]) -> None:
+    if not tried.done():
+        tried.set_result(None)

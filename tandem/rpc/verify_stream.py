@@ -20,16 +20,10 @@ from tandem.v1 import target_verifier_pb2 as pb
 
 
 class SessionStream(Duplex[pb.VerifyRequest, pb.VerifyResponse]):
-    def __init__(self, session: RemoteSession, stats: SpeculationStats, awaited: str) -> None:
+    def __init__(self, session: RemoteSession, stats: SpeculationStats) -> None:
         self._session, self.endpoint = session, session.endpoint
-        super().__init__(
-            session.endpoint.name,
-            session.endpoint.stub.VerifyStream(metadata=session.metadata),
-            stats,
-            session.client.deadlines.verify,
-            session.retry_budget.limited,
-            session.watching(session.endpoint, awaited, self._owed),
-        )
+        call = session.endpoint.stub.VerifyStream(metadata=session.metadata)
+        super().__init__(session.endpoint.name, call, stats, lambda: session.patience(self.endpoint))
 
 
 def lost(error: Exception) -> Exception:
@@ -86,7 +80,7 @@ class RoundStream(SessionStream):
         self._outgoing: deque[pb.VerifyRequest] = deque()
         self._unanswered: deque[_Unanswered] = deque()
         self._heard = 0.0  # when the last answer came
-        super().__init__(session, stats, "a round")
+        super().__init__(session, stats)
 
     def send(self, request: pb.VerifyRequest) -> asyncio.Future[Answer]:
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()

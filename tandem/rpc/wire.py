@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import asdict, fields
 from typing import Any
 
 from tandem.rpc import wire_checks as check
-from tandem.rpc.printable import printable
-from tandem.rpc.wire_chat import chat_from_wire, chat_to_wire
-from tandem.rpc.wire_sampling import logprobs_from_wire, logprobs_to_wire
-from tandem.rpc.wire_sampling import sampling_from_wire as sampling_from_wire
-from tandem.rpc.wire_sampling import sampling_to_wire as sampling_to_wire
+from tandem.rpc.logs import printable
+from tandem.speculation.chat import MAX_MESSAGES, ChatMessage, ToolCall, check_call_counts
 from tandem.speculation.request import Drafts
-from tandem.speculation.rules import known_prefix
+from tandem.speculation.sampling import MAX_BIASES
 from tandem.speculation.types import (
     MAX_DRAFTED,
     MAX_LOGPROBS,
     SAMPLING_FIELDS,
     Chunk,
-    Draft,
     FinishReason,
     GenerationEnd,
     GenerationRequest,
     InvalidField,
     ModelInfo,
-    Proposer,
     Rehearsal,
-    Request,
     Rule,
-    SparseDistribution,
+    SamplingParams,
     SpeculationStats,
+    Structure,
+    StructureKind,
+    TokenLogprobs,
 )
-from tandem.v1 import draft_worker_pb2 as worker_pb
 from tandem.v1 import generation_pb2 as pb
 
 _RULES = {
@@ -66,95 +62,12 @@ _DRAFTS = {
 }
 
 
+def drafts_to_wire(drafts: Drafts) -> pb.Drafts:
+    return _DRAFTS[drafts]
+
+
 def drafts_from_wire(value: int) -> Drafts:
     return check.member("drafts", value, _DRAFTS, "value")
-
-
-MAX_SUPPORT = 1024  # tokens in a distribution; ours have 32 (speculation/rejection.py)
-
-
-def distributions_to_wire(distributions: Sequence[SparseDistribution]) -> list[pb.SparseDistribution]:
-    return [pb.SparseDistribution(token_ids=each.token_ids, weights=each.weights) for each in distributions]
-
-
-def distributions_from_wire(
-    messages: Sequence[pb.SparseDistribution], draft: Sequence[int]
-) -> tuple[SparseDistribution, ...]:
-    if messages and len(messages) != len(draft):
-        raise InvalidField(
-            "distributions", f"{len(messages)} for {len(draft)} draft tokens: give one for each, or none at all"
-        )
-    distributions = []
-    for i, (message, token) in enumerate(zip(messages, draft, strict=False)):
-        for name in ("token_ids", "weights"):
-            if (given := len(getattr(message, name))) > MAX_SUPPORT:
-                raise InvalidField(f"distributions[{i}].{name}", f"{given} are above the limit of {MAX_SUPPORT}")
-        try:
-            distributions.append(SparseDistribution(tuple(message.token_ids), tuple(message.weights)))
-        except InvalidField as error:
-            raise InvalidField(f"distributions[{i}].{error.field}", error.fault) from None
-        if token not in message.token_ids:
-            raise InvalidField("draft_tokens", f"token {token} at {i} is not in the support of distributions[{i}]")
-    return tuple(distributions)
-
-
-def draft_to_wire(draft: Draft) -> worker_pb.ProposeResponse:
-    return worker_pb.ProposeResponse(
-        draft_tokens=draft.token_ids,
-        proposed_by=[proposer.value for proposer in draft.proposed_by],
-        distributions=distributions_to_wire(draft.distributions),
-        queue_seconds=draft.queue_seconds,
-        compute_seconds=draft.compute_seconds,
-        step_rows=draft.rows,
-    )
-
-
-def draft_from_wire(
-    reply: worker_pb.ProposeResponse, worker_vocab_size: int, vocab_size: int, k: int, rule: Rule, seconds: float
-) -> Draft:
-    """Returns a draft of up to `k` tokens, `seconds` after its request.
-
-    A worker's vocabulary may be larger: ids of `vocab_size` and above end the draft, but are invalid in distributions,
-    where truncation would bias the output.
-    """
-    if len(reply.draft_tokens) > k:
-        raise InvalidField("draft_tokens", f"{len(reply.draft_tokens)} where at most {k} were asked for")
-    if rule is Rule.AGREEMENT:
-        check.same_count("distributions", len(reply.distributions), 0, "tokens that are verified by agreement")
-    drafted = known_prefix(check.token_ids("draft_tokens", reply.draft_tokens, worker_vocab_size), vocab_size)
-    distributions = distributions_from_wire(reply.distributions, reply.draft_tokens)
-    if any(token >= vocab_size for each in distributions for token in each.token_ids):
-        raise InvalidField("distributions", f"a token is outside the vocabulary of {vocab_size}")
-    return Draft(
-        drafted,
-        check.seconds("queue_seconds", reply.queue_seconds, seconds),
-        check.seconds("compute_seconds", reply.compute_seconds, seconds),
-        proposers_from_wire(reply.proposed_by, len(drafted)),
-        distributions[: len(drafted)],
-        max(1, check.count("step_rows", reply.step_rows, check.MOST_ROWS)),
-    )
-
-
-def proposing_to_wire(request: Request, message: worker_pb.ProposeRequest) -> None:
-    message.sampling.CopyFrom(sampling_to_wire(request.sampling))
-    message.rule, message.drafts = rule_to_wire(request.rule), _DRAFTS[request.drafts]
-
-
-def proposing_from_wire(message: worker_pb.ProposeRequest) -> Request:
-    if not message.HasField("sampling"):
-        raise InvalidField("sampling", "missing: a session's first message must have it")
-    return Request(
-        sampling=sampling_from_wire(message.sampling),
-        rule=rule_from_wire(message.rule),
-        drafts=drafts_from_wire(message.drafts),
-    )
-
-
-def proposers_from_wire(names: Sequence[str], count: int) -> tuple[Proposer, ...]:
-    # Unknown drafters of newer workers count as models.
-    known = {Proposer.NGRAM.value: Proposer.NGRAM}
-    found = tuple(known.get(name, Proposer.MODEL) for name in names[:count])
-    return found if len(found) == count else (Proposer.MODEL,) * count
 
 
 def generation_to_wire(request: GenerationRequest) -> pb.Generation:
@@ -171,7 +84,7 @@ def generation_to_wire(request: GenerationRequest) -> pb.Generation:
         rule=rule_to_wire(request.rule),
         logprobs=request.logprobs,
         adapter=request.adapter,
-        drafts=_DRAFTS[request.drafts],
+        drafts=drafts_to_wire(request.drafts),
         receipt=request.receipt,
         prediction=request.prediction,
     )
@@ -331,3 +244,114 @@ def _rehearsal_from_wire(message: pb.Rehearsal) -> Rehearsal:
         message.late_steps,
         check.seconds("late_seconds", message.late_seconds),
     )
+
+
+def chat_to_wire(messages: Sequence[ChatMessage]) -> pb.ChatMessages:
+    return pb.ChatMessages(messages=map(_message_to_wire, messages))
+
+
+def _message_to_wire(message: ChatMessage) -> pb.ChatMessage:
+    calls = [pb.ToolCall(id=each.id, name=each.name, arguments=each.arguments) for each in message.tool_calls]
+    return pb.ChatMessage(
+        role=message.role,
+        content=message.content,
+        name=message.name,
+        tool_calls=calls,
+        tool_call_id=message.tool_call_id,
+    )
+
+
+def texts_of(chat: pb.ChatMessages) -> str:
+    _check_counts(chat)
+    texts = [(each.role, each.content, each.name, each.tool_call_id) for each in chat.messages]
+    calls = [(call.id, call.name, call.arguments) for each in chat.messages for call in each.tool_calls]
+    return "".join(text for some in (*texts, *calls) for text in some)
+
+
+def chat_from_wire(chat: pb.ChatMessages) -> tuple[ChatMessage, ...]:
+    _check_counts(chat)
+    return tuple(_message_from_wire(i, message) for i, message in enumerate(chat.messages))
+
+
+def _check_counts(chat: pb.ChatMessages) -> None:
+    if len(chat.messages) > MAX_MESSAGES:
+        raise InvalidField("messages", f"{len(chat.messages)} are above the limit of {MAX_MESSAGES}")
+    check_call_counts([len(each.tool_calls) for each in chat.messages])
+
+
+def _message_from_wire(i: int, message: pb.ChatMessage) -> ChatMessage:
+    try:
+        calls = tuple(ToolCall(each.id, each.name, each.arguments) for each in message.tool_calls)
+        return ChatMessage(message.role, message.content, message.name, calls, message.tool_call_id)
+    except InvalidField as error:
+        raise InvalidField(f"messages[{i}].{error.field}", error.fault) from None
+
+
+_PENALTIES = ("presence_penalty", "frequency_penalty")
+_KINDS = {
+    StructureKind.JSON_SCHEMA: pb.STRUCTURE_KIND_JSON_SCHEMA,
+    StructureKind.REGEX: pb.STRUCTURE_KIND_REGEX,
+    StructureKind.CHOICE: pb.STRUCTURE_KIND_CHOICE,
+    StructureKind.GRAMMAR: pb.STRUCTURE_KIND_GRAMMAR,
+    StructureKind.TOKENS: pb.STRUCTURE_KIND_TOKENS,
+}
+
+
+def sampling_to_wire(sampling: SamplingParams, unset_sampling: Set[str] = frozenset()) -> pb.Sampling:
+    """Omits `unset_sampling` and logits processing without effect."""
+    message = pb.Sampling(**{name: getattr(sampling, name) for name in SAMPLING_FIELDS if name not in unset_sampling})
+    processed = sampling.processed
+    if not processed:
+        return message
+    for name in _PENALTIES:
+        if name in processed:
+            setattr(message, name, getattr(sampling, name))
+    for token, bias in sampling.logit_bias:
+        message.logit_bias.token_ids.append(token)
+        message.logit_bias.biases.append(bias)
+    if sampling.structure:
+        message.structure.kind = _KINDS[sampling.structure.kind]
+        message.structure.text = sampling.structure.text
+    return message
+
+
+def sampling_from_wire(message: pb.Sampling) -> SamplingParams:
+    values = {name: getattr(message, name) for name in (*SAMPLING_FIELDS, *_PENALTIES) if message.HasField(name)}
+    if message.HasField("logit_bias"):
+        values["logit_bias"] = _bias_from_wire(message.logit_bias)
+    if message.HasField("structure"):
+        kind = check.member("structure", message.structure.kind, _KINDS, "kind")
+        values["structure"] = Structure(kind, message.structure.text)
+    return SamplingParams(**values)
+
+
+def _bias_from_wire(message: pb.LogitBias) -> tuple[tuple[int, float], ...]:
+    tokens, biases = message.token_ids, message.biases
+    for name, values in (("token_ids", tokens), ("biases", biases)):
+        if len(values) > MAX_BIASES:
+            raise InvalidField(f"logit_bias.{name}", f"{len(values)} are above the limit of {MAX_BIASES}")
+    if len(tokens) != len(biases):
+        raise InvalidField("logit_bias", f"{len(biases)} biases for {len(tokens)} token ids")
+    return tuple(zip(tokens, biases, strict=True))
+
+
+def logprobs_to_wire(logprobs: Sequence[TokenLogprobs]) -> list[pb.TokenLogprobs]:
+    return [
+        pb.TokenLogprobs(
+            logprob=each.logprob,
+            top_token_ids=[token for token, _ in each.top],
+            top_logprobs=[logprob for _, logprob in each.top],
+        )
+        for each in logprobs
+    ]
+
+
+def logprobs_from_wire(messages: Sequence[pb.TokenLogprobs], vocab_size: int, top: int) -> tuple[TokenLogprobs, ...]:
+    found = []
+    for each in messages:
+        count = check.count("logprobs.top_token_ids", len(each.top_token_ids), top)
+        check.same_count("logprobs.top_logprobs", len(each.top_logprobs), count, "token ids")
+        ids = check.token_ids("logprobs.top_token_ids", each.top_token_ids, vocab_size)
+        own, *values = check.numbers("logprobs", [each.logprob, *each.top_logprobs])
+        found.append(TokenLogprobs(own, tuple(zip(ids, values, strict=True))))
+    return tuple(found)

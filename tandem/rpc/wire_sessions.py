@@ -7,16 +7,37 @@ from dataclasses import dataclass
 
 from tandem.rpc import wire_checks as check
 from tandem.rpc.errors import TandemError
-from tandem.rpc.wire import rule_from_wire, rule_name, rule_to_wire
-from tandem.rpc.wire_sampling import logprobs_from_wire, logprobs_to_wire, sampling_from_wire, sampling_to_wire
+from tandem.rpc.wire import (
+    drafts_from_wire,
+    drafts_to_wire,
+    logprobs_from_wire,
+    logprobs_to_wire,
+    rule_from_wire,
+    rule_name,
+    rule_to_wire,
+    sampling_from_wire,
+    sampling_to_wire,
+)
 from tandem.speculation.features import FeatureFormat, FeatureInbox, FeatureSpec
 from tandem.speculation.never_waiting import RunStep
 from tandem.speculation.rounds import Answer
+from tandem.speculation.rules import known_prefix
 from tandem.speculation.run_on import RunMessage
-from tandem.speculation.types import MAX_DRAFTED, InvalidField, ModelInfo, Request, Rule, Verdict
-from tandem.v1 import generation_pb2
+from tandem.speculation.types import (
+    MAX_DRAFTED,
+    Draft,
+    InvalidField,
+    ModelInfo,
+    Proposer,
+    Request,
+    Rule,
+    SparseDistribution,
+    Verdict,
+)
+from tandem.v1 import draft_worker_pb2, generation_pb2
 from tandem.v1 import target_verifier_pb2 as pb
 
+MAX_SUPPORT = 1024  # tokens in a distribution; ours have 32 (speculation/rejection.py)
 STEPS_TOGETHER = 32  # of a run, in one reply
 _FORMATS = {
     FeatureFormat.BFLOAT16: generation_pb2.FEATURE_FORMAT_BFLOAT16,
@@ -214,3 +235,87 @@ def steps_from_wire(reply: pb.VerifyResponse) -> list[pb.VerifyResponse]:
 def drafted_in(request: pb.VerifyRequest, reply: pb.VerifyResponse) -> int:
     """Returns how many draft tokens a step verified. `request`: the newest message of a run."""
     return int(reply.drafted) if request.HasField("run_until") else len(request.draft_tokens)
+
+
+def distributions_to_wire(distributions: Sequence[SparseDistribution]) -> list[generation_pb2.SparseDistribution]:
+    return [generation_pb2.SparseDistribution(token_ids=each.token_ids, weights=each.weights) for each in distributions]
+
+
+def distributions_from_wire(
+    messages: Sequence[generation_pb2.SparseDistribution], draft: Sequence[int]
+) -> tuple[SparseDistribution, ...]:
+    if messages and len(messages) != len(draft):
+        raise InvalidField(
+            "distributions", f"{len(messages)} for {len(draft)} draft tokens: give one for each, or none at all"
+        )
+    distributions = []
+    for i, (message, token) in enumerate(zip(messages, draft, strict=False)):
+        for name in ("token_ids", "weights"):
+            if (given := len(getattr(message, name))) > MAX_SUPPORT:
+                raise InvalidField(f"distributions[{i}].{name}", f"{given} are above the limit of {MAX_SUPPORT}")
+        try:
+            distributions.append(SparseDistribution(tuple(message.token_ids), tuple(message.weights)))
+        except InvalidField as error:
+            raise InvalidField(f"distributions[{i}].{error.field}", error.fault) from None
+        if token not in message.token_ids:
+            raise InvalidField("draft_tokens", f"token {token} at {i} is not in the support of distributions[{i}]")
+    return tuple(distributions)
+
+
+def draft_to_wire(draft: Draft) -> draft_worker_pb2.ProposeResponse:
+    return draft_worker_pb2.ProposeResponse(
+        draft_tokens=draft.token_ids,
+        proposed_by=[proposer.value for proposer in draft.proposed_by],
+        distributions=distributions_to_wire(draft.distributions),
+        queue_seconds=draft.queue_seconds,
+        compute_seconds=draft.compute_seconds,
+        step_rows=draft.rows,
+    )
+
+
+def draft_from_wire(
+    reply: draft_worker_pb2.ProposeResponse, worker_vocab_size: int, vocab_size: int, k: int, rule: Rule, seconds: float
+) -> Draft:
+    """Returns a draft of up to `k` tokens, `seconds` after its request.
+
+    A worker's vocabulary may be larger: ids of `vocab_size` and above end the draft, but are invalid in distributions,
+    where truncation would bias the output.
+    """
+    if len(reply.draft_tokens) > k:
+        raise InvalidField("draft_tokens", f"{len(reply.draft_tokens)} where at most {k} were asked for")
+    if rule is Rule.AGREEMENT:
+        check.same_count("distributions", len(reply.distributions), 0, "tokens that are verified by agreement")
+    drafted = known_prefix(check.token_ids("draft_tokens", reply.draft_tokens, worker_vocab_size), vocab_size)
+    distributions = distributions_from_wire(reply.distributions, reply.draft_tokens)
+    if any(token >= vocab_size for each in distributions for token in each.token_ids):
+        raise InvalidField("distributions", f"a token is outside the vocabulary of {vocab_size}")
+    return Draft(
+        drafted,
+        check.seconds("queue_seconds", reply.queue_seconds, seconds),
+        check.seconds("compute_seconds", reply.compute_seconds, seconds),
+        proposers_from_wire(reply.proposed_by, len(drafted)),
+        distributions[: len(drafted)],
+        max(1, check.count("step_rows", reply.step_rows, check.MOST_ROWS)),
+    )
+
+
+def proposing_to_wire(request: Request, message: draft_worker_pb2.ProposeRequest) -> None:
+    message.sampling.CopyFrom(sampling_to_wire(request.sampling))
+    message.rule, message.drafts = rule_to_wire(request.rule), drafts_to_wire(request.drafts)
+
+
+def proposing_from_wire(message: draft_worker_pb2.ProposeRequest) -> Request:
+    if not message.HasField("sampling"):
+        raise InvalidField("sampling", "missing: a session's first message must have it")
+    return Request(
+        sampling=sampling_from_wire(message.sampling),
+        rule=rule_from_wire(message.rule),
+        drafts=drafts_from_wire(message.drafts),
+    )
+
+
+def proposers_from_wire(names: Sequence[str], count: int) -> tuple[Proposer, ...]:
+    # Unknown drafters of newer workers count as models.
+    known = {Proposer.NGRAM.value: Proposer.NGRAM}
+    found = tuple(known.get(name, Proposer.MODEL) for name in names[:count])
+    return found if len(found) == count else (Proposer.MODEL,) * count

@@ -15,7 +15,7 @@ import numpy as np
 from tandem.runners.protocol import Limits, StepShapes
 
 if TYPE_CHECKING:
-    from tandem.runners.torch.fused_graph import FusedGraph
+    from tandem.runners.torch.graph_runner import FusedGraph
 
 Array = Any  # logits: a torch tensor or numpy array
 DEEPEST = 1024  # positions that the check fills at most
@@ -44,50 +44,30 @@ def check_batch_invariance(
     lengths: tuple[int, ...] = (),
     chunks: tuple[int, ...] = (),
     exact: bool = True,
+    graphs: bool = False,
 ) -> StepShapes:
-    """Returns the shapes whose bits agree, else the only one that steps may use."""
+    """Returns the shapes whose bits agree, else the only one that steps may use.
+
+    `graphs`: a prefill gives no logits, so what it wrote is compared with what decoding writes.
+    """
     probe = _Probe(model, limits, widths[-1])
-    reference = probe.stepwise(widths[-1], batches[-1])
-    agreeing = [(width, batch) for batch in batches for width in widths if probe.agrees(reference, width, batch)]
-    rebuilt = probe.rebuilt(limits.chunk, reference, widths[-1], batches[-1])
+    end, only = min(limits.max_length, DEEPEST), (widths[-1], batches[-1])
     windows = [(width, batch) for batch in batches for width in widths]
-    end, only, prefill = min(limits.max_length, DEEPEST), (widths[-1], batches[-1]), (limits.chunk, 1)
-    if not rebuilt or len(agreeing) < len(windows) or not probe.same_at(end, None, [*windows, prefill]):
+    deep = [] if graphs else [(limits.chunk, 1)]
+    reference = probe.stepwise(*only)
+    agreeing = [window for window in windows if probe.agrees(reference, *window)]
+    rebuilt = probe.rebuilt(limits.chunk, reference, *only) and (not graphs or probe.refilled(end, *only))
+    if not rebuilt or len(agreeing) < len(windows) or not probe.same_at(end, [*windows, *deep]):
         if not exact:
             return StepShapes(widths, batches, False, lengths, tuple(sorted({*chunks, limits.chunk})), lengths)
-        alone = rebuilt and only in agreeing and probe.same_at(end, None, [only, prefill])
+        alone = rebuilt and only in agreeing and (graphs or probe.same_at(end, [only, *deep]))
         return StepShapes((only[0],), (only[1],), alone, chunks=(limits.chunk,))
-    good_chunks = [c for c in chunks if c < limits.chunk and probe.rebuilt(c, reference, *only)]
-    prefills = [(c, 1) for c in (*good_chunks, limits.chunk)]
+    good_chunks = (*sorted(c for c in chunks if c < limits.chunk and probe.rebuilt(c, reference, *only)), limits.chunk)
+    prefills = [(c, 1) for c in good_chunks]
     probe.fill(max(lengths, default=0))
     deepest_first = sorted(lengths, reverse=True)  # windows at one's end leave the shorter ones' prefix alone
-    good_lengths = [n for n in deepest_first if probe.agree_at(n, n, windows)]
-    prefill_lengths = [n for n in deepest_first if probe.agree_at(n, n, prefills)]
-    return StepShapes(
-        widths,
-        batches,
-        True,
-        tuple(sorted(good_lengths)),
-        (*sorted(good_chunks), limits.chunk),
-        tuple(sorted(prefill_lengths)),
-    )
-
-
-def check_graph_invariance(
-    model: ShapedModel, limits: Limits, width: int, batches: tuple[int, ...], exact: bool
-) -> StepShapes:
-    """Like `check_batch_invariance`, for graphs: one width and chunk, the whole cache, several batches."""
-    probe = _Probe(model, limits, width)
-    reference, chunks = probe.stepwise(width, batches[-1]), (limits.chunk,)
-    rebuilt = probe.rebuilt(limits.chunk, reference, width, batches[-1]) and probe.refilled(
-        min(limits.max_length, DEEPEST), width, batches[-1]
-    )
-    agreeing = [batch for batch in batches if probe.agrees(reference, width, batch)]
-    end, windows = min(limits.max_length, DEEPEST), [(width, batch) for batch in batches]
-    alike = rebuilt and len(agreeing) == len(batches) and probe.same_at(end, None, windows)
-    if alike or not exact:
-        return StepShapes((width,), batches, alike, chunks=chunks)
-    return StepShapes((width,), batches[-1:], rebuilt and batches[-1] in agreeing, chunks=chunks)
+    good = [sorted(n for n in deepest_first if probe.agree_at(n, n, kind)) for kind in (windows, prefills)]
+    return StepShapes(widths, batches, True, tuple(good[0]), good_chunks, tuple(good[1]))
 
 
 def check_fused_invariance(fused: FusedGraph, limits: Limits, shapes: StepShapes) -> bool:
@@ -134,9 +114,9 @@ class _Probe:
         self._prefill(self.limits.slots - 1, 0, last, chunk)
         return same_bits(self._window(last, 1, width, batch)[0, 0], reference[-1])
 
-    def same_at(self, end: int, length: int | None, shapes: list[tuple[int, int]]) -> bool:
+    def same_at(self, end: int, shapes: list[tuple[int, int]]) -> bool:
         self.fill(end)
-        return self.agree_at(end, length, shapes)
+        return self.agree_at(end, None, shapes)
 
     def fill(self, end: int) -> None:
         self._prefill(self.limits.slots - 1, 0, end, self.limits.chunk)

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from tandem.runners.feature_rows import HandedOut
+import numpy as np
+from numpy.typing import NDArray
+
 from tandem.runners.pages import PageStore
+from tandem.speculation.features import FeatureInbox, FeatureSpec
 
 if TYPE_CHECKING:
     from tandem.checkpoints.adapter_files import Adapter
     from tandem.runners.protocol import Runner
     from tandem.runners.startup import Startup
-    from tandem.speculation.features import FeatureInbox
 
 
 class No(str):
@@ -57,6 +59,23 @@ class MemoryOnDemand:
     spare_bytes: int  # maximum outside the rows' slots, for padding
     kv_bytes: Callable[[int], int]  # maximum by tokens of a sequence, drafts included
     give_back: Callable[[int, int], None]  # frees a slot's memory beyond tokens, on the device thread
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureRow:
+    """Reads the features of `count` positions of `slot` from `start` on, in the layers and format of `spec`."""
+
+    slot: int
+    start: int
+    count: int
+    spec: FeatureSpec
+
+
+class HandedOut(Protocol):
+    """Features by slot and position."""
+
+    def read(self, rows: Sequence[FeatureRow]) -> list[NDArray[np.float32]]:
+        """Copies each row's features of all layers [count, layers * hidden]; on the device thread."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,36 +7,41 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tandem.checkpoints.convert import is_eagle1
+from tandem.checkpoints.family_configs import end_ids as ids_of
+from tandem.checkpoints.generation_config import all_end_ids
+from tandem.checkpoints.gguf_blocks import StoredWeights
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.head_config import is_head
-from tandem.checkpoints.hub_files import need_torch, read_configuration
-from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_sizes
-from tandem.host.cores import usable_cores
-from tandem.runners.families import check_family
-from tandem.runners.making import (
-    QUANTISED,
-    SMALL,
-    WHEN_LOADED,
-    RunnerInputs,
-    check_dispensable,
-    in_own_format,
-    load_model,
-    made,
-    stored_weights,
+from tandem.checkpoints.hub_files import configuration_folder, need_torch, read_configuration, weights_folder
+from tandem.checkpoints.locate import (
+    Checkpoint,
+    CheckpointError,
+    check_sizes,
+    first_line,
+    frequent_tokens,
+    weights_revision,
 )
+from tandem.checkpoints.scaled_weights import INT8, ScaledWeights, check_dense, quantisation_of
+from tandem.host.cores import usable_cores
+from tandem.host.memory import given_on_demand
+from tandem.runners.families import UnsupportedModel, check_family
 from tandem.runners.native import LibraryMissing, NativeUnavailable
-from tandem.runners.protocol import Limits, Runner
+from tandem.runners.protocol import TAIL, Limits, Runner, RunnerIdentity
 from tandem.runners.startup import Startup
 from tandem.runners.torch.platforms import DEVICES, Platform, choose_platform, compile_order, platform_of
-from tandem.runners.torch.tensor_parallel import Ranks
+from tandem.runners.torch.tensor_parallel import Ranks, sharding
 
 log = logging.getLogger("tandem.engine")
+WHEN_LOADED = ("int8", "q4")  # values of --weights that quantise dense matrices
+QUANTISED = (*WHEN_LOADED, "as-stored")
 COMPILE = ("auto", "native", "inductor", "neuron", "off")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 WEIGHTS = ("auto", "bfloat16", "float32", *QUANTISED)
 CHUNK = 64
+SMALL = 50_000_000  # parameters; a smaller model's products are no faster on two threads than on one
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,16 +134,65 @@ def load_runner(
     checkpoint = unpacked(checkpoint)
     with startup.stage("loading"):
         dtype = choose_dtype(execution.number_format, platform.name)
-        module = load_model(checkpoint, dtype, platform, ranks)
+        module = _load_module(checkpoint, dtype, platform, ranks)
     parameters = sum(each.numel() for each in module.parameters())
     # a second thread would spin after each small product, taking a core from a target
     if sole_model and platform.packs and execution.threads is None and parameters < SMALL:
         torch.set_num_threads(1)
+    with startup.stage("packing"):
+        try:
+            return _runner(module, checkpoint, platform, ranks, execution, shape, verifies, order[0] != "off")
+        except CheckpointError:
+            raise
+        except ValueError as error:
+            raise CheckpointError(f"{checkpoint.folder}: {error}") from None
+
+
+def _runner(
+    module: Any,
+    checkpoint: Checkpoint,
+    platform: Platform,
+    ranks: int,
+    execution: Execution,
+    shape: Shape,
+    verifies: bool,
+    graphs: bool,
+) -> Runner:
+    from tandem.runners.torch.graph_model import GraphModel
+    from tandem.runners.torch.graph_runner import GraphRunner
+    from tandem.runners.torch.graphs import buckets_for, graph_compiler
+    from tandem.runners.torch.model import TorchModel
+    from tandem.runners.torch.module_checks import check_own_forward
+    from tandem.runners.torch.runner import TorchRunner
+
     chunk, vocab_size = min(shape.chunk, shape.max_length), int(module.config.vocab_size)
     limits = Limits(shape.slots, shape.max_length, shape.max_draft, chunk, vocab_size)
-    inputs = RunnerInputs(module, checkpoint, platform, limits, shape, execution, verifies, ranks)
-    with startup.stage("packing"):
-        return made(inputs, order)
+    only = None if verifies else frequent_tokens(checkpoint, vocab_size)
+    widest = max(limits.max_draft + 1, chunk, TAIL)
+    on_demand = not graphs and platform.device == "cpu" and ranks == 1 and given_on_demand()
+    sizes = (limits.slots, limits.max_length, widest, platform.device, only)
+    try:
+        model = (GraphModel if graphs else TorchModel)(module, *sizes, ranks=ranks, on_demand=on_demand)
+        if not platform.only_graphs:
+            check_own_forward(model)
+    except UnsupportedModel:
+        raise
+    except Exception as error:  # of any family's code, which may not know a cache of slots
+        kind = module.config.model_type
+        raise UnsupportedModel(f"module code cannot run {kind} on a slot cache: {first_line(error)}") from error
+    identity = RunnerIdentity(
+        model_name=checkpoint.name,
+        weights_revision=weights_revision(checkpoint),
+        dtype=str(module.dtype).removeprefix("torch."),
+        device=platform.name,
+        backend="torch",
+        end_of_sequence_ids=all_end_ids(checkpoint, end_ids(module)),
+    )
+    if not isinstance(model, GraphModel):
+        return TorchRunner(model, limits, identity, verifies, execution.exact)
+    make = graph_compiler(platform, identity, limits, only, execution.compiled)
+    buckets = buckets_for(model.platform, limits, shape.batch_buckets, shape.draft_buckets)
+    return GraphRunner(model, limits, identity, make, verifies, execution.exact, buckets)
 
 
 def _load_native(
@@ -152,8 +206,10 @@ def _load_native(
     try:
         return load_checkpoint(checkpoint, replace(own, threads=threads), dtype, shape, verifies, startup)
     except NativeUnavailable as error:
-        if own == execution or execution.compile != "auto":
-            check_dispensable(own, error)
+        if own.weights in QUANTISED and (own == execution or execution.compile != "auto"):
+            raise ValueError(f"weights: {own.weights} needs native steps: {error}") from None
+        if execution.compile != "auto":
+            raise ValueError(f"compile: native steps are not available: {error}") from None
         need_torch(f"{checkpoint.name} runs without native steps ({error}), and module code", "transformers")
         if isinstance(error, LibraryMissing):
             log.warning("%s runs several times slower than it could: %s", checkpoint.name, error)
@@ -207,12 +263,57 @@ def prepared_platform(execution: Execution) -> Platform:
     return platform
 
 
+def in_own_format(execution: Execution, checkpoint: Checkpoint, order: Sequence[str]) -> Execution:
+    """Replaces `auto` weights by the checkpoint's own format, if native steps run it. Raises CheckpointError."""
+    if execution.weights != "auto" or execution.dtype == "float16" or execution.tp_degree > 1 or "native" not in order:
+        return execution
+    if (file := checkpoint.gguf_file) and execution.dtype == "auto" and StoredWeights(file).runs_as_stored:
+        return replace(execution, weights="as-stored")
+    schemes = None if checkpoint.gguf else quantisation_of(configuration_folder(checkpoint))
+    is_int8 = schemes is not None and all(scheme.numbers == INT8 for scheme in schemes)
+    return replace(execution, weights="int8") if is_int8 else execution
+
+
 def _number_format(execution: Execution, checkpoint: Checkpoint) -> str:
     # with quantised weights auto is float32: activations are few, and 8 bits already lose enough
-    stored = stored_weights(checkpoint, execution.weights)
-    if execution.number_format != "auto" or not (execution.weights in WHEN_LOADED or (stored and stored.formats())):
-        return execution.number_format
-    return "float32"
+    file = checkpoint.gguf_file if execution.weights == "as-stored" else None
+    quantised = execution.weights in WHEN_LOADED or (file and StoredWeights(file).formats())
+    return "float32" if execution.number_format == "auto" and quantised else execution.number_format
+
+
+def _load_module(checkpoint: Checkpoint, dtype: Any, platform: Platform, ranks: int) -> Any:
+    """Loads a transformers module. Raises CheckpointError."""
+    try:
+        scaled = checkpoint.gguf is None and quantisation_of(configuration_folder(checkpoint)) is not None
+        return _module(checkpoint, dtype, platform, ranks, scaled)
+    except CheckpointError:
+        raise
+    except Exception as error:  # loaders of four formats raise whatever their parsers do
+        raise CheckpointError(f"{checkpoint.folder}: cannot be loaded: {first_line(error)}") from error
+
+
+def _module(checkpoint: Checkpoint, dtype: Any, platform: Platform, ranks: int, scaled: bool) -> Any:
+    from tandem.runners.torch.from_tensors import configuration, module_from
+    from tandem.runners.torch.model import load_module
+    from tandem.runners.torch.module_checks import refuse_fields
+
+    if scaled and platform.name == "cpu":
+        if ranks > 1:
+            raise CheckpointError(f"{checkpoint.folder}: tp_degree: a quantised checkpoint is loaded in one process")
+        folder = weights_folder(checkpoint)
+        module = module_from(folder, configuration(folder), ScaledWeights(folder), dtype)
+    else:
+        if checkpoint.gguf is None and Path(checkpoint.folder).is_dir() and not scaled:
+            check_dense(Path(checkpoint.folder))
+        module = load_module(checkpoint.source, dtype, platform.device, sharding(checkpoint.source, ranks))
+    if checkpoint.gguf is None:
+        refuse_fields(read_configuration(checkpoint), module)
+    return module
+
+
+def end_ids(module: Any) -> tuple[int, ...]:
+    """End tokens by the module's classes, for checkpoints without such a file."""
+    return ids_of(getattr(module.generation_config, "eos_token_id", None)) or ids_of(module.config.eos_token_id)
 
 
 def transformers_logging() -> None:
@@ -230,7 +331,7 @@ def dtype_name(name: str, device: str) -> str:
     return "bfloat16" if platform_of(device).has_bfloat16() else "float32"
 
 
-def choose_dtype(name: str, device: str):  # type: ignore[no-untyped-def]
+def choose_dtype(name: str, device: str) -> Any:
     """Like `dtype_name`, as torch's dtype."""
     import torch
 

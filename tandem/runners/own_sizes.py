@@ -12,7 +12,7 @@ from tandem.checkpoints.gguf_family import family_of_gguf
 from tandem.checkpoints.hub_files import read_configuration
 from tandem.checkpoints.locate import Checkpoint
 from tandem.host.memory import free_bytes, given_on_demand
-from tandem.runners.fits import context_length
+from tandem.runners.families import context_length
 from tandem.runners.loading import Execution, Shape, prepared_platform
 from tandem.runners.torch.platforms import compile_order
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tandem.host.device_times import DeviceTimes, ModelTimes
 from tandem.runners.capabilities import Capabilities, No
@@ -33,20 +33,14 @@ LATE_SECONDS = 0.0005  # lateness of a step's end; waking up takes less
 NOT_ONE_GRAPH = No("its steps are rehearsed, each model's by itself")
 
 
-@dataclass(frozen=True, slots=True)
-class ModelRehearsal:
-    """One model's step times. `part`: "target" or "draft"."""
-
-    part: str
-    device: DeviceTimes
-    model: ModelTimes
-
-
 def rehearsed(runner: Runner, device: DeviceTimes | None, verifies: bool) -> Runner:
     """The runner with the device's times, if they cover this part; call it after `warm_up`."""
-    part = "target" if verifies else "draft"
-    model = device and (device.target if verifies else device.draft)
-    return RehearsedRunner(runner, ModelRehearsal(part, device, model)) if device and model else runner
+    times = device and (device.target if verifies else device.draft)
+    if not device or not times:
+        return runner
+    source = f"{device.source}; assumed: {device.assumed}" if device.assumed else device.source
+    counts = Rehearsal("target" if verifies else "draft", device.name, device.device, source)
+    return RehearsedRunner(runner, times, counts)
 
 
 def bare(runner: Runner) -> Runner:
@@ -56,11 +50,8 @@ def bare(runner: Runner) -> Runner:
 class RehearsedRunner:
     """Runs the steps of `inner` in the times of another device."""
 
-    def __init__(self, inner: Runner, rehearsal: ModelRehearsal) -> None:
-        self.inner, self._model = inner, rehearsal.model
-        device = rehearsal.device
-        source = f"{device.source}; assumed: {device.assumed}" if device.assumed else device.source
-        self.told = Rehearsal(rehearsal.part, device.name, device.device, source)
+    def __init__(self, inner: Runner, times: ModelTimes, counts: Rehearsal) -> None:
+        self.inner, self._times, self._counts = inner, times, counts
 
     @property
     def limits(self) -> Limits:
@@ -70,7 +61,7 @@ class RehearsedRunner:
     def identity(self) -> RunnerIdentity:
         """The model here, on the rehearsed device."""
         own = self.inner.identity
-        return replace(own, device=f"{self.told.device}, rehearsed on {own.device}", rehearsal=self.told)
+        return replace(own, device=f"{self._counts.device}, rehearsed on {own.device}", rehearsal=self._counts)
 
     @property
     def shapes(self) -> StepShapes:
@@ -85,7 +76,7 @@ class RehearsedRunner:
 
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
         longest = max(row.start + len(row.tokens) for row in rows)
-        seconds = self._model.prefills.seconds(max(len(row.tokens) for row in rows), len(rows), longest)
+        seconds = self._times.prefills.seconds(max(len(row.tokens) for row in rows), len(rows), longest)
         return self._taking(seconds, lambda: self.inner.prefill(rows))
 
     def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
@@ -99,14 +90,12 @@ class RehearsedRunner:
 
     def fused_with(self, draft: Runner) -> FusedStep | None:
         """One call of both, if both are rehearsed and have one, in the times of draft plus verification."""
-        together = self.inner.fused_with(draft.inner) if isinstance(draft, RehearsedRunner) else None
-        if together is None or not isinstance(draft, RehearsedRunner):
+        if not isinstance(draft, RehearsedRunner) or (step := self.inner.fused_with(draft.inner)) is None:
             return None
-        drafter, step = draft, together
 
         def fused(rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
-            asking = [row.propose for row in rows if not row.copied and row.propose.k]
-            drafted = drafter.drafting(asking) if asking else 0.0
+            proposed = [row.propose for row in rows if not row.copied and row.propose.k]
+            drafted = draft.drafting(proposed) if proposed else 0.0
             widths = [1 + (len(row.copied) or row.propose.k) for row in rows]
             ends = [row.propose.position + width for row, width in zip(rows, widths, strict=True)]
             results = self._taking(drafted + self._verifying(widths, ends), lambda: step(rows))
@@ -116,31 +105,28 @@ class RehearsedRunner:
 
     def drafting(self, rows: Sequence[ProposeRow]) -> float:
         """Seconds of a proposal: a step per draft token; the first also feeds the rest of a tail."""
-        end, times = max(row.position + row.k for row in rows), self._model.steps
+        end, times = max(row.position + row.k for row in rows), self._times.steps
         first = times.seconds(max(len(row.tail) for row in rows), len(rows), end)
         return first + max(0, max(row.k for row in rows) - 1) * times.seconds(1, len(rows), end)
 
     def _verifying(self, widths: Sequence[int], ends: Sequence[int]) -> float:
-        return self._model.steps.seconds(max(widths), len(widths), max(ends))
+        return self._times.steps.seconds(max(widths), len(widths), max(ends))
 
     def _taking(self, seconds: float, step: Callable[[], list[Result]]) -> list[Result]:
         due = time.monotonic() + seconds
         results = step()
         while (left := due - time.monotonic()) > 0:
             time.sleep(left)
-        self.told.steps += 1
+        self._counts.steps += 1
         if -left > LATE_SECONDS:
-            if not self.told.late_steps:
+            if not self._counts.late_steps:
                 log.warning(
                     "rehearsed late: a step of the %s took %.1f ms and would have taken %.1f ms on %s; late steps are"
                     " counted",
-                    self.told.part,
-                    1000 * (seconds - left),
-                    1000 * seconds,
-                    self.told.device,
+                    *(self._counts.part, 1000 * (seconds - left), 1000 * seconds, self._counts.device),
                 )
-            self.told.late_steps += 1
-            self.told.late_seconds -= left
+            self._counts.late_steps += 1
+            self._counts.late_seconds -= left
         return results
 
 

@@ -6,11 +6,10 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from tandem.speculation.drafters import Drafter
 from tandem.speculation.estimate import Estimate
-from tandem.speculation.lookahead import DraftPlan
+from tandem.speculation.lookahead import DraftPlan, LookaheadPolicy
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage
 from tandem.speculation.types import Proposer, SpeculationStats
 
@@ -18,19 +17,15 @@ from tandem.speculation.types import Proposer, SpeculationStats
 PROBED_FIRST, PROBED = 8, 4
 
 
-class ChoosesLookahead(Protocol):
-    """How far to draft; see LookaheadPolicy."""
+@dataclass(slots=True)
+class GivenPlan:
+    """The plan that the target's side chose."""
 
-    @property
-    def estimate(self) -> Estimate:
-        """Records times of drafting."""
-
-    @property
-    def plan(self) -> DraftPlan:
-        """How far to draft now."""
+    plan: DraftPlan
+    estimate: Estimate = field(default_factory=Estimate)
 
     def observe(self, hit: bool) -> None:
-        """Records whether the target drew the drafted token."""
+        """Does nothing: the target's side records acceptance."""
 
 
 @dataclass(slots=True)
@@ -38,7 +33,7 @@ class DraftingAhead:
     """Drafts for one run and sends its messages."""
 
     drafter: Drafter
-    lookahead: ChoosesLookahead
+    lookahead: LookaheadPolicy | GivenPlan
     send: Callable[[RunMessage], None]
     stats: SpeculationStats
     known: list[int]  # committed tokens; the path begins with them
@@ -179,17 +174,6 @@ class DraftingAhead:
 
 _AT_ONCE = 2  # run window that acknowledges every arrival
 _MOST_UNANSWERED = 32  # arrivals after which an empty draft shows that the drafter lives
-
-
-@dataclass(slots=True)
-class GivenPlan:
-    """The plan that the target's side chose."""
-
-    plan: DraftPlan
-    estimate: Estimate = field(default_factory=Estimate)
-
-    def observe(self, hit: bool) -> None:
-        """Does nothing: the target's side records acceptance."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,10 +65,7 @@ class ChatMessage:
 
     @property
     def for_template(self) -> dict[str, Any]:
-        found: dict[str, Any] = {
-            "role": "system" if self.role == "developer" else self.role,
-            "content": self.content,
-        }
+        found: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": self.content}
         found |= {key: value for key in ("name", "tool_call_id") if (value := getattr(self, key))}
         if self.tool_calls:
             found["tool_calls"] = [

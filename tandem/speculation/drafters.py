@@ -1,4 +1,4 @@
-"""Drafter protocols and prompt lookup. A drafter may be wrong; it never changes the output."""
+"""Drafters, prompt lookup and predictions. A drafter may be wrong; it never changes the output."""
 
 from __future__ import annotations
 
@@ -11,26 +11,25 @@ from tandem.speculation.types import Draft, Proposer, common
 
 
 class Drafter(Protocol):
-    """Proposes draft tokens for one request."""
+    """Proposes draft tokens for one request. Its calls may be cancelled at any time."""
 
     async def open(self, prompt: Sequence[int]) -> None:
         """Prepares for a request with this prompt."""
+        return
 
     async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
         """Returns at most `k` tokens after `tokens` (prompt and output), at most `model_k` (None: `k`) of a model."""
 
+    async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
+        """Returns a round's bonus token or none, drawn with the noise of the target's draw under either rule."""
+        return await self.propose(tokens, 1)
+
     async def close(self) -> None:
         """Frees resources; idempotent, at any time."""
+        return
 
 
-class BonusDrafter(Drafter, Protocol):
-    """A Drafter that also predicts a round's bonus token. Its calls may be cancelled at any time."""
-
-    async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
-        """Returns one token or none, drawn with the noise of the target's draw under either rule."""
-
-
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """Prompt lookup (Saxena 2023): copies what followed the longest match of the last tokens, the latest of several."""
 
     def __init__(self, longest: int = 5, shortest: int = 1, only_grows: bool = False) -> None:
@@ -60,9 +59,6 @@ class NgramDrafter:
     def _known(self, tokens: Sequence[int]) -> int:
         known = min(len(self._indexed), len(tokens))
         return known if self._only_grows else common(self._indexed, tokens)
-
-    async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
-        return await self.propose(tokens, 1)
 
     async def close(self) -> None:
         self._forget()

@@ -7,14 +7,13 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-from tandem.speculation.drafters import BonusDrafter, Drafter
+from tandem.speculation.drafters import Drafter
 from tandem.speculation.retry import Backoff
 from tandem.speculation.types import Draft, SpeculationStats
 
 log = logging.getLogger("tandem.drafter")
-Wrapped = TypeVar("Wrapped", bound=Drafter)
 
 
 class DrafterRefused(RuntimeError):
@@ -98,12 +97,12 @@ class DrafterHealth:
             )
 
 
-class FallibleDrafter(Generic[Wrapped]):
+class FallibleDrafter(Drafter):
     """One request's drafter, with bounded calls: proposes nothing while it fails or refuses, and never raises."""
 
     def __init__(
         self,
-        drafter: Wrapped,
+        drafter: Drafter,
         health: DrafterHealth,
         backoff: Backoff | None = None,
         stats: SpeculationStats | None = None,
@@ -122,6 +121,9 @@ class FallibleDrafter(Generic[Wrapped]):
     def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Coroutine[Any, Any, Draft]:
         call = partial(self._drafter.propose, k=k, model_k=model_k) if k else _nothing
         return self._draft(tokens, call, counts=True)
+
+    def draft_bonus(self, tokens: Sequence[int]) -> Coroutine[Any, Any, Draft]:
+        return self._draft(tokens, self._drafter.draft_bonus)
 
     async def close(self) -> None:
         if self._trial:
@@ -165,11 +167,6 @@ class FallibleDrafter(Generic[Wrapped]):
         if draft is None and counts:
             self._health.skipped(self._stats)
         return draft or Draft()
-
-
-class FallibleBonusDrafter(FallibleDrafter[BonusDrafter]):
-    def draft_bonus(self, tokens: Sequence[int]) -> Coroutine[Any, Any, Draft]:
-        return self._draft(tokens, self._drafter.draft_bonus)
 
 
 _Call = Callable[[Sequence[int]], Awaitable[Draft]]

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Sequence
 
-from tandem.speculation.drafters import BonusDrafter, NgramDrafter, PredictionDrafter
+from tandem.speculation.drafters import Drafter, NgramDrafter, PredictionDrafter
 from tandem.speculation.estimate import (
     PRIOR_COPIES,
     REQUEST_FADING,
@@ -83,7 +83,7 @@ class PolicedLookup:
 class HybridDrafter:
     """Copies where lookup finds a match, at no draft step; else the model drafts."""
 
-    def __init__(self, lookup: PolicedLookup, model: BonusDrafter) -> None:
+    def __init__(self, lookup: PolicedLookup, model: Drafter) -> None:
         self._lookup, self._model = lookup, model
 
     async def open(self, prompt: Sequence[int]) -> None:

@@ -9,12 +9,7 @@ from typing import Any, Protocol
 
 from tandem.speculation.length import LengthPlan, LengthPolicy
 from tandem.speculation.stopping import Stopping
-from tandem.speculation.types import (
-    Chunk,
-    Draft,
-    SpeculationStats,
-    Verdict,
-)
+from tandem.speculation.types import Chunk, Draft, SpeculationStats, Verdict
 
 # Seconds for which tokens wait for later ones: readers see no gap, and each hand-out costs the steps' cores 1.3 ms.
 TOGETHER = 1 / 60
@@ -40,11 +35,7 @@ class Rounds(Protocol):
 
 
 async def speculate(
-    prompt: Sequence[int],
-    lengths: LengthPolicy,
-    rounds: Rounds,
-    stopping: Stopping,
-    stats: SpeculationStats,
+    prompt: Sequence[int], lengths: LengthPolicy, rounds: Rounds, stopping: Stopping, stats: SpeculationStats
 ) -> AsyncGenerator[Chunk, None]:
     """Yields what rounds commit, up to the stop; updates `stats`; closes `rounds`."""
     tokens = list(prompt)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 FIRST_SECONDS, LONGEST_SECONDS = 1.0, 30.0
 FULL_SECONDS = 0.2  # wait for a full server that does not state one
 MOST_PATIENT = 64  # longest wait for a server / first wait
-MIN_WAIT = 0.3  # shortest wait before giving up on a server: a health check needs a round trip
+MIN_WAIT = 0.3  # shortest wait before giving up on a server
 
 
 def doubled(first: float, longest: float, times: int) -> float:

@@ -13,9 +13,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
-from tandem.speculation.drafters import BonusDrafter, Drafter
+from tandem.speculation.drafters import Drafter
 from tandem.speculation.loop import Rounds
 from tandem.speculation.types import Draft, SparseDistribution, SpeculationStats, Verdict
 from tandem.speculation.verification_mode import Depth
@@ -189,7 +189,8 @@ class DraftedRounds(Rounds):
         return sent
 
     async def _drafted(self, bonus: bool = False) -> Draft:
-        began, path, drafter = self.clock(), self._path, cast(BonusDrafter, self.drafter)
+        began, path, drafter = self.clock(), self._path, self.drafter
+        assert drafter is not None
         if bonus:
             draft = await drafter.draft_bonus(path)
         else:

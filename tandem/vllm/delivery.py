@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
-from tandem.vllm.rows import Row
-from tandem.vllm.sessions import RowSession
-from tandem.vllm.workers import Workers
+from tandem.rpc.propose_stream import StreamedDrafts
+from tandem.speculation.ahead import GivenPlan
+from tandem.speculation.lookahead import DraftPlan
+from tandem.speculation.types import Proposer, Request, SpeculationStats
+from tandem.vllm.rows import Held, Row
+from tandem.vllm.workers import Worker, Workers
 
 OnLoop = Callable[..., None]  # runs a function on the event loop, from another thread
-
-
-class RowUpdate(NamedTuple):
-    """A row and the tokens its session lacks."""
-
-    row: Row
-    new: Sequence[int]
 
 
 class Arrivals:
@@ -46,7 +42,7 @@ class DraftDelivery:
 
     def begin(self, rows: Sequence[Row]) -> Arrivals:
         self._step += 1
-        updates = [RowUpdate(row, row.take_new()) for row in rows]
+        updates = [(row, row.take_new()) for row in rows]  # with the tokens that their sessions lack
         waiting = [row for row in rows if self._waits(row)]
         # A prompt that is new to its worker takes long, and others do not wait for it.
         opened = [row for row in waiting if row.session is not None]
@@ -68,7 +64,7 @@ class DraftDelivery:
         session: RowSession | None = row.session
         return not row.draft(1) and (session is None or (session.worker.patient and session.following))
 
-    def _follow(self, updates: Sequence[RowUpdate], arrivals: Arrivals, step: int) -> None:
+    def _follow(self, updates: Sequence[tuple[Row, Sequence[int]]], arrivals: Arrivals, step: int) -> None:
         for row, new in updates:
             if row.left:
                 continue
@@ -94,3 +90,59 @@ class DraftDelivery:
             task = asyncio.create_task(session.close(), name="end a session of drafts")
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
+
+
+GREEDY = Request()  # vLLM takes drafts as certain: propose the likeliest tokens
+AHEAD_LENGTHS = 3  # of a step's draft: a late draft's first tokens are known
+
+
+class RowSession:
+    """Follows `row` from its `known` tokens; drafts go to `row.held`, of which steps verify `k` tokens."""
+
+    def __init__(self, worker: Worker, row: Row, known: list[int], k: int, budget_seconds: float) -> None:
+        self.worker, self.known, self.end = worker, known, worker.target.max_length
+        self.lookahead = GivenPlan(DraftPlan(AHEAD_LENGTHS * k, k, k))
+        self.drafted = 0
+        self.heard: Callable[[], None] | None = None
+        self.awaited: Arrivals | None = None
+        self._row, self._budget = row, budget_seconds
+        self._step, self._length, self._stepped_at = 0, 0, 0.0  # of the oldest unanswered step but the first
+        self._drafts = StreamedDrafts(worker, GREEDY, worker.target.vocab_size, SpeculationStats())
+        following = self._drafts.run(self, len(known), self._came)
+        self._task = asyncio.create_task(following, name="follow a row")
+        worker.sessions += 1
+
+    @property
+    def following(self) -> bool:
+        return self._drafts.following
+
+    def stepped(self, new: Sequence[int], arrivals: Arrivals, step: int) -> None:
+        self.awaited = arrivals
+        self.known += new
+        if self._step and time.monotonic() - self._stepped_at > self._budget:
+            self._answered()
+        if not self._step:
+            self._step, self._length, self._stepped_at = step, len(self.known), time.monotonic()
+        if self.heard:
+            self.heard()
+
+    def adopt(self, base: int, token_ids: Sequence[int], proposed_by: Sequence[Proposer] = ()) -> None:
+        """Holds a draft that extends the first `base` tokens."""
+        self._row.held = Held(base, tuple(token_ids))
+        if self._step and base >= self._length:
+            self._answered()
+        if base == len(self.known):
+            self._came()
+
+    async def close(self) -> None:
+        self.worker.sessions -= 1
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def _answered(self) -> None:
+        self.worker.answered(time.monotonic() - self._stepped_at <= self._budget, self._step)
+        self._step = 0
+
+    def _came(self) -> None:
+        if self.awaited:
+            self.awaited.came(self._row)

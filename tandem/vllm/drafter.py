@@ -15,11 +15,9 @@ from numpy.typing import NDArray
 from tandem.clients.background_loop import BackgroundLoop
 from tandem.vllm.counts import Counts, Exporter, serve_metrics
 from tandem.vllm.delivery import DraftDelivery
-from tandem.vllm.lookup import copied
-from tandem.vllm.rows import Row, RowTable
+from tandem.vllm.rows import Row, RowTable, copied
 from tandem.vllm.settings import Settings, settings_of
-from tandem.vllm.target import target_of
-from tandem.vllm.workers import Worker, Workers
+from tandem.vllm.workers import Worker, Workers, target_of
 
 log = logging.getLogger("tandem.vllm")
 

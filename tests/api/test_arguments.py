@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 import tandem
-from tandem.clients.arguments import check_request
-from tandem.clients.signatures import MEANINGS
+from tandem.clients.arguments import MEANINGS, check_request
 from tandem.speculation.request import RequestOptions
 
 NOWHERE = "127.0.0.1:1"

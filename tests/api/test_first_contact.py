@@ -19,7 +19,7 @@ from tandem.cli import main
 from tandem.clients.terminal import ClientConfig, run_client
 from tandem.ports import free_port
 from tandem.rpc.channel import FUSED, TARGET
-from tandem.rpc.first_contact import check_peers, which_service
+from tandem.rpc.first_contact import check_peers
 from tandem.services.security.config import Security
 from tandem.services.security.tokens import AcceptedTokens
 from tandem.speculation.types import GenerationRequest
@@ -295,8 +295,9 @@ def test_what_no_waiting_mends_is_not_waited_for(tmp_path: Path) -> None:
     async def test() -> None:
         async with another_authority(tmp_path) as (address, credentials):
             began = time.monotonic()
-            with pytest.raises(tandem.TandemError, match="not accepted"):
-                await which_service(address, credentials, wait_seconds=HANG)
+            async with tandem.AsyncClient(address, credentials=credentials, wait_seconds=HANG) as client:
+                with pytest.raises(tandem.TandemError, match="not accepted"):
+                    await client.model_info()
             assert time.monotonic() - began < AT_ONCE
 
     run(test())

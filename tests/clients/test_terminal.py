@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from tandem.clients.async_client import AsyncClient
 from tandem.clients.terminal import MAX_AT_ONCE, ClientConfig, run_prompts
 from tandem.engine.batcher import DeviceLost
 from tandem.rpc.channel import TARGET
 from tandem.rpc.errors import TandemError
-from tandem.rpc.first_contact import which_service
+from tandem.rpc.first_contact import service_at
 from tandem.runners.protocol import RowFailed
 from tandem.speculation.types import Chunk, FinishReason, GenerationEnd, GenerationRequest, SpeculationStats
 from tests.support import fused_site, listening, run, target_site, worker_site
@@ -125,7 +126,7 @@ def test_the_service_that_answers_is_found() -> None:
     async def test() -> None:
         async with target_site() as target, fused_site() as fused, worker_site(target.address) as worker:
             for site in (target, fused, worker):
-                assert await which_service(site.address) == site.service
+                assert await service_at(site.address, None, 10.0) == site.service
             assert target.service == TARGET
 
     run(test())
@@ -133,8 +134,8 @@ def test_the_service_that_answers_is_found() -> None:
 
 def test_a_server_without_any_of_the_services_is_named() -> None:
     async def test() -> None:
-        async with listening(lambda server: None) as address:
+        async with listening(lambda server: None) as address, AsyncClient(address) as client:
             with pytest.raises(TandemError, match=address):
-                await which_service(address)
+                await client.model_info()
 
     run(test())

@@ -13,8 +13,8 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from tandem.rpc.channel import FUSED, MESSAGES, open_channel, stub
+from tandem.rpc.duplex import StreamStatus
 from tandem.rpc.generation_client import GenerationClient
-from tandem.rpc.stream_status import StreamStatus
 from tandem.speculation.types import GenerationRequest, ModelInfo, SamplingParams
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.support import HANG, Answer, Site, answer, let_all_expire, until

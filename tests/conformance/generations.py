@@ -153,7 +153,8 @@ async def prefill_elsewhere_equals_plain(bench: Bench) -> None:
                     expected = await bench.expected(prompt, sampling, COUNT)
                     assert list((await bench.ask(prompt, COUNT, sampling=sampling)).token_ids) == expected
             await bench.inside.all_free()
-            assert elsewhere.pages >= 4 * 5 and sum(elsewhere.fallbacks.values()) >= 1
+            counts = engine.remote_prefill
+            assert counts and counts.pages >= 4 * 5 and sum(counts.fallbacks.values()) >= 1
         finally:
             engine.remote_prefill = engine.prefixes = None
             await elsewhere.close()

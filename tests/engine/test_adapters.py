@@ -21,7 +21,6 @@ from tandem.engine.sequences import LocalVerifier
 from tandem.speculation.types import InvalidField, Request, SamplingParams, SpeculationStats
 from tests.support import GREEDY, SAMPLED, oracle, run, toy
 from tests.toy import BACKEND, VOCAB_SIZE, ToyConfig
-from tests.toy_head import ToyHead
 
 PROMPT = tuple(b"a prompt that is longer than two pages of tokens, by some")
 NAMES = ("", "red", "blue")
@@ -133,27 +132,6 @@ def test_fused_rounds_draft_without_the_adapter_and_verify_with_it(sampling: Sam
     run(test())
 
 
-def test_users_of_an_adapter_are_counted_until_they_end_and_one_that_waits_for_a_slot_too() -> None:
-    async def test() -> None:
-        async with engine_with("red") as engine:
-            verifiers = [LocalVerifier(engine, Request(GREEDY, adapter="red")) for _ in range(engine.slots.count)]
-            for verifier in verifiers:
-                await verifier.open(PROMPT[:2])
-            late = asyncio.ensure_future(LocalVerifier(engine, Request(GREEDY, adapter="red")).open(PROMPT[:2]))
-            await asyncio.sleep(0)
-            entry = engine.adapters.loaded["red"]
-            assert (entry.users, entry.waiting) == (engine.slots.count + 1, 1)
-            late.cancel()
-            await asyncio.gather(late, return_exceptions=True)
-            for left, verifier in enumerate(reversed(verifiers)):
-                assert (entry.users, entry.waiting) == (engine.slots.count - left, 0)
-                await verifier.close()
-                await verifier.close()
-            assert entry.users == 0 and engine.slots.free == engine.slots.count
-
-    run(test())
-
-
 def test_what_cannot_be_added_is_refused_by_name_and_changes_nothing() -> None:
     def broken(choice: AdapterChoice) -> Adapter:
         raise CheckpointError("no such folder")
@@ -171,17 +149,6 @@ def test_what_cannot_be_added_is_refused_by_name_and_changes_nothing() -> None:
                 await add(engine, "one-more")
             with pytest.raises(InvalidField, match="adapter: 'green' is not one of: n0"):
                 await LocalVerifier(engine, Request(GREEDY, adapter="green")).open(PROMPT[:2])
-
-    run(test())
-
-
-def test_a_runner_that_takes_none_says_so() -> None:
-    async def test() -> None:
-        target = toy()
-        engine = Engine(ToyHead(target.limits, ToyConfig(), target), Batcher("test"))
-        with pytest.raises(ValueError, match="toy-head takes no LoRA adapters: lookup drafts"):
-            await add(engine, "red")
-        await engine.batcher.close()
 
     run(test())
 

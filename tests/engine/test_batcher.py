@@ -147,49 +147,6 @@ def test_a_broken_step_fails_its_rows_and_the_next_one_runs() -> None:
     run(test())
 
 
-def test_everything_runs_on_one_thread_that_is_not_the_event_loops() -> None:
-    async def test() -> None:
-        batcher, recorder = Batcher("mine"), Recorder()
-        await gather(*queue(batcher, recorder.a, range(3)), *queue(batcher, recorder.b, range(3)))
-        name = await batcher.on_device(lambda: threading.current_thread().name)
-        assert recorder.threads == {name}
-        assert name.startswith("device-mine") and name != threading.current_thread().name
-        await batcher.close()
-
-    run(test())
-
-
-@pytest.mark.parametrize("waited_for", [False, True], ids=["between steps", "on the device"])
-def test_the_loop_goes_on_while_the_device_thread_copies(waited_for: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long the loop may wait for the beginning of a step, it waits for no work before it."""
-    monkeypatch.setattr("tandem.engine.batcher._BEGINS", HANG)
-    events, gate = list[str](), threading.Event()
-
-    def copy() -> None:
-        events.append("copied" if gate.wait(HANG / 10) else "the loop waited")
-
-    def step(rows: Sequence[Any]) -> list[Any]:
-        events.append("stepped")
-        return list(rows)
-
-    async def test() -> None:
-        batcher = Batcher("test")
-        copying = asyncio.create_task(batcher.on_device(copy if waited_for else int))
-        await asyncio.sleep(0)
-        if not waited_for:
-            batcher.between_steps(copy)
-        stepping = asyncio.ensure_future(batcher.run(step, "row", 1))
-        while not batcher.running[1]:
-            await asyncio.sleep(0)
-        events.append("the loop goes on")
-        gate.set()
-        await asyncio.gather(copying, stepping)
-        assert events == ["the loop goes on", "copied", "stepped"]
-        await batcher.close()
-
-    run(test())
-
-
 def test_a_row_says_how_long_it_waited_and_how_long_its_step_took() -> None:
     def slow(rows: Sequence[int]) -> list[int]:
         time.sleep(0.05)
@@ -205,23 +162,6 @@ def test_a_row_says_how_long_it_waited_and_how_long_its_step_took() -> None:
         assert min(one.compute_seconds, two.compute_seconds) >= 0.05
         assert 0 <= one.queue_seconds <= passed - one.compute_seconds - two.compute_seconds
         assert one.compute_seconds <= two.queue_seconds <= passed - two.compute_seconds
-        await batcher.close()
-
-    run(test())
-
-
-def test_of_two_rows_of_a_step_the_later_one_waited_less() -> None:
-    async def test() -> None:
-        batcher, recorder, first = await opened()
-        early = queue(batcher, recorder.a, ["early"])
-        await asyncio.sleep(0.03)
-        late = queue(batcher, recorder.a, ["late"])
-        await asyncio.sleep(0)
-        recorder.gate.set()
-        waited = [(await task).queue_seconds for task in (*early, *late)]
-        assert recorder.steps[1:] == [("a", ["early", "late"])]
-        assert waited[0] - waited[1] >= 0.03 and waited[1] >= 0
-        await first
         await batcher.close()
 
     run(test())
@@ -286,42 +226,6 @@ def test_a_step_begins_once_every_open_sequence_is_here_and_else_after_some_turn
         assert turns <= began[0] <= turns + 2
         await row
         await batcher.close()
-
-    run(test())
-
-
-def test_two_that_come_back_from_elsewhere_share_steps_however_they_began() -> None:
-    """Each drafts for 4 ms after its answer; a step takes 15 times as long. Left alone they would take turns."""
-
-    async def away() -> float:
-        """What 4 ms are on this machine now."""
-        began = time.perf_counter()
-        for _ in range(20):
-            await asyncio.sleep(0.004)
-        return (time.perf_counter() - began) / 20
-
-    async def test() -> None:
-        seconds = 15 * await away()
-        batcher, slots = Batcher("test"), SlotPool(2)
-        batcher.serves(slots)
-        sizes: list[int] = []
-
-        def step(rows: Sequence[Any]) -> list[Any]:
-            sizes.append(len(rows))
-            time.sleep(seconds)
-            return list(rows)
-
-        async def sequence(begins: float) -> None:
-            slots.take()
-            await asyncio.sleep(begins)
-            for round_number in range(12):
-                await batcher.run(step, round_number, 2)
-                await asyncio.sleep(0.004)
-
-        await asyncio.gather(sequence(0.0), sequence(seconds / 3))
-        await batcher.close()
-        assert sizes[0] == 1, "they did not begin apart"
-        assert sizes.count(2) >= 6  # of 12
 
     run(test())
 

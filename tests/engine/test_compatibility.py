@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from tandem.engine.compatibility import ASKED, EXCLUDED, able, excluded
+from tandem.engine.compatibility import ASKED, EXCLUDED, able
 from tandem.runners.capabilities import Capabilities, No, Trait
 from tests.support import toy
 from tests.toy import ToyRunner
@@ -41,20 +41,3 @@ def test_what_is_excluded_is_refused_with_its_reason_and_the_rest_stays(trait: T
         why = EXCLUDED[trait].get(field)
         assert getattr(found, field) == (getattr(plain, field) if why is None else why)
         assert isinstance(getattr(found, field), No) == (why is not None)
-
-
-def test_of_two_reasons_the_one_that_comes_first_is_said() -> None:
-    both = of(Trait.GRAPHS, Trait.SHARED)
-    assert (
-        both.adapters == EXCLUDED[Trait.SHARED]["adapters"]
-        and both.features_out == EXCLUDED[Trait.SHARED]["features_out"]
-    )
-    assert both.pages == EXCLUDED[Trait.SHARED]["pages"]
-
-
-def test_an_error_names_the_flag_the_model_and_the_reason() -> None:
-    said = str(excluded("draft", "an EAGLE head's target", Trait.SHARED, "features_out"))
-    assert said == (
-        "draft: an EAGLE head's target hands out no hidden states: several processes share the model; leave --tp_degree"
-        " out, or use --draft model"
-    )

@@ -16,8 +16,7 @@ from tandem.checkpoints.locate import find
 from tandem.cli import main
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.startup import Startup
-from tandem.runners.torch.artifacts import PackageCompiler
-from tandem.runners.torch.graphs import Graph
+from tandem.runners.torch.graphs import Graph, PackageCompiler
 from tests.runners.compiled import FAMILIES
 
 SHAPE = ["--batch", "1", "--sequence_length", "64", "--max_speculation_length", "2", "--prefill_chunk", "16"]

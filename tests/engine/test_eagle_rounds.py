@@ -11,8 +11,7 @@ import pytest
 from tandem.checkpoints.adapter_files import AdapterChoice
 from tandem.engine.batcher import Batcher
 from tandem.engine.compatibility import able
-from tandem.engine.drafting import load_drafting
-from tandem.engine.kv_memory import limit_kv_memory
+from tandem.engine.generators import load_drafting
 from tandem.engine.loading import load_pair
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
@@ -86,19 +85,6 @@ def test_a_head_is_right_after_prefixes_too_because_pages_hold_its_targets_featu
     run(test())
 
 
-def test_a_head_that_errs_now_and_then_is_right_again_after_a_rejection() -> None:
-    """A stale row would make every later draft wrong."""
-
-    async def test() -> None:
-        async with fused_site(*pair(ToyConfig(miss=0.2)), kind="eagle") as site, site.client() as client:
-            got = await answer(client.generate, ids(PROMPT, 100, speculation_length=4))
-            stats = got.completion.stats
-            assert got.token_ids == oracle(PROMPT, GREEDY, 100)
-            assert stats.drafted > stats.accepted > 0.45 * stats.drafted
-
-    run(test())
-
-
 def test_after_a_failed_row_the_head_is_right_again() -> None:
     async def test() -> None:
         async with fused_site(*pair(kind=FailsOnce), kind="eagle") as site, site.client() as client:
@@ -125,21 +111,6 @@ def test_requests_with_an_adapter_are_drafted_by_lookup_and_the_others_by_the_he
                     assert ("model" in stats.drafted_by) == (not name)
             with pytest.raises(TandemError, match="head is not available"):
                 await answer(client.generate, ids(PROMPT, 4, adapter="red", drafts=Drafts.HEAD))
-
-    run(test())
-
-
-def test_a_head_and_its_target_share_the_memory_that_sequences_are_admitted_by() -> None:
-    async def test() -> None:
-        target, head = pair()
-        whole = target.kv_bytes(target.limits.max_length) + head.kv_bytes(head.limits.max_length)
-        async with fused_site(target, head, kind="eagle") as site, site.client() as client:
-            limit_kv_memory(site.engine.slots, site.engine.batcher, [target, head], whole)
-            prompts = [PROMPT[: 9 + 7 * i] for i in range(5)]
-            answers = await asyncio.gather(*(answer(client.generate, ids(each, 60)) for each in prompts))
-            for each, got in zip(prompts, answers, strict=True):
-                assert got.token_ids == oracle(each, GREEDY, 60)
-                assert got.completion.stats.accepted == got.completion.stats.drafted > 0
 
     run(test())
 

@@ -70,19 +70,6 @@ def test_one_caller_of_many_requests_keeps_nobody_waiting_for_more_than_one_of_t
     run(test())
 
 
-def test_who_waits_first_is_served_first_among_callers_and_among_a_caller_s_own() -> None:
-    async def test() -> None:
-        work = Work(1)
-        tasks = [work.of(who) for who in "aaabcbc"]
-        for _ in tasks:
-            await settled()
-            work.end.release()
-        await asyncio.gather(*tasks)
-        assert "".join(work.began) == "abcabca"
-
-    run(test())
-
-
 def test_a_request_that_is_cancelled_takes_no_turn_and_gives_back_the_one_that_it_has() -> None:
     async def test() -> None:
         work = Work(1, waiting=2)

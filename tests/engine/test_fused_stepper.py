@@ -12,16 +12,13 @@ import pytest
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.fused_rounds import FusedPair, FusedRounds, FusedStepper
-from tandem.engine.generators import fused_generator
-from tandem.engine.loading import Loaded
-from tandem.engine.model_config import DraftChoice
 from tandem.runners.protocol import FusedRow
 from tandem.speculation.estimate import Estimate
 from tandem.speculation.length import LengthPlan
 from tandem.speculation.lookup_policy import PolicedLookup
-from tandem.speculation.types import Chunk, Draft, GenerationEnd, GenerationRequest, Request, SpeculationStats
+from tandem.speculation.types import Draft, Request, SpeculationStats
 from tests.support import GREEDY, SAMPLED, oracle, run, toy
-from tests.toy import ToyConfig, ToyRunner, ToyTokenizer
+from tests.toy import ToyConfig, ToyRunner
 
 PROMPT = list(b"a prompt")
 MISS = ToyConfig(miss=0.4)
@@ -147,33 +144,6 @@ def test_no_round_runs_past_a_stop_token_or_the_length() -> None:
     run(test())
 
 
-def test_generations_that_share_steps_begin_them_by_themselves_and_are_exact() -> None:
-    async def test() -> None:
-        site = Site()
-        tokenizer = ToyTokenizer()
-        generator = fused_generator(
-            Loaded(site.target, tokenizer), Loaded(site.draft, tokenizer), None, DraftChoice("hybrid", "toy")
-        )
-
-        async def one(prompt: list[int]) -> None:
-            tokens, request = list[int](), {"max_new_tokens": COUNT, "ignore_end_of_sequence": True}
-            async for event in generator.generate(GenerationRequest(token_ids=tuple(prompt), **request)):  # type: ignore[arg-type]
-                if isinstance(event, Chunk):
-                    tokens += event.token_ids
-            assert isinstance(event, GenerationEnd)
-            assert tuple(tokens) == oracle(prompt, GREEDY, COUNT, past_the_end=True)
-
-        leaves = asyncio.create_task(one(list(b"leaves")))
-        others = asyncio.gather(one(PROMPT), one(list(b"another")))
-        await asyncio.sleep(0.03)
-        leaves.cancel()
-        await asyncio.gather(leaves, return_exceptions=True)
-        await others
-        await site.batcher.close()
-
-    run(test())
-
-
 def test_the_draft_models_part_of_a_prompt_is_computed_when_it_first_drafts_and_counts_as_prefill() -> None:
     prompt, chunks, each = tuple(range(1, 65)), 4, 0.01
 
@@ -235,44 +205,6 @@ def test_an_error_on_the_device_thread_reaches_the_request() -> None:
         with pytest.raises(ValueError, match="no copy"):
             await site.rounds(rounds, [3], True)
         await rounds.close()
-        await site.batcher.close()
-
-    run(test())
-
-
-@pytest.mark.parametrize(("plan", "rounds_begun"), [(once(3), 1), (LengthPlan(3, 3), 5)])
-def test_a_trial_serves_one_round_and_another_plan_all_that_follow(plan: LengthPlan, rounds_begun: int) -> None:
-    async def test() -> None:
-        site = Site()
-        rounds = await site.opened()
-        await rounds.round(PROMPT, 3)
-        stepper(rounds).plan = plan
-        begun = [stepper(rounds).next_row() for _ in range(5)]
-        assert [each is not None for each in begun] == [i < rounds_begun for i in range(5)]
-        await rounds.close()
-        await site.batcher.close()
-
-    run(test())
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
-def test_while_the_device_copies_the_loop_learns_and_tokens_are_exact(sampling: Any) -> None:
-    """A text that repeats itself, so that copies are taken on both threads."""
-    prompt = list(b"abcabcabcabcabcabcabc")
-
-    async def test() -> None:
-        site, tokenizer = Site(), ToyTokenizer()
-        generator = fused_generator(
-            Loaded(site.target, tokenizer), Loaded(site.draft, tokenizer), None, DraftChoice("hybrid", "toy")
-        )
-        tokens = list[int]()
-        request = GenerationRequest(
-            token_ids=tuple(prompt), max_new_tokens=120, ignore_end_of_sequence=True, sampling=sampling
-        )
-        async for event in generator.generate(request):
-            if isinstance(event, Chunk):
-                tokens += event.token_ids
-        assert tuple(tokens) == oracle(prompt, sampling, 120, past_the_end=True)
         await site.batcher.close()
 
     run(test())

@@ -17,8 +17,8 @@ from tandem.engine.loading import Loaded
 from tandem.engine.model_config import DraftChoice
 from tandem.runners.protocol import Limits
 from tandem.speculation.types import FinishReason, GenerationRequest, InvalidField, TooLong
-from tests.support import GREEDY, SAMPLED, answer, fused_site, ids, oracle, run, target_site, toy, until, worker_site
-from tests.toy import END, ToyConfig, ToyTokenizer, toy_logits
+from tests.support import GREEDY, answer, fused_site, ids, oracle, run, target_site, toy, until, worker_site
+from tests.toy import ToyConfig, ToyTokenizer
 
 PROMPT = b"abc"
 TRUTH = oracle(PROMPT, GREEDY, 40)
@@ -135,52 +135,6 @@ def test_a_stop_string_ends_the_text_before_it_and_the_ids_with_the_token_that_c
     assert got.completion.finish_reason is FinishReason.STOP_STRING
     assert got.text == TEXT[:at]
     assert got.token_ids == TRUTH[: at + 3]
-
-
-@pytest.mark.parametrize("service", SERVICES)
-def test_a_text_prompt_is_tokenized_by_the_server(service: str) -> None:
-    got = run(ask(service, GenerationRequest(text="abc", max_new_tokens=8)))
-    assert got.token_ids == TRUTH[:8]
-    assert got.completion.prompt_tokens == 3
-    assert got.text == TEXT[:8]
-
-
-@pytest.mark.parametrize("service", SERVICES)
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_margins_come_one_a_token_where_they_are_asked_for(service: str, sampling: Any) -> None:
-    got = run(ask(service, ids(PROMPT, 10, sampling=sampling, margins=True)))
-    assert len(got.margins) == len(got.token_ids) == 10
-    assert all(m >= 0 for m in got.margins)
-    silent = run(ask(service, ids(PROMPT, 10, sampling=sampling)))
-    assert silent.margins == () and silent.token_ids == got.token_ids
-
-
-def test_a_greedy_margin_is_the_distance_to_the_runner_up() -> None:
-    got = run(ask("fused", ids(PROMPT, 5, margins=True)))
-    tokens = list(PROMPT)
-    for token, margin in zip(got.token_ids, got.margins, strict=True):
-        first, second = sorted(toy_logits(tokens, ToyConfig()).tolist())[:-3:-1]
-        assert margin == pytest.approx(first - second, rel=1e-5)
-        tokens.append(token)
-
-
-def test_a_server_says_what_it_runs() -> None:
-    async def test() -> None:
-        async with target_site() as target, target.client() as client:
-            info = await client.model_info()
-            assert (info.model_name, info.backend, info.tokenizer_sha256, info.vocab_size) == ("toy", "toy", "toy", 258)
-            assert (info.kv_slots, info.max_sequence_length, info.max_speculation_length) == (4, 160, 5)
-            assert (info.draft_name, info.end_of_sequence_ids) == ("", (END,))
-            small = worker_site(target.address, "miss=0.2", slots=2, max_length=100)
-            async with small as site, site.client() as other:
-                worker = await other.model_info()
-            assert (worker.draft_name, worker.kv_slots, worker.max_sequence_length) == ("toy", 2, 160)
-            assert worker.default_speculation_length == 3
-            assert worker.weights_revision == info.weights_revision
-            async with worker_site(target.address, None) as site, site.client() as other:
-                assert (await other.model_info()).draft_name == "ngram"
-
-    run(test())
 
 
 def test_a_fused_pair_of_other_tokenizers_is_refused() -> None:

@@ -58,10 +58,10 @@ class OfGraphs(ToyRunner):
         return replace(super().capabilities, traits=frozenset({Trait.GRAPHS}))
 
 
-def pool_of(limit: int, slots: int = 4, most: int = 100) -> tuple[SlotPool, list[tuple[int, int]]]:
-    """A pool whose tokens take a byte each, and what was given back: (slot, tokens that it keeps)."""
-    pool, given = SlotPool(slots), list[tuple[int, int]]()
-    pool.memory = KVMemory(limit, most, lambda tokens: tokens, lambda slot, tokens: given.append((slot, tokens)))
+def pool_of(limit: int, slots: int = 4, most: int = 100) -> tuple[SlotPool, list[int]]:
+    """A pool whose tokens take a byte each, and the slots whose pages were given back."""
+    pool, given = SlotPool(slots), list[int]()
+    pool.memory = KVMemory(limit, most, lambda tokens: tokens, given.append)
     return pool, given
 
 
@@ -138,19 +138,6 @@ def test_a_long_sequence_is_passed_by_some_then_has_its_turn_and_holds_others_ba
         assert await short == slot
 
     in_virtual_time(test())
-
-
-def test_freed_pages_stay_until_others_need_them_and_the_longest_free_go_first() -> None:
-    pool, given = pool_of(limit=100)
-    for tokens in (40, 30, 20):
-        pool.take(tokens)
-    for slot in (1, 0, 2):
-        pool.release(slot)
-    assert (pool.memory.held, given) == (90, []), "given back too early"
-    assert pool.take(35) == 0  # its 40 shrink to 35
-    assert (pool.memory.held, given) == (85, [(0, 35)])
-    assert pool.take(60) == 1  # takes over 30, and 2 gives its own back
-    assert (pool.memory.held, given[1:]) == (95, [(2, 0)])
 
 
 # --- what sequences take ---
@@ -268,27 +255,3 @@ def test_slots_that_are_reserved_whole_are_refused_by_name() -> None:
 
 
 # --- a long prompt beside others ---
-
-
-def test_between_two_steps_of_a_running_sequence_is_at_most_one_chunk_of_long_prompts() -> None:
-    """Counted on a prompt of 8,000 tokens, and another behind it."""
-
-    async def test() -> None:
-        batcher = Batcher("test")
-        engine = Engine(toy(ToyConfig(), 4, 8192, chunk=64), batcher, vital=False)
-        steps: list[type] = []
-        batcher.observe = lambda row, *_: steps.append(type(row))
-        running = asyncio.ensure_future(said(engine, [1, 2, 3], 300, k=0))
-        while steps.count(VerifyRow) < 3:
-            await asyncio.sleep(0)
-        del steps[:]
-        prompts = [[5] * 8000, [6] * 1000]
-        await asyncio.gather(*(said(engine, prompt, 2, k=0) for prompt in prompts))
-        await running
-        chunks = steps.count(PrefillRow)
-        assert chunks == 125 + 16
-        alone = "".join("p" if step is PrefillRow else "v" for step in steps)
-        assert "pp" not in alone[: alone.rindex("p")], "two chunks between two steps of the running one"
-        await batcher.close()
-
-    run(test())

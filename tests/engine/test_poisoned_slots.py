@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -13,11 +11,9 @@ from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.sequences import LocalVerifier
-from tandem.runners.protocol import FusedResult, FusedRow, Proposal, RowFailed
-from tandem.runners.torch.graph_runner import _fused
+from tandem.runners.protocol import RowFailed
 from tandem.runners.torch.runner import TorchRunner
-from tandem.speculation.types import Request, SamplingParams, Verdict
-from tests.rows import fused_row, propose_row
+from tandem.speculation.types import Request, SamplingParams
 from tests.runners.compiled import GREEDY, PROMPT, eager
 
 SAMPLED = SamplingParams(temperature=0.8, seed=3)
@@ -28,15 +24,6 @@ def spoil(runner: TorchRunner, start: int = 0) -> None:
     slots = runner.model.slots
     for buffer in slots.buffers:
         buffer.view(buffer.shape[0], -1, slots.length, buffer.shape[2])[:, : slots.spare, start:] = torch.nan
-
-
-@pytest.fixture(autouse=True)
-def clean_slots() -> Iterator[None]:
-    """The runners are those of other tests too."""
-    yield
-    for runner in (eager(), eager(draft=True)):
-        for buffer in runner.model.slots.buffers:
-            buffer.zero_()
 
 
 async def said(engine: Engine, sampling: SamplingParams, count: int = 8) -> list[int]:
@@ -102,25 +89,3 @@ def test_a_sequence_that_poisons_itself_fails_and_its_slot_serves_the_next(monke
         await batcher.close()
 
     asyncio.run(test())
-
-
-def test_a_fused_graph_whose_row_fails_empties_that_rows_slots() -> None:
-    class Slots:
-        def __init__(self) -> None:
-            self.cleared: list[int] = []
-            self.slots, self.clear = self, self.cleared.append
-
-    class Graph:
-        target, draft = Slots(), Slots()
-
-        def fits(self, rows: Sequence[FusedRow]) -> bool:
-            return True
-
-        def step(self, rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
-            return [RowFailed("nan"), FusedResult(Proposal((1,)), Verdict((1, 2), 1))]
-
-    rows = [fused_row(propose_row(slot, 4, (1, 2), 3, GREEDY)) for slot in (0, 1)]
-    graph: Any = Graph()
-    failed, fine = _fused(graph, eager(), eager(draft=True), rows)
-    assert isinstance(failed, RowFailed) and isinstance(fine, FusedResult)
-    assert graph.target.cleared == graph.draft.cleared == [0]

@@ -18,7 +18,7 @@ from tandem.engine.prefix_cache import MIB, PrefixCache, PrefixSharing, page_cou
 from tandem.engine.sequences import LocalVerifier
 from tandem.runners.capabilities import Capabilities
 from tandem.runners.pages import PAGE
-from tandem.runners.protocol import PrefillRow, RowFailed
+from tandem.runners.protocol import PrefillRow
 from tandem.speculation.types import Request, SamplingParams, SpeculationStats
 from tests.support import GREEDY, SAMPLED, oracle, run, toy
 from tests.toy import ToyConfig, ToyRunner
@@ -105,42 +105,6 @@ def test_what_a_prompt_begins_with_is_copied_and_only_the_rest_is_processed(samp
                 "the last token is always processed"
             )
             assert engine.slots.free == engine.slots.count
-
-    run(test())
-
-
-@both_samplings
-def test_an_answer_is_part_of_what_the_next_turn_begins_with(sampling: SamplingParams) -> None:
-    async def test() -> None:
-        async with engine_with(max_length=300) as (engine, _):
-            first, _ = await said(engine, PROMPT, sampling, 50)
-            turn = [*PROMPT, *first, *b"and then?"]
-            cached = (len(PROMPT) + len(first) - 1) // PAGE * PAGE
-            assert await said(engine, turn, sampling) == (truth(turn, sampling), cached)
-
-    run(test())
-
-
-@both_samplings
-def test_rows_beside_each_other_begin_with_the_same_pages(sampling: SamplingParams) -> None:
-    prompts = [PROMPT, OTHER, PROMPT, [*PROMPT, 5], NEVER, OTHER[:40]]
-
-    async def test() -> None:
-        async with engine_with() as (engine, runner):
-            for _ in range(2):
-                answers = await asyncio.gather(*(said(engine, prompt, sampling, 20) for prompt in prompts))
-                assert [tokens for tokens, _ in answers] == [truth(prompt, sampling, 20) for prompt in prompts]
-            assert runner.processed < 1.3 * sum(map(len, prompts))
-
-    run(test())
-
-
-def test_prompts_that_come_at_once_share_each_others_chunks() -> None:
-    async def test() -> None:
-        async with engine_with() as (engine, runner):
-            answers = await asyncio.gather(*(said(engine, PROMPT) for _ in range(4)))
-            assert {tokens for tokens, _ in answers} == {truth(PROMPT)}
-            assert runner.processed < 2 * len(PROMPT)
 
     run(test())
 
@@ -243,20 +207,6 @@ def test_a_runner_that_cannot_copy_pages_works_without_and_says_so_once(caplog: 
     assert line.startswith("prefixes of toy are not kept: its steps cannot")
 
 
-def test_a_page_that_makes_a_row_fail_is_not_used_again() -> None:
-    async def test() -> None:
-        async with engine_with() as (engine, runner):
-            await said(engine, PROMPT)
-            assert engine.prefixes
-            engine.prefixes._store._memory[1] = -1  # type: ignore[attr-defined]
-            assert (await said(engine, PROMPT))[0] == truth(PROMPT)
-            processed = runner.processed
-            assert await said(engine, PROMPT) == (truth(PROMPT), 4 * PAGE)
-            assert runner.processed == processed + len(PROMPT) - 1 - 4 * PAGE
-
-    run(test())
-
-
 @both_samplings
 def test_pages_whose_copy_failed_are_not_found(sampling: SamplingParams) -> None:
     """Their memory holds what it held before: copied into a slot, that would give wrong tokens, unnoticed."""
@@ -357,53 +307,6 @@ def test_a_fused_pair_copies_for_both_of_its_models(sampling: SamplingParams) ->
                 ]
                 assert found == cached
                 assert tuple(tokens[len(PROMPT) :][:24]) == truth(PROMPT, sampling, 24)
-
-    run(test())
-
-
-@both_samplings
-@pytest.mark.parametrize("k", [4, 0])
-def test_each_turn_of_a_chat_with_a_fused_pair_begins_with_the_answers_before(sampling: SamplingParams, k: int) -> None:
-    async def test() -> None:
-        async with pair_with(Noting, Noting) as (pair, (target, draft)):
-            tokens, cached = await turn(pair, PROMPT, sampling, 50, k)
-            assert cached == 0
-            for question in (b"and then?", b"why is that so?"):
-                prompt, known = [*tokens, *question], (len(tokens) - 1) // PAGE * PAGE
-                were = target.processed, draft.processed
-                tokens, cached = await turn(pair, prompt, sampling, 50, k)
-                assert cached == known
-                assert target.processed - were[0] == len(prompt) - 1 - known
-                assert draft.processed - were[1] < (len(prompt) - known + PAGE if k else len(prompt))
-                assert tuple(tokens[len(prompt) :]) == truth(prompt, sampling, len(tokens) - len(prompt))
-
-    run(test())
-
-
-class FailsARow(Noting):
-    """A target one of whose rows fails, and whose slot is then spoiled up to the row."""
-
-    verifies = 0
-
-    def verify(self, rows: Any) -> Any:
-        self.verifies += 1
-        if self.verifies != 5:
-            return super().verify(rows)
-        for row in rows:
-            self._cache[row.slot, : row.position] = 7
-        return [RowFailed("its logits are not finite")] * len(rows)
-
-
-@both_samplings
-def test_a_row_that_fails_in_a_fused_step_leaves_nothing_of_its_slot(sampling: SamplingParams) -> None:
-    async def test() -> None:
-        async with pair_with(FailsARow, Noting) as (pair, _):
-            tokens, _ = await turn(pair, PROMPT, sampling, 50)
-            assert tuple(tokens[len(PROMPT) :]) == truth(PROMPT, sampling, len(tokens) - len(PROMPT))
-            prompt = [*tokens, *b"and then?"]
-            again, cached = await turn(pair, prompt, sampling)
-            assert cached == (len(tokens) - 1) // PAGE * PAGE
-            assert tuple(again[len(prompt) :]) == truth(prompt, sampling, len(again) - len(prompt))
 
     run(test())
 

@@ -92,26 +92,6 @@ TestPages = Pages.TestCase
 TestPages.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
-def test_what_was_looked_up_last_is_taken_last_and_a_branch_from_its_end() -> None:
-    tree = PrefixTree(4)
-    tree.extend(None, text(("a", "b")))
-    tree.extend(None, text(("b", "c")))
-    tree.match(None, text(("a", "b")))
-    assert [len(tree.extend(None, text(("c",)))[1]) for _ in range(2)] == [1, 0]
-    assert [len(tree.match(None, text(pair))) for pair in (("a", "b"), ("b", "c"))] == [2, 1]
-    assert len(tree.extend(None, text(("a",) * 9))[1]) == 3, "its own pages are not taken for it"
-
-
-def test_scopes_without_pages_are_not_remembered() -> None:
-    tree = PrefixTree(4)
-    for caller in range(50):
-        tree.extend(caller, text(("a", "b")))
-    tree.match("nobody", text(("a",)))
-    assert len(tree.scopes) == 2
-    tree.clear()
-    assert not tree.scopes
-
-
 def test_a_page_costs_the_same_however_many_its_text_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted in comparisons of nodes, where every page of a text is taken from another text."""
     compared = [0]
@@ -128,11 +108,3 @@ def test_a_page_costs_the_same_however_many_its_text_has(monkeypatch: pytest.Mon
         assert len(added) == 1000
     assert (tree.evicted, len(tree)) == (2000, 1000)
     assert compared[0] <= 1000
-
-
-def test_a_text_of_thousands_of_pages_is_forgotten_whole() -> None:
-    tree = PrefixTree(5000)
-    tokens = list(range(PAGE * 5000))
-    assert tree.extend(None, tokens) == (0, list(range(5000)))
-    tree.remove(None, tokens)
-    assert len(tree) == 0

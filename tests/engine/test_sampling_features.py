@@ -99,11 +99,7 @@ class Spelling:
 
 @pytest.mark.parametrize(
     "structure",
-    [
-        JSON,
-        Structure(StructureKind.CHOICE, '["yes", "zes"]'),
-        Structure(StructureKind.REGEX, "(es|n)+x?"),
-    ],
+    [JSON, Structure(StructureKind.CHOICE, '["yes", "zes"]'), Structure(StructureKind.REGEX, "(es|n)+x?")],
     ids=["json", "choice", "regex"],
 )
 def test_asked_about_one_token_a_structure_says_what_its_mask_says(structure: Structure) -> None:

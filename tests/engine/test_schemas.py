@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from jsonschema.validators import validator_for
 
-from tandem.engine.structure_schemas import moved, without_looking
 from tandem.engine.structures import Structures
 from tandem.speculation.draws import StructureFailed
 from tandem.speculation.processing import Matcher
@@ -181,29 +180,3 @@ def test_a_schema_that_cannot_be_served_is_refused_with_the_place(schema: Any, p
             await matcher_of(whole)
 
     run(test())
-
-
-@pytest.mark.parametrize(
-    ("pattern", "ahead", "rest"),
-    [
-        (PASSWORD, ["^(?:.*[A-Z])", r"^(?:.*\d)"], r"^[A-Za-z\d]{3,5}$"),
-        (r"^a(?!b(c)[)(]\))d\b", None, "^ad"),
-        (r"[(?=]\(?=a(?<n>b)(?:c)[^]]", [], r"[(?=]\(?=a(?<n>b)(?:c)[^]]"),
-        ("(?=a)b", None, "b"),
-    ],
-)
-def test_look_around_is_cut_out_and_what_begins_a_pattern_is_kept(
-    pattern: str, ahead: list[str] | None, rest: str
-) -> None:
-    assert without_looking(pattern) == (ahead, rest)
-
-
-def test_references_hold_where_a_schema_is_moved_to() -> None:
-    schema = {"$id": "x", "items": [{"$ref": "#"}, {"$ref": "#/a"}, {"$ref": "y#/a"}, {"properties": {"$ref": STRING}}]}
-    assert moved(schema, "#/b")["items"] == [
-        {"$ref": "#/b"},
-        {"$ref": "#/b/a"},
-        {"$ref": "y#/a"},
-        {"properties": {"$ref": STRING}},
-    ]
-    assert "$id" not in moved(schema, "#/b")

@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tandem.engine.batcher import Batcher, DeviceLost
+from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
-from tandem.engine.fused_rounds import FusedPair, FusedRounds
-from tandem.engine.model_drafter import DraftSequence, ModelDrafter
+from tandem.engine.model_drafter import ModelDrafter
 from tandem.engine.sequences import KVSequence
 from tandem.runners.protocol import PrefillRow
-from tandem.speculation.fallible import Backoff, DrafterHealth
 from tandem.speculation.types import Request
 from tests.support import GREEDY, SAMPLED, oracle, run, toy
 from tests.toy import ToyConfig, ToyRunner
@@ -61,13 +58,6 @@ def test_keep_forgets_from_the_first_difference(held: list[int], tokens: list[in
     assert kv.held == held[:kept]
 
 
-@pytest.mark.parametrize("start", [0, 1, 2, 3, 9])
-def test_keep_trusts_positions_below_the_start_and_only_those(start: int) -> None:
-    kv, _ = sequence([1, 2, 3])
-    assert kv.truncate_to([1, 9, 3], start) == (1 if start <= 1 else 3)
-    assert kv.held == [1, 2, 3][: len(kv.held)]
-
-
 def test_fill_works_chunk_by_chunk_on_what_is_missing_only() -> None:
     async def test() -> None:
         kv, runner = sequence()
@@ -100,31 +90,6 @@ class Counted(int):
         return not self == other
 
     __hash__ = int.__hash__
-
-
-@pytest.mark.parametrize(("only_grows", "most"), [(False, 2 * 512), (True, 10)])
-def test_the_row_of_a_draft_does_not_compare_the_whole_sequence(only_grows: bool, most: int) -> None:
-    """Of 16,384 tokens a drafter compares a block in Python at most, and one of committed tokens alone a few."""
-
-    async def test() -> None:
-        engine = Engine(toy(max_length=20_000), Batcher("test"))
-        sequence = DraftSequence(engine, 1, Request(GREEDY), 258)
-        sequence.only_grows = only_grows
-        tokens = [Counted(i % 251) for i in range(16_384)]
-        sequence.held = tokens[:-2]
-        for accepted in (None, 0, 2, 4, 5, 1):
-            if accepted is not None:  # other objects of the same values, as a verdict has them
-                tokens += [Counted(7 + i) for i in range(accepted)] + [Counted(99)]
-            Counted.comparisons = 0
-            assert not sequence.lacks(tokens)
-            row = sequence.row(tokens, 5)
-            assert row and row.tail == tuple(tokens[-2:])
-            sequence.proposed(tokens, [Counted(7 + i) for i in range(5)])
-            assert Counted.comparisons <= most
-            assert sequence.held == [*tokens, 7, 8, 9, 10]
-        await engine.batcher.close()
-
-    run(test())
 
 
 async def drafted(drafter: ModelDrafter, tokens: Sequence[int], k: int) -> tuple[int, ...]:
@@ -173,24 +138,6 @@ def test_a_drafter_survives_a_cancelled_proposal() -> None:
     run(test())
 
 
-def test_a_draft_ends_before_a_token_that_the_target_does_not_have() -> None:
-    async def test() -> None:
-        truth = oracle(PROMPT, GREEDY, 5, past_the_end=True)
-        known = sorted(truth)[-1]  # the largest id is the first unknown one
-        cut = truth.index(known)
-        engine = Engine(toy(), Batcher("test"))
-        drafter = ModelDrafter(engine, Request(GREEDY), known)
-        await drafter.open(PROMPT)
-        assert await drafted(drafter, PROMPT, 5) == truth[:cut]
-        following = [*PROMPT, *truth[:cut], 7]
-        fresh = oracle(following, GREEDY, 1, past_the_end=True)
-        assert await drafted(drafter, following, 1) == tuple(t for t in fresh if t < known)
-        await drafter.close()
-        await engine.batcher.close()
-
-    run(test())
-
-
 def test_a_drafter_with_a_shorter_sequence_stops_drafting_when_it_is_full() -> None:
     async def test() -> None:
         engine = Engine(toy(max_length=44), Batcher("test"))
@@ -200,33 +147,5 @@ def test_a_drafter_with_a_shorter_sequence_stops_drafting_when_it_is_full() -> N
         assert lengths == [5, 5, 4, 3, 2, 1, 0, 0, 0]
         await drafter.close()
         await engine.batcher.close()
-
-    run(test())
-
-
-def test_a_trial_of_the_draft_model_that_the_targets_step_cuts_short_is_left_to_others_soon() -> None:
-    class Failing(ToyRunner):
-        def verify(self, rows: Sequence[Any]) -> Any:
-            raise RuntimeError("this device is gone")
-
-    async def test() -> None:
-        clock = SimpleNamespace(now=0.0)
-        batcher = Batcher("test")
-        health = DrafterHealth("of this test", Backoff(first=1.0, longest=60.0, clock=lambda: clock.now))
-        rounds = FusedRounds(
-            FusedPair(Engine(toy(kind=Failing), batcher), Engine(toy(), batcher), health), Request(GREEDY)
-        )
-        await rounds.open(PROMPT)
-        for clock.now in (0.0, 100.0, 200.0, 300.0, 400.0):  # the wait grows to 16 s
-            attempt = health.attempt()
-            assert attempt
-            attempt.failed(RuntimeError("away"))
-        clock.now = 500.0
-        with pytest.raises(DeviceLost):
-            await rounds.round(PROMPT, 3)
-        clock.now += 1.0
-        assert health.attempt()
-        await rounds.close()
-        await batcher.close()
 
     run(test())

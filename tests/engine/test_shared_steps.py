@@ -192,15 +192,3 @@ def test_a_head_reads_the_features_of_prompts_that_shared_steps_with_rounds(targ
         assert beside[True] and beside[False], "prompts and rounds shared no steps"
 
     with_pair(models(target, "native", "float32", DraftChoice("eagle", str(folder)), slots=4), use)
-
-
-def test_what_is_compared_differs_between_requests() -> None:
-    """If requests had equal answers alone, equal answers in shared steps would prove nothing."""
-
-    async def test() -> None:
-        engine = Engine(native(module_of()), Batcher("alone"))
-        found = [await rounds_of(engine, replace(one, adapter="")) for one in asked_of(3, 60)]
-        assert len({str(one) for one in found}) == len(found)
-        await engine.batcher.close()
-
-    run(test())

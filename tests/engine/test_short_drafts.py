@@ -18,12 +18,7 @@ from tandem.speculation.types import SamplingParams
 from tandem.speculation.verification_mode import Pipeline
 from tests.architectures import PLACES, serving
 from tests.runners.tiny import model_folder
-from tests.support import (
-    answer,
-    ids,
-    oracle,
-    run,
-)
+from tests.support import answer, ids, oracle, run
 
 GREEDY = SamplingParams()
 SHORT, LONG = 60, 160
@@ -82,19 +77,5 @@ def test_a_short_draft_that_pads_otherwise_loads_beside_a_longer_target(tmp_path
         assert together[0].completion.stats.accepted > 10 and together[3].completion.stats.drafted == 0
         assert not target.engine.fused_fallbacks
         await batcher.close()
-
-    run(test())
-
-
-def test_a_row_beyond_the_draft_leaves_others_their_drafts() -> None:
-    async def test() -> None:
-        async with serving("fused", k=5, draft_length=SHORT) as served:
-            far = ids(bytes(range(65, 135)), 80, ignore_end_of_sequence=True)
-            near = [ids(bytes(range(70 + i, 80 + i)), 40, ignore_end_of_sequence=True) for i in range(3)]
-            alone = [await answer(served.generate, each) for each in near]
-            _, *beside = await asyncio.gather(*(answer(served.generate, each) for each in (far, *near)))
-            for one, other in zip(alone, beside, strict=True):
-                assert other.token_ids == one.token_ids
-                assert other.completion.stats.accepted == one.completion.stats.accepted > 20
 
     run(test())

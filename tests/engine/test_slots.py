@@ -12,13 +12,6 @@ from tandem.engine.slots import NoFreeSlot, SlotPool
 from tests.support import run
 
 
-def test_taking_from_an_empty_pool_is_refused() -> None:
-    pool = SlotPool(1)
-    pool.take()
-    with pytest.raises(NoFreeSlot, match="all 1 KV slots are taken"):
-        pool.take()
-
-
 def test_who_waits_longest_is_served_first() -> None:
     async def test() -> None:
         pool = SlotPool(2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,22 +13,9 @@ import pytest
 
 from tandem.engine.batcher import Batcher, DeviceLost, StepHung
 from tandem.engine.engine import Engine
-from tandem.engine.fused_rounds import FusedPair, FusedRounds
-from tandem.engine.sequences import KVSequence
-from tandem.engine.step_watch import (
-    FADES,
-    FIRST_SECONDS,
-    MIN_SECONDS,
-    TIMES_LONGEST,
-    StepBound,
-    StepWatch,
-    describe_step,
-    parse_step_seconds,
-)
+from tandem.engine.step_watch import FADES, FIRST_SECONDS, MIN_SECONDS, TIMES_LONGEST, StepBound, StepWatch
 from tandem.runners.protocol import PrefillRow, VerifyRow
-from tandem.speculation.types import Request
-from tests.rows import fused_row, propose_row, verify_row
-from tests.support import GREEDY, run, toy, until
+from tests.support import run, toy, until
 from tests.toy import ToyRunner
 
 PROMPT = list(b"a prompt of more than one chunk, though not by much")
@@ -165,20 +152,6 @@ def test_a_step_that_fails_after_it_hung_loses_the_engine() -> None:
     run(test())
 
 
-def test_steps_that_follow_one_another_are_not_one_long_step() -> None:
-    async def test() -> None:
-        async with benched() as bench:
-            for _ in range(4):
-                bench.runner.inside.clear()
-                (task,) = await bench.hang(ROWS[0])
-                bench.look_for(BOUND - 2)
-                bench.runner.gate.set()
-                await task
-            assert not bench.said
-
-    run(test())
-
-
 def test_a_process_that_stood_still_has_no_step_that_hangs() -> None:
     """SIGSTOP and SIGCONT, a laptop asleep, an event loop that was held up: one look counts for two at most."""
 
@@ -206,40 +179,6 @@ def test_closing_does_not_wait_for_a_step_that_was_abandoned() -> None:
     run(test())
 
 
-def test_closing_waits_for_a_step_no_longer_than_it_is_told() -> None:
-    async def test() -> None:
-        async with benched() as bench:
-            (task,) = await bench.hang(ROWS[0])
-            await bench.engine.batcher.close(seconds=0.01)
-            assert bench.engine.batcher.stuck
-            bench.runner.gate.set()
-            await task
-
-    run(test())
-
-
-def test_a_fused_step_that_hung_leaves_nothing_held_of_either_model() -> None:
-    async def test() -> None:
-        async with benched() as bench:
-            draft = Engine(toy(), bench.engine.batcher, vital=False)
-            rounds, tokens = FusedRounds(FusedPair(bench.engine, draft), Request(GREEDY)), list(PROMPT)
-            await rounds.open(tokens)
-            tokens += (await rounds.round(tokens, 3))[1].token_ids
-            held = rounds._target, rounds._draft
-            assert held[0] and held[1]
-            assert (held[0].held, held[1].held) == (tokens[:-1], tokens[:-2])
-            bench.runner.gate.clear()
-            task = asyncio.create_task(rounds.round(tokens, 3))
-            await until(bench.runner.inside.is_set)
-            bench.look_for(BOUND + 2)
-            with pytest.raises(StepHung):
-                await task
-            assert held[0].held == held[1].held == []
-            await rounds.close()
-
-    run(test())
-
-
 def test_a_bound_is_learned_for_each_kind_from_its_longest_recent_step() -> None:
     bound = StepBound()
     assert bound.seconds(PrefillRow) == FIRST_SECONDS
@@ -253,40 +192,7 @@ def test_a_bound_is_learned_for_each_kind_from_its_longest_recent_step() -> None
     assert bound.seconds(PrefillRow) == MIN_SECONDS
 
 
-def test_served_steps_teach_the_bound() -> None:
-    async def test() -> None:
-        batcher = Batcher("test")
-        engine, bound = Engine(toy(), batcher), StepBound()
-        StepWatch(batcher, bound, engine.lose)
-        await KVSequence(engine, 0, Request()).fill(PROMPT)
-        assert bound.seconds(PrefillRow) == MIN_SECONDS
-        await batcher.close()
-
-    run(test())
-
-
 @pytest.mark.parametrize("given", [-1.0, 0.0, float("nan"), float("inf")])
 def test_a_bound_that_is_none_is_refused(given: float) -> None:
     with pytest.raises(ValueError, match="step_seconds"):
         StepBound(given)
-
-
-def test_the_flag_says_a_number_or_auto() -> None:
-    assert parse_step_seconds("auto") is None
-    assert parse_step_seconds("2.5") == 2.5
-    with pytest.raises(ValueError, match="step_seconds: 'soon' is neither"):
-        parse_step_seconds("soon")
-
-
-@pytest.mark.parametrize(
-    ("rows", "said"),
-    [
-        ([PrefillRow(0, 0, (1, 2, 3))], "a prefill step of 1 row, width 3"),
-        ([verify_row(0, 5, 1, (2,), GREEDY), verify_row(1, 5, 1, (2, 3), GREEDY)], "a verify step of 2 rows, width 3"),
-        ([propose_row(0, 5, (1, 2), 4, GREEDY)], "a propose step of 1 row, width 6"),
-        ([fused_row(propose_row(0, 5, (1,), 4, GREEDY))], "a fused step of 1 row, width 5"),
-        (["anything"], "a str step of 1 row, width 1"),
-    ],
-)
-def test_the_log_says_what_a_step_was(rows: Sequence[Any], said: str) -> None:
-    assert describe_step(list(rows)) == said

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +21,7 @@ from tandem.speculation.loop import TOGETHER
 from tandem.speculation.never_waiting import RunStep
 from tandem.speculation.run_on import DRAFTING, RunMessage, SelfPacedRun
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, Request, Verdict
-from tests.support import GREEDY, HANG, SAMPLED, oracle, run, toy
+from tests.support import GREEDY, oracle, run, toy
 from tests.toy import ToyRunner, ToyTokenizer
 
 PROMPT = list(b"a prompt")
@@ -122,21 +121,6 @@ def test_the_device_goes_on_by_itself_up_to_a_bound() -> None:
     run(test())
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
-def test_several_requests_share_the_steps_that_the_device_takes_by_itself(sampling: Any) -> None:
-    async def test() -> None:
-        device, runner = engine()
-        asked = [generated(device, sampling=sampling, max_new_tokens=20, ignore_end_of_sequence=True) for _ in range(3)]
-        for tokens, end in await asyncio.gather(*asked):
-            assert tokens == expected_of(PROMPT, sampling, 20)
-            assert (end.stats.rounds, end.stats.drafted) == (20, 0)
-        assert device.batcher.rows == 60 + 3
-        assert runner.verified < 40
-        await device.batcher.close()
-
-    run(test())
-
-
 def test_no_step_runs_past_a_stop_token_or_the_length() -> None:
     async def test() -> None:
         expected = expected_of(PROMPT, GREEDY, 30)
@@ -168,28 +152,6 @@ def test_a_newcomer_waits_for_the_step_that_runs_and_no_longer() -> None:
         await second.close()
         tokens, _ = await first
         assert tokens == expected_of(PROMPT, GREEDY, 140)
-        await device.batcher.close()
-
-    run(test())
-
-
-def test_a_round_with_a_draft_from_elsewhere_ends_the_run_and_is_exact() -> None:
-    async def test() -> None:
-        device, runner = engine()
-        expected = PROMPT + expected_of(PROMPT, GREEDY, 40)
-        verifier, tokens = opened(device), list(PROMPT)
-        await verifier.open(tokens)
-        while len(tokens) < len(expected):
-            left = len(expected) - len(tokens)
-            if len(tokens) % 5:
-                tokens += (await verifier.step()).token_ids
-            else:
-                draft = expected[len(tokens) : len(tokens) + min(2, left - 1)]
-                tokens += (await verifier.verify(tokens, draft)).token_ids
-                verifier.go_on(tokens)
-            await ahead_of(runner, 0)
-        assert tokens == expected
-        await verifier.close()
         await device.batcher.close()
 
     run(test())
@@ -254,46 +216,6 @@ def test_tokens_of_steps_that_follow_each_other_are_handed_out_together_the_firs
     run(test())
 
 
-def test_steps_of_which_none_has_heard_are_told_before_the_one_that_hangs() -> None:
-    async def test() -> None:
-        device, runner = engine()
-        runner.seconds = TOGETHER / 5
-        verifier, tokens = opened(device), list(PROMPT)
-        await verifier.open(tokens)
-        tokens += (await verifier.step()).token_ids
-        while len(device.batcher._unread) < 2:
-            time.sleep(0.001)  # the event loop does not read
-        device.batcher.abandon("a step hangs")
-        got = len(tokens)
-        with pytest.raises(StepHung):
-            while True:
-                tokens += (await asyncio.wait_for(verifier.step(), HANG)).token_ids
-        assert len(tokens) >= got + 2 and tokens == PROMPT + expected_of(PROMPT, GREEDY, len(tokens) - len(PROMPT))
-        await verifier.close()
-        await device.batcher.close()
-
-    run(test())
-
-
-def test_rounds_are_timed_by_the_device_however_late_they_are_read() -> None:
-    async def test() -> None:
-        device, runner = engine()
-        runner.seconds = TOGETHER / 5
-        verifier, tokens = opened(device), list(PROMPT)
-        await verifier.open(tokens)
-        ends = list[float]()
-        for _ in range(10):
-            verdict = await verifier.step()
-            tokens += verdict.token_ids
-            ends.append(verdict.ended)
-        apart = [after - before for before, after in itertools.pairwise(ends)]
-        assert min(apart) >= runner.seconds and ends[-1] <= time.perf_counter()
-        await verifier.close()
-        await device.batcher.close()
-
-    run(test())
-
-
 class Steps:
     """A run of a local target on the engine, and the steps that it was told of."""
 
@@ -339,25 +261,6 @@ def test_a_run_steps_on_while_the_loop_is_held_and_is_read_together_unless_draft
         while len(steps.tokens) < steps.until:
             await asyncio.sleep(0.001)
         assert steps.tokens == steps.text and all(step.drafted == 0 for step in steps.steps)
-        await steps.run.close()
-        await device.batcher.close()
-
-    run(test())
-
-
-def test_drafts_that_come_while_the_device_goes_on_are_verified_and_tokens_are_exact() -> None:
-    async def test() -> None:
-        device, runner = engine()
-        steps = Steps(device, 120)
-        await steps.begin()
-        while len(steps.tokens) < steps.until:
-            at = len(steps.tokens)
-            draft = [*steps.text[at : at + 6], 0, 0][: 3 + at % 6]
-            steps.send(at, draft)
-            await asyncio.sleep(0.003)
-        assert steps.tokens == steps.text
-        drafted, accepted = sum(s.drafted for s in steps.steps), sum(s.verdict.accepted for s in steps.steps)
-        assert 10 <= accepted <= drafted and runner.verified == len(steps.steps)
         await steps.run.close()
         await device.batcher.close()
 

@@ -13,7 +13,6 @@ from tandem.engine.engine import Engine
 from tandem.engine.generators import fused_generator
 from tandem.engine.loading import Loaded
 from tandem.engine.model_config import DraftChoice
-from tandem.speculation.loop import TOGETHER
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, Rule, SpeculationStats
 from tests.daily import daily
 from tests.engine.test_stepper import Slow
@@ -85,20 +84,6 @@ def test_while_the_loop_is_held_the_device_goes_on_with_copies_and_all_is_exact(
         async for event in events:
             tokens += event.token_ids if isinstance(event, Chunk) else ()
         assert tuple(tokens) == oracle(PROMPT, GREEDY, COUNT, past_the_end=True, memory=1)
-        await site.device.batcher.close()
-
-    run(test())
-
-
-def test_steps_are_read_together_and_none_runs_twice_or_past_the_end() -> None:
-    async def test() -> None:
-        site = Lookup(Repeating)
-        site.runner.seconds = TOGETHER / 5
-        tokens, stats = await site.said()
-        assert tokens == oracle(PROMPT, GREEDY, COUNT, past_the_end=True, memory=1)
-        assert stats.rounds == site.runner.verified and stats.rounds + stats.accepted == COUNT
-        assert stats.drafted == sum(site.runner.drafted) and stats.drafted_by == {"ngram": stats.drafted}
-        assert site.chunks < stats.rounds
         await site.device.batcher.close()
 
     run(test())

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tandem.rpc.wire_chat import chat_from_wire
+from tandem.rpc.wire import chat_from_wire
 from tandem.services.http.messages import messages
 from tandem.speculation.chat import MAX_CALLS_OF_CHAT, MAX_TOOL_CALLS
 from tandem.speculation.errors import InvalidField

@@ -15,11 +15,10 @@ import pytest
 from tandem import Client, SamplingParams
 from tandem.checkpoints.locate import EMBEDDED_DRAFT
 from tandem.receipts.checking import Outcome
-from tandem.receipts.digests import prefix_digests
 from tandem.receipts.keys import Keys, open_keys
-from tandem.receipts.receipt import read_signed
+from tandem.receipts.receipt import prefix_digests, read_signed
 from tandem.runners.native import build
-from tandem.runners.native.prebuilt import LEVELS, PACKAGE, file_name
+from tandem.runners.native.build import LEVELS, PACKAGE, file_name
 from tests.support import MAIN, REPOSITORY, ServerProcess
 
 PROMPT = "The rivers of Europe"

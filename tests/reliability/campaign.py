@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from tandem.checkpoints.adapter_files import AdapterChoice
@@ -140,32 +141,12 @@ class Deployment:
 
     # --- the ways to ask ---
 
-    async def wire_unary(self, ask: Ask) -> Ended:
-        return await self._wire(ask, streams=False)
-
-    async def wire_stream(self, ask: Ask) -> Ended:
-        return await self._wire(ask, streams=True)
-
-    async def _wire(self, ask: Ask, streams: bool) -> Ended:
+    async def wire(self, kind: Any, ask: Ask) -> Ended:
         target = await self.target()
         async with raw_stub(target.address) as stub:
-            return await WireClient(stub, ask, random.Random(f"wire {self.seed} {ask.client}"), streams).run()
+            return await kind(stub, ask, random.Random(f"wire {self.seed} {ask.client}")).run()
 
-    async def wire_run(self, ask: Ask) -> Ended:
-        target = await self.target()
-        async with raw_stub(target.address) as stub:
-            return await WireRunClient(stub, ask, random.Random(f"wire {self.seed} {ask.client}")).run()
-
-    async def distributed_unary(self, ask: Ask) -> Ended:
-        return await self._distributed(ask, Pipeline.OFF)
-
-    async def distributed_stream(self, ask: Ask) -> Ended:
-        return await self._distributed(ask, Pipeline.ON)
-
-    async def distributed_run(self, ask: Ask) -> Ended:
-        return await self._distributed(ask, Pipeline.NEVER_WAITING)
-
-    async def _distributed(self, ask: Ask, pipeline: Pipeline) -> Ended:
+    async def distributed(self, pipeline: Pipeline, ask: Ask) -> Ended:
         target = await self.target()
         async with distributed(target.address, self.draft, pipeline=pipeline) as (generator, client):
             client.deadlines = DEADLINES
@@ -177,26 +158,26 @@ class Deployment:
         async with target_site(toy()) as calm, distributed(calm.address, self.draft) as (generator, _):
             await _add_adapters(calm)
             undisturbed = await by_generate(generator.generate, ask, again=1)
-        ended = await self._distributed(ask, Pipeline.OFF)
+        ended = await self.distributed(Pipeline.OFF, ask)
         return replace(ended, expected=tuple(undisturbed.tokens))
 
-    async def plain(self, ask: Ask) -> Ended:
-        return await self._generated(await self.target(), ask)
-
-    async def by_worker(self, ask: Ask) -> Ended:
-        return await self._generated(await self.worker(), ask)
-
-    async def by_fused(self, ask: Ask) -> Ended:
-        return await self._generated(await self.fused(), ask)
-
-    async def _generated(self, site: Site, ask: Ask) -> Ended:
-        async with site.client() as client:
+    async def generated(self, site: Callable[[], Awaitable[Site]], ask: Ask) -> Ended:
+        async with (await site()).client() as client:
             return await by_generate(client.generate, ask)
 
-    def ways(self) -> list[Callable[[Ask], Awaitable[Ended]]]:
-        distributed = [self.distributed_unary, self.distributed_stream, self.distributed_run]
-        weighted = [self.wire_unary, self.wire_stream, self.wire_run, *distributed] * 2
-        return [*weighted, self.plain, self.by_worker, self.by_fused, self.by_rejection]
+    def ways(self) -> list[tuple[str, Callable[[Ask], Awaitable[Ended]]]]:
+        """By name; the first six are chosen twice as often."""
+        weighted: list[tuple[str, Any]] = [
+            ("wire_unary", partial(self.wire, partial(WireClient, streams=False))),
+            ("wire_stream", partial(self.wire, partial(WireClient, streams=True))),
+            ("wire_run", partial(self.wire, WireRunClient)),
+            ("distributed_unary", partial(self.distributed, Pipeline.OFF)),
+            ("distributed_stream", partial(self.distributed, Pipeline.ON)),
+            ("distributed_run", partial(self.distributed, Pipeline.NEVER_WAITING)),
+        ]
+        sites = (("plain", self.target), ("by_worker", self.worker), ("by_fused", self.fused))
+        others = [(name, partial(self.generated, site)) for name, site in sites]
+        return [*weighted, *weighted, *others, ("by_rejection", self.by_rejection)]
 
 
 async def run_schedule(seed: int, seconds: float = SECONDS, only: Sequence[str] = ()) -> Result:
@@ -211,17 +192,17 @@ async def run_schedule(seed: int, seconds: float = SECONDS, only: Sequence[str] 
     async with contextlib.AsyncExitStack() as stack:
         deployment = Deployment(seed, stack)
         await deployment.target()
-        choices = [way for way in deployment.ways() if not only or way.__name__ in only]
+        choices = [way for way in deployment.ways() if not only or way[0] in only]
         ways = [chance.choice(choices) for _ in asks]
-        running = (asyncio.wait_for(way(ask), seconds) for way, ask in zip(ways, asks, strict=True))
+        running = (asyncio.wait_for(way(ask), seconds) for (_, way), ask in zip(ways, asks, strict=True))
         ended = await asyncio.gather(*running, return_exceptions=True)
-        for way, ask, end in zip(ways, asks, ended, strict=True):
+        for (name, _), ask, end in zip(ways, asks, ended, strict=True):
             end = Ended([], f"{type(end).__name__} {end}") if isinstance(end, BaseException) else end
-            note_outcome(deployment.history, result, way.__name__, ask, end)
+            note_outcome(deployment.history, result, name, ask, end)
         result.violations += await _left_behind(deployment.sites, seconds)
         await _calls_end(deployment.history, seconds)
     by_client = {ask.client: ask for ask in asks}
-    plain = [ask for way, ask in zip(ways, asks, strict=True) if way != deployment.by_rejection]
+    plain = [ask for (name, _), ask in zip(ways, asks, strict=True) if name != "by_rejection"]
     validator = Validator(
         lambda client, count: by_client[client].truth(count), {ask.client: len(ask.prompt) for ask in plain}
     )

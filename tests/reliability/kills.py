@@ -15,6 +15,7 @@ import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,53 +94,29 @@ class KillSchedule:
             await asyncio.sleep(self.chance.uniform(0, 0.2))
             await self.victim.start()
 
-    # --- the ways to ask ---
-
     def way(self, ask: Ask) -> Callable[[Ask], Awaitable[Ended]]:
         if self.kind == "worker":
             return lambda ask: self._generated(self.servers[-1].address, DRAFT, ask)
         if self.kind == "remote draft":
             return lambda ask: self._generated(self.servers[-1].address, TARGET, ask)
-        choices = [self.unary, self.stream, self.distributed_run]
+        pipelines = (Pipeline.OFF, Pipeline.ON, Pipeline.NEVER_WAITING)
+        choices: list[Any] = [partial(self._distributed, pipeline) for pipeline in pipelines]
         if self.kind == "restart":
-            choices += [self.wire_unary, self.wire_stream, self.wire_run]
+            wire = partial(WireClient, streams=False), partial(WireClient, streams=True), WireRunClient
+            choices += [partial(self._wire, each) for each in wire]
         return choices[(ask.client + self.seed) % len(choices)]
 
-    async def unary(self, ask: Ask) -> Ended:
-        return await self._distributed(ask, Pipeline.OFF)
-
-    async def stream(self, ask: Ask) -> Ended:
-        return await self._distributed(ask, Pipeline.ON)
-
-    async def distributed_run(self, ask: Ask) -> Ended:
-        return await self._distributed(ask, Pipeline.NEVER_WAITING)
-
-    async def _distributed(self, ask: Ask, pipeline: Pipeline) -> Ended:
-        verifiers = [server.address for server in self.servers]
-        async with distributed(",".join(verifiers), "salt=0,miss=0.3", pipeline=pipeline, reconnect_seconds=30.0) as (
-            generator,
-            client,
-        ):
+    async def _distributed(self, pipeline: Pipeline, ask: Ask) -> Ended:
+        verifiers = ",".join(server.address for server in self.servers)
+        there = distributed(verifiers, "salt=0,miss=0.3", pipeline=pipeline, reconnect_seconds=30.0)
+        async with there as (generator, client):
             client.deadlines = DEADLINES
             return await by_generate(lambda request: self.progress.watched(generator.generate(request)), ask, again=1)
 
-    async def wire_unary(self, ask: Ask) -> Ended:
-        return await self._wire(ask, streams=False)
-
-    async def wire_stream(self, ask: Ask) -> Ended:
-        return await self._wire(ask, streams=True)
-
-    async def wire_run(self, ask: Ask) -> Ended:
+    async def _wire(self, kind: Any, ask: Ask) -> Ended:
         async with raw_stub(self.victim.address) as stub:
             chance = random.Random(f"wire {self.seed} {ask.client}")
-            client = WireRunClient(stub, ask, chance, seconds=1.5, patience=400, pause=0.05)
-            client.on_tokens = self._counted
-            return await client.run()
-
-    async def _wire(self, ask: Ask, streams: bool) -> Ended:
-        async with raw_stub(self.victim.address) as stub:
-            chance = random.Random(f"wire {self.seed} {ask.client}")
-            client = WireClient(stub, ask, chance, streams, seconds=1.5, patience=400, pause=0.05)
+            client = kind(stub, ask, chance, seconds=1.5, patience=400, pause=0.05)
             client.on_tokens = self._counted
             return await client.run()
 

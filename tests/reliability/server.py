@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ctypes
 import gc
 import json
 import os
@@ -19,7 +18,7 @@ import sys
 import threading
 from collections import Counter
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import grpc
 
@@ -48,8 +47,6 @@ def held() -> dict[str, int]:
         "threads": threading.active_count(),
         "files": len(os.listdir("/proc/self/fd")),
         "resident_bytes": resident,
-        "python_blocks": sys.getallocatedblocks(),
-        "malloc_bytes": malloc_bytes(),
     }
 
 
@@ -57,21 +54,6 @@ def _named(task: asyncio.Task[Any]) -> str:
     """Returns a task's name and coroutine; asyncio's default names, Task-1 and so on, are left out."""
     name, code = task.get_name(), getattr(task.get_coro(), "__qualname__", "?")
     return code if name.startswith("Task-") else f"{name}: {code}"
-
-
-def malloc_bytes() -> int:
-    """Bytes that glibc's malloc has handed out: C++ objects, and Python's above 512 bytes; 0 where it cannot say."""
-
-    class Info(ctypes.Structure):
-        _names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
-        _fields_: ClassVar = [(name, ctypes.c_size_t) for name in _names.split()]
-
-    mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None)  # glibc 2.33
-    if mallinfo2 is None:
-        return 0
-    mallinfo2.restype = Info
-    info = mallinfo2()
-    return int(info.uordblks + info.hblkhd)
 
 
 def _probe(path: Path) -> None:

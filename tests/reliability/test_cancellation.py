@@ -20,7 +20,7 @@ from tandem.engine import loading
 from tandem.engine.batcher import Batcher
 from tandem.rpc import wire
 from tandem.rpc.channel import MESSAGES
-from tandem.rpc.closing import SessionCloses
+from tandem.rpc.verifier_client import SessionCloses
 from tandem.runners.torch.tensor_parallel import Leader
 from tandem.speculation.loop import finish
 from tandem.speculation.verification_mode import Pipeline
@@ -92,12 +92,6 @@ def generated(generate: Any) -> Callable[[], Coroutine[Any, Any, tuple[int, ...]
 async def autoregressive() -> AsyncIterator[Way]:
     async with target_site(toy(slots=1), FOR_EVER) as site:
         yield Way(served(site), [site])
-
-
-@contextlib.asynccontextmanager
-async def over_the_wire() -> AsyncIterator[Way]:
-    async with target_site(toy(slots=1), FOR_EVER) as site, site.client() as client:
-        yield Way(generated(client.generate), [site])
 
 
 @contextlib.asynccontextmanager
@@ -220,7 +214,6 @@ async def _ignored(work: Coroutine[Any, Any, Any]) -> None:
 
 WAYS = (
     autoregressive,
-    over_the_wire,
     fused,
     unary,
     pipelined,

@@ -67,24 +67,3 @@ def test_no_fault_spoils_a_feature(pipeline: Pipeline) -> None:
         assert len(sum((faults for faults, _ in found), Counter())) >= 2
 
     run(test())
-
-
-def test_rejection_repeats_under_faults() -> None:
-    async def once(calm: bool) -> tuple[int, ...]:
-        history = History("targets")
-        faults = [] if calm else [FaultInterceptor(Schedule(4, 0.3), history)]
-        config = ModelConfig(shape=Shape(4, 160, 5), draft=DraftChoice("eagle", "head,miss=0.4"), backend="toy")
-        async with (
-            target_site(toy(), interceptors=faults, features=()) as site,
-            distributed(site.address, pipeline=Pipeline.AUTO, config=config) as (generator, client),
-        ):
-            client.deadlines = DEADLINES
-            got = await answer(generator.generate, ids(PROMPT, 60, sampling=SAMPLED, rule=Rule.REJECTION))
-        assert calm or count_faults(history.events)
-        assert 0 < got.completion.stats.accepted < got.completion.stats.drafted
-        return got.token_ids
-
-    async def test() -> None:
-        assert len({await once(calm) for calm in (True, False)}) == 1
-
-    run(test())

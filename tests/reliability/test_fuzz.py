@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.reliability import figures, frames, fuzzed_runs, messages
+from tests.reliability import frames, fuzzed_runs, messages
 from tests.reliability.fuzzed import Method, Servers, fuzzed_servers, methods
 
 DECLARED = {
@@ -40,18 +40,17 @@ def servers() -> Iterator[Servers]:
         yield running
 
 
+def _examples(count: int) -> Any:
+    phases, checks = [Phase.generate, Phase.shrink], list(HealthCheck)
+    chosen = settings(max_examples=count, deadline=None, database=None, phases=phases, suppress_health_check=checks)
+    return lambda test: chosen(hypothesis.seed(7)(test))
+
+
 def fuzz(strategy: Callable[[Method], st.SearchStrategy[Any]], count: int, servers: Servers, allowed: set[str]) -> int:
     """Sends `count` messages to random methods. A failing one is shrunk, and printed with its method."""
     sent = [0]
 
-    @settings(
-        max_examples=count,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate, Phase.shrink],
-        suppress_health_check=list(HealthCheck),
-    )
-    @hypothesis.seed(7)
+    @_examples(count)
     @given(st.sampled_from(METHODS).flatmap(lambda method: st.tuples(st.just(method), strategy(method))))
     def one(pair: tuple[Method, Any]) -> None:
         method, message = pair
@@ -86,14 +85,7 @@ def fuzz_runs(count: int, servers: Servers) -> int:
     refused = {"INVALID_ARGUMENT", "OUT_OF_RANGE"}
     done = [0]
 
-    @settings(
-        max_examples=count,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate, Phase.shrink],
-        suppress_health_check=list(HealthCheck),
-    )
-    @hypothesis.seed(7)
+    @_examples(count)
     @given(st.lists(fuzzed_runs.run_messages(), max_size=6), st.integers(0, 12), st.booleans())
     def one(sent: list[dict[str, Any]], begin: int, early: bool) -> None:
         found = fuzzed_runs.fuzzed_run(servers, sent, begin, early)
@@ -148,27 +140,12 @@ def test_a_method_whose_name_is_no_utf8_disturbs_nobody(servers: Servers) -> Non
     servers.nothing_is_held()
 
 
-def test_every_method_of_the_contract_is_fuzzed() -> None:
-    assert len(METHODS) == 11
-    assert {method.name for method in METHODS} >= {"OpenSession", "Verify", "VerifyStream", "Propose"}
-
-
 @pytest.mark.campaign
 @pytest.mark.timeout(300)
 def test_thousands_of_messages_get_a_declared_answer(servers: Servers) -> None:
     servers.answered.clear()
-    well_formed = fuzz(lambda method: messages.requests(method.request), 4000, servers, DECLARED)
-    statuses = dict(servers.answered.most_common())
-    undecodable = fuzz(lambda method: messages.broken(method.request), 2000, servers, DECLARED)
-    runs = fuzz_runs(1000, servers)
-    connections = fuzz_frames(600, servers)
+    fuzz(lambda method: messages.requests(method.request), 4000, servers, DECLARED)
+    fuzz(lambda method: messages.broken(method.request), 2000, servers, DECLARED)
+    fuzz_runs(1000, servers)
+    fuzz_frames(600, servers)
     servers.nothing_is_held()
-    figures.note(
-        "fuzz",
-        well_formed_messages=well_formed,
-        answers=statuses,
-        broken_messages=undecodable,
-        fuzzed_runs=runs,
-        connections_of_noise=connections,
-        wrong_answers=0,
-    )

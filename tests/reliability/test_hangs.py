@@ -1,32 +1,20 @@
-"""A verifier that hangs, with another listed: how long clients wait for it, as a campaign; one case always.
-
-And a single verifier whose step hangs in a run: the run goes on when it is back.
-"""
+"""A verifier whose step hangs in a run: the run goes on when it is back, with the same tokens."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import statistics
 from pathlib import Path
 
 import pytest
 
 from tandem.speculation.types import Chunk
 from tandem.speculation.verification_mode import Pipeline
-from tests.reliability import figures
-from tests.reliability.hangs import BEFORE, CASES, PROMPT, TOKENS, measure, seconds_to_go_on
 from tests.reliability.processes import Killable
 from tests.support import distributed, ids, oracle
 
+PROMPT, TOKENS, BEFORE = list(b"a verifier that hangs"), 60, 20
 ROLE = ("--role", "target", "--model", "step=0.004", "--sequence_length", "160", "--step_seconds", "1")
-
-
-@pytest.mark.thorough
-def test_a_process_that_is_stopped_is_left_in_the_middle_of_a_request() -> None:
-    """That it is, with the right tokens; how soon is the campaign's to say."""
-    (case,) = [c for c in CASES if str(c) == "stopped, in a request, 9 s, pipeline auto"]
-    asyncio.run(seconds_to_go_on(case))
 
 
 async def run_through_a_hang(folder: Path, seconds: float | None) -> tuple[int, ...]:
@@ -58,20 +46,10 @@ async def run_through_a_hang(folder: Path, seconds: float | None) -> tuple[int, 
 @pytest.mark.parametrize(
     "seconds",
     [
-        pytest.param(0.5, id="within its limit", marks=pytest.mark.campaign),
-        pytest.param(1.4, id="beyond it, and returns"),
+        pytest.param(1.4, id="beyond its limit, and returns"),
         pytest.param(None, id="for good", marks=pytest.mark.campaign),
     ],
 )
 def test_a_run_whose_step_hangs_goes_on_with_the_same_tokens(tmp_path: Path, seconds: float | None) -> None:
     tokens = asyncio.run(run_through_a_hang(tmp_path, seconds))
     assert tokens == oracle(PROMPT, ids(PROMPT).sampling, TOKENS, past_the_end=True)
-
-
-@pytest.mark.campaign
-@pytest.mark.timeout(280)
-def test_clients_go_on_within_a_third_of_the_deadline_or_five_seconds() -> None:
-    found = asyncio.run(measure(CASES, runs=2, at_once=4))
-    figures.note("hangs", **{str(case): round(max(seconds), 2) for case, seconds in found.items()})
-    missed = [f"{case}: {seconds}" for case, seconds in found.items() if statistics.median(seconds) > case.allowed]
-    assert not missed, "\n".join(missed)

@@ -30,7 +30,7 @@ from tandem.speculation.verification_mode import Pipeline
 from tests.daily import daily
 from tests.engine.test_prefix_cache import said, truth
 from tests.reliability.hostile_peers import Change, Liar, changes, lying
-from tests.services.prefill_sites import asking_engine, prefill_site
+from tests.services.prefill_sites import asking_engine, prefill_site, wake
 from tests.services.test_prefill import PROMPT as LONG_PROMPT
 from tests.support import (
     GREEDY,
@@ -324,8 +324,7 @@ async def pages_walk(lies: Sequence[Change]) -> Counter[str]:
                 found["told"] += liar.told > 0
                 found["fallbacks"] += sum(elsewhere.fallbacks.values()) > before
                 liar.lie(None)
-                for endpoint in elsewhere.source.endpoints:  # type: ignore[attr-defined]
-                    endpoint.rests_until = 0.0
+                wake(engine)
         assert not engine.lost.is_set() and engine.slots.free == engine.slots.count
     return found
 

@@ -6,15 +6,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
 import pytest
 
-from tandem.engine.stepper import MOST_AHEAD
-from tandem.rpc.errors import TandemError
 from tandem.speculation.run_on import MAX_UNREAD
 from tandem.speculation.types import Chunk
 from tandem.speculation.verification_mode import Pipeline
@@ -23,7 +19,7 @@ from tests.daily import daily
 from tests.reliability import frames
 from tests.reliability.faults import Fault, FaultInterceptor, Schedule
 from tests.reliability.history import History
-from tests.services.test_runs import PROMPT, SLOW, opening, read, running, said, status, truth
+from tests.services.test_runs import PROMPT, opening, read, running, status, truth
 from tests.support import SAMPLED, Site, distributed, ids, oracle, raw_stub, run, target_site, toy, until
 from tests.toy import ToyConfig
 
@@ -89,36 +85,6 @@ def test_a_connection_that_reads_nothing_stops_the_target_and_loses_its_lease() 
     run(test())
 
 
-def test_steps_that_were_read_ahead_and_never_used_are_waste() -> None:
-    """A caller who reads slowly and stops at a text: what came meanwhile was made for nothing."""
-
-    async def test() -> None:
-        text = bytes(truth(60, SAMPLED))
-        at = next(i for i in range(10, 50) if 32 < text[i] < 127 and text[i] not in text[:i])
-        steps = 0
-
-        def ended(session: Any, how: str) -> None:
-            nonlocal steps
-            steps += session.resources.steps
-
-        async with target_site(toy(max_length=2000)) as site:
-            site.verifier.sessions.on_end.append(ended)
-            rest = {"sampling": SAMPLED, "stop_strings": (chr(text[at]),)}
-            async with slow_reader(site, LONG, **rest) as events:
-                tokens: list[int] = []
-                async for event in events:
-                    if isinstance(event, Chunk):
-                        tokens += event.token_ids
-                        await paused(site)
-                    else:
-                        stats = event.stats
-            assert tokens == list(text[: at + 1])
-            assert stats.wasted_steps > 50
-            assert stats.run_steps + stats.wasted_steps == steps
-
-    run(test())
-
-
 def test_a_stop_whose_reply_was_lost_ends_the_next_run_too() -> None:
     """G2: the step is replayed, and its stop counts: nothing is committed after it."""
     text = truth(40)
@@ -177,80 +143,5 @@ def test_stop_strings_and_waste_hold_where_streams_break(seed: int, stops: bool)
             assert tokens == list(text[: text.index(text[at]) + 1] if stops else text)
             assert stats.run_steps + stats.wasted_steps == steps
             assert len(faults.history.events) > 0
-
-    run(test())
-
-
-def test_a_deadline_in_the_middle_of_a_run_leaves_the_tokens_so_far_and_nothing_else() -> None:
-    async def test() -> None:
-        async with target_site(toy(SLOW, max_length=2000)) as site:
-            tokens: list[int] = []
-            with pytest.raises(TandemError) as caught:
-                async with slow_reader(site, LONG, deadline=time.monotonic() + 1.0) as events:
-                    async for event in events:
-                        tokens += event.token_ids
-            assert caught.value.code == "DEADLINE_EXCEEDED"
-            assert list(caught.value.produced)[: len(tokens)] == tokens == truth(len(tokens))
-            await until(lambda: site.free == 4)
-            steps = site.engine.batcher.steps
-            await asyncio.sleep(0.1)
-            assert site.engine.batcher.steps <= steps + 1  # one was under way
-
-    run(test())
-
-
-def test_the_first_message_of_a_run_that_comes_again_late_disturbs_nothing() -> None:
-    """G2: behind the last step it is stale; at the last step's base the new stream goes on, and no token is lost."""
-    text = truth(30)
-
-    async def test() -> None:
-        async with target_site() as site, raw_stub(site.address) as target:
-            await target.OpenSession(opening())
-            call, late, twin = target.VerifyStream(), target.VerifyStream(), target.VerifyStream()
-            first = running(PROMPT, until=10)
-            await call.write(first)
-            assert said(await read(call, 10)) == text[:10]
-            await late.write(first)
-            reply = await late.read()
-            assert (reply.stale, reply.committed_length) == (True, len(PROMPT) + 10)
-            assert await late.read() is grpc.aio.EOF
-            await call.write(running(PROMPT + text[:10], until=12))
-            assert said(await read(call, 2)) == text[10:12]
-            await twin.write(running(PROMPT + text[:11], until=20))
-            replies = await read(twin, 9)
-            assert said(replies) == text[11:20] and replies[0].replayed
-            assert await call.read() is grpc.aio.EOF
-            twin.cancel()
-
-    run(test())
-
-
-def test_two_runs_that_begin_at_once_are_one_after_the_other() -> None:
-    """G2, G6: whichever comes second replays the other's last step, or is stale; every token is made once."""
-    text = truth(20)
-
-    async def test() -> None:
-        async with target_site() as site, raw_stub(site.address) as target:
-            await target.OpenSession(opening())
-            before = site.engine.batcher.steps
-            calls = [target.VerifyStream() for _ in range(4)]
-            await asyncio.gather(*(call.write(running(PROMPT, until=20)) for call in calls))
-
-            async def whole(call: Any) -> list[Any]:
-                replies = []
-                while (reply := await call.read()) is not grpc.aio.EOF:
-                    replies.append(reply)
-                    if reply.committed_length == len(PROMPT) + 20:
-                        break
-                return replies
-
-            seen = [reply for replies in await asyncio.gather(*map(whole, calls)) for reply in replies]
-            for reply in seen:
-                assert reply.stale or list(reply.token_ids) == [text[reply.committed_length - len(PROMPT) - 1]]
-            assert max(reply.committed_length for reply in seen) == len(PROMPT) + 20
-            taken = site.engine.batcher.steps - before - 20
-            assert 0 <= taken <= 3 * (MOST_AHEAD + 1)  # what a run has begun by itself is dropped with it
-            for call in calls:
-                call.cancel()
 
     run(test())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,13 +12,14 @@ from typing import Any
 import grpc
 
 from tandem.rpc import wire
+from tandem.rpc.duplex import ENDED_MEANWHILE
 from tandem.rpc.errors import TandemError, from_rpc
-from tandem.rpc.stream_status import ENDED_MEANWHILE
 from tandem.speculation.types import Chunk, GenerationRequest, Rule, SamplingParams
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.support import oracle
 
 PATIENCE = 40
+PASSING = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "NOT_FOUND", "RESOURCE_EXHAUSTED")
 LONGEST = 3.2  # seconds that an attempt waits
 """How often a client of this file asks again before it gives up; a schedule injects fewer faults than that."""
 
@@ -99,61 +101,65 @@ def after(failed: TandemError, seconds: float) -> float:
     return min(2 * seconds, LONGEST) if failed.code == "DEADLINE_EXCEEDED" else seconds
 
 
-class WireClient:
-    """A client of the session protocol that trusts nothing and is none of ours: it drafts from the truth with errors,
-    drafts anew for a retry (G2), asks out of turn now and then, and follows what replies say."""
+class EndedQuietly(Exception):
+    """A stream ended without an error: something else happened to its session, or its first message was stale."""
+
+
+class SessionClient(ABC):
+    """A client of the session protocol that trusts nothing and is none of ours. `on_tokens`: called as tokens come."""
+
+    reopens = 0.5  # chance of opening again what may be open, which resumes it (G4)
 
     def __init__(
         self,
         stub: Any,
         ask: Ask,
         chance: random.Random,
-        streams: bool,
         seconds: float = 0.4,
         patience: int = PATIENCE,
         pause: float = 0.01,
     ) -> None:
         self._stub, self._ask, self._chance = stub, ask, chance
-        self._streams, self._seconds = streams, seconds
-        self._patience, self._pause = patience, pause
+        self._seconds, self._patience, self._pause = seconds, patience, pause
         self.on_tokens: Callable[[int], None] = lambda tokens: None
         self._session = f"wire-{ask.client}-{chance.randrange(2**32):x}"
-        self._tokens = list(ask.prompt)
+        self._tokens, self._end = list(ask.prompt), len(ask.prompt) + len(ask.expected)
         self._stream: Any = None
         self.wrong: list[str] = []
 
     async def run(self) -> Ended:
-        end = [*self._ask.prompt, *self._ask.expected]
         opened = False
         for _ in range(self._patience):
             try:
-                if not opened and len(self._tokens) < len(end):  # a session that may be closed is not opened again
+                if not opened and len(self._tokens) < self._end:  # a session that may be closed is not opened again
                     await self._open()
                     opened = True
-                while len(self._tokens) < len(end):
-                    await self._round(end)
-                await self._stub.CloseSession(pb.CloseSessionRequest(session_id=self._session), timeout=self._seconds)
-            except grpc.RpcError as error:
+                while len(self._tokens) < self._end:
+                    await self._step()
                 self._leave()
+                close = pb.CloseSessionRequest(session_id=self._session)
+                self._closed(await self._stub.CloseSession(close, timeout=self._seconds))
+            except EndedQuietly:
+                opened = False
+            except grpc.RpcError as error:
                 failed = from_rpc(error)
                 self._seconds = after(failed, self._seconds)
-                opened = opened and failed.code != "NOT_FOUND"
+                opened = opened and failed.code != "NOT_FOUND" and self._chance.random() >= self.reopens
                 code = "UNAVAILABLE" if (failed.code, failed.message) == ENDED_MEANWHILE else failed.code
-                if code not in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "NOT_FOUND", "RESOURCE_EXHAUSTED"):
-                    return Ended(self._output(), str(failed))
-                if code == "UNAVAILABLE" and self._chance.random() < 0.2:
-                    opened = False  # opening what is open resumes it (G4)
+                if code not in PASSING:
+                    return self._ended(str(failed))
                 await asyncio.sleep(failed.retry_seconds or self._pause)
             else:
+                return self._ended("; ".join(self.wrong))
+            finally:
                 self._leave()
-                return Ended(self._output()[: self._ask.count], "; ".join(self.wrong))
-        return Ended(self._output(), "patience ran out")
+        return self._ended("patience ran out")
 
-    def _output(self) -> list[int]:
+    def _ended(self, error: str) -> Ended:
         """Rounds may reach past the end; what follows it is no output."""
-        return self._tokens[len(self._ask.prompt) : len(self._ask.prompt) + len(self._ask.expected)]
+        return Ended(self._tokens[len(self._ask.prompt) : self._end], error)
 
-    async def _open(self) -> None:
+    async def _open(self) -> Any:
         request = pb.OpenSessionRequest(
             session_id=self._session,
             prefix=self._tokens,
@@ -161,25 +167,48 @@ class WireClient:
             sampling=wire.sampling_to_wire(self._ask.sampling),
             adapter=self._ask.adapter,
         )
-        await self._stub.OpenSession(request, timeout=self._seconds)
+        return await self._stub.OpenSession(request, timeout=self._seconds)
 
-    async def _round(self, end: Sequence[int]) -> None:
+    @abstractmethod
+    async def _step(self) -> None:
+        """Adds tokens. Raises grpc.RpcError or EndedQuietly."""
+
+    @abstractmethod
+    def _closed(self, reply: Any) -> None:
+        """Checks the reply to a close."""
+
+    def _leave(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.cancel()
+
+
+class WireClient(SessionClient):
+    """Drafts from the truth with errors, drafts anew for a retry (G2), and asks out of turn now and then."""
+
+    reopens = 0.2
+
+    def __init__(self, stub: Any, ask: Ask, chance: random.Random, streams: bool, **rest: Any) -> None:
+        super().__init__(stub, ask, chance, **rest)
+        self._streams, self._text = streams, [*ask.prompt, *ask.expected]
+
+    async def _step(self) -> None:
         at = len(self._tokens)
         if at > len(self._ask.prompt) and self._chance.random() < 0.1:
             await self._out_of_turn()
-        draft = [t if self._chance.random() < 0.7 else self._chance.randrange(256) for t in end[at : at + self._ask.k]]
+        text = self._text[at : at + self._ask.k]
+        draft = [t if self._chance.random() < 0.7 else self._chance.randrange(256) for t in text]
         reply = await self._verify(at, self._tokens[-1], draft)
-        if reply.stale:
-            self._follow_stale(reply, end)
+        if reply.stale:  # the server is elsewhere than we are: what we know is opened again
+            if reply.committed_length < len(self._ask.prompt):
+                self.wrong.append(f"committed length {reply.committed_length} is below the prompt's")
             await self._open()
         else:
             self._tokens += reply.token_ids
             self.on_tokens(len(reply.token_ids))
 
-    def _follow_stale(self, reply: Any, end: Sequence[int]) -> None:
-        """The server is elsewhere than we are: what we know is opened again; nothing that it committed is wrong."""
-        if reply.committed_length < len(self._ask.prompt):
-            self.wrong.append(f"committed length {reply.committed_length} is below the prompt's")
+    def _closed(self, reply: Any) -> None:
+        pass
 
     async def _out_of_turn(self) -> None:
         """A round that extends nothing: it must be stale, and change nothing."""
@@ -207,8 +236,3 @@ class WireClient:
                 pass
             raise AssertionError("a stream ended without a status")
         return reply
-
-    def _leave(self) -> None:
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            stream.cancel()

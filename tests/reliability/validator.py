@@ -74,9 +74,9 @@ class _Session:
 class Validator:
     """Feed it events in order, then ask for `violations`."""
 
-    def __init__(self, truth: Truth, prompts: dict[int, int], deterministic: bool = True) -> None:
-        """`prompts`: client → length of its prompt. Not `deterministic`: tokens depend on drafts (rejection)."""
-        self._truth, self._prompts, self._deterministic = truth, prompts, deterministic
+    def __init__(self, truth: Truth, prompts: dict[int, int]) -> None:
+        """`prompts`: client → length of its prompt."""
+        self._truth, self._prompts = truth, prompts
         self._sessions: dict[tuple[str, str], _Session] = {}
         self._asked: dict[tuple[str, str], tuple[int, list[int]]] = {}  # who opens, with which prefix, answered or not
         self._open_calls: dict[tuple[str, int], Event] = {}
@@ -257,7 +257,7 @@ class Validator:
 
     def _compare(self, rule: str, event: Event, tokens: list[int]) -> None:
         prompt = self._prompts.get(event.client)
-        if prompt is None or not self._deterministic:
+        if prompt is None:
             return
         truth = list(self._truth(event.client, max(0, len(tokens) - prompt)))
         if tokens != truth[: len(tokens)]:

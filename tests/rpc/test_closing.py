@@ -14,11 +14,9 @@ import grpc
 import pytest
 
 from tandem.rpc import wire
-from tandem.rpc.closing import SessionCloses
 from tandem.rpc.errors import TandemError
-from tandem.rpc.verifier_client import Deadlines, VerifierClient
+from tandem.rpc.verifier_client import Deadlines, SessionCloses, VerifierClient
 from tandem.speculation.types import Request
-from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tandem.v1.target_verifier_pb2_grpc import add_TargetVerifierServicer_to_server
 from tests.services.test_errors import Refusal, refusal
@@ -26,11 +24,8 @@ from tests.services.test_load import Wordy
 from tests.services.test_target_verifier import opening
 from tests.support import (
     GREEDY,
-    answer,
-    distributed,
     ids,
     listening,
-    oracle,
     raw_stub,
     remote_verifier,
     run,
@@ -112,36 +107,6 @@ def test_a_client_that_is_closed_closes_its_sessions_first_and_waits_for_no_dead
             endless.begin(asyncio.Event().wait)
             await endless.settle(0.01)
             assert not endless
-
-    run(test())
-
-
-@pytest.mark.parametrize(
-    "pipeline", [Pipeline.OFF, Pipeline.ON, Pipeline.NEVER_WAITING], ids=["waiting", "in flight", "run"]
-)
-def test_a_request_that_moved_on_leaves_no_session_at_the_verifier_it_left(pipeline: Pipeline) -> None:
-    class Broken:
-        def __init__(self, inner: Any) -> None:
-            self._inner = inner
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._inner, name)
-
-        async def VerifyStream(self, requests: Any, context: Any) -> Any:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
-            yield
-
-    async def test() -> None:
-        async with (
-            target_site(lease_seconds=FOR_EVER) as first,
-            target_site(lease_seconds=FOR_EVER) as second,
-            listening(partial(add_TargetVerifierServicer_to_server, Broken(first.verifier))) as address,
-            distributed(f"{address},{second.address}", pipeline=pipeline) as (generator, client),
-        ):
-            client.pool.current = address  # whichever answered first
-            assert (await answer(generator.generate, ids(PROMPT, 9))).token_ids == oracle(PROMPT, GREEDY, 9)
-            assert first.verifier.sessions.opened >= 1 and second.verifier.sessions.opened == 1
-            await until(lambda: first.free == 4 and second.free == 4 and not client.closes)
 
     run(test())
 

@@ -15,9 +15,9 @@ from grpc_status import rpc_status
 
 from tandem.rpc import wire
 from tandem.rpc.errors import LEAST_RETRY_SECONDS, BrokenContract, contract, from_rpc
+from tandem.rpc.wire import logprobs_from_wire
 from tandem.rpc.wire_checks import MOST_NAME, MOST_ROWS, MOST_TOKENS
-from tandem.rpc.wire_sampling import logprobs_from_wire
-from tandem.rpc.wire_sessions import VerdictBounds, answer_from_wire, run_step_from_wire
+from tandem.rpc.wire_sessions import VerdictBounds, answer_from_wire, draft_from_wire, run_step_from_wire
 from tandem.speculation.features import FeatureFormat, FeatureSpec
 from tandem.speculation.types import MAX_DRAFTED, InvalidField, Request, Rule
 from tandem.v1 import draft_worker_pb2 as worker_pb
@@ -196,14 +196,14 @@ DRAFTS: list[tuple[dict[str, Any], str]] = [
 def test_a_proposal_is_cut_where_the_target_knows_no_further() -> None:
     """A worker's vocabulary may be larger than the target's."""
     sound = worker_pb.ProposeResponse(draft_tokens=[1, 299, 2], proposed_by=["ngram"] * 3, compute_seconds=9.0)
-    draft = wire.draft_from_wire(sound, 300, 258, 3, Rule.AGREEMENT, 0.5)
+    draft = draft_from_wire(sound, 300, 258, 3, Rule.AGREEMENT, 0.5)
     assert (draft.token_ids, draft.compute_seconds, len(draft.proposed_by)) == ((1,), 0.5, 1)
 
 
 @pytest.mark.parametrize(("changes", "said"), DRAFTS, ids=shortly)
 def test_a_proposal_beyond_the_contract_is_refused_by_its_field(changes: dict[str, Any], said: str) -> None:
     wrong = worker_pb.ProposeResponse(**{"draft_tokens": [1], **changes})
-    assert refusal(lambda: wire.draft_from_wire(wrong, 300, 258, 3, Rule.AGREEMENT, 1.0)).startswith(said)
+    assert refusal(lambda: draft_from_wire(wrong, 300, 258, 3, Rule.AGREEMENT, 1.0)).startswith(said)
 
 
 INFO = {"vocab_size": 258, "max_sequence_length": 160, "max_speculation_length": 5}

@@ -43,11 +43,6 @@ def test_the_first_attempt_is_at_once_and_waits_double_up_to_the_longest() -> No
     assert 58 <= sum(found) < 60
 
 
-def test_half_of_a_wait_is_chance() -> None:
-    clock = Clock()
-    assert waits(retry_budget(clock, chance=0.0), clock)[:4] == [0.0, 0.025, 0.05, 0.1]
-
-
 def test_progress_begins_anew() -> None:
     clock = Clock()
     of = retry_budget(clock, seconds=5.0)
@@ -90,12 +85,6 @@ def test_it_gives_up_before_the_requests_own_deadline() -> None:
     assert of.limited(30.0) == 0.001 and of.over
 
 
-def test_no_patience_is_no_attempt() -> None:
-    assert retry_budget(Clock(), seconds=0.0).wait() is None
-    with pytest.raises(ValueError, match="reconnect_seconds: -1"):
-        Persistence(-1)
-
-
 def test_a_roster_says_each_change_once_with_the_attempts(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     pool = EndpointPool(("a:1", "b:2"), clock)
@@ -111,12 +100,6 @@ def test_a_roster_says_each_change_once_with_the_attempts(caplog: pytest.LogCapt
         "server at b:2 failed (gone away): trying a:1",
         "server at b:2 answers, after 5 attempts and 4.0 s",
     ]
-
-
-def test_one_verifier_alone_is_tried_again() -> None:
-    pool = EndpointPool(("a:1",), Clock())
-    pool.failed("a:1", "gone")
-    assert pool.current == "a:1"
 
 
 def test_a_verifier_that_runs_something_else_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
@@ -153,10 +136,6 @@ def test_what_would_change_tokens_or_refuse_rounds_is_named(field: str, value: o
 def test_more_room_and_other_slots_are_no_disagreement() -> None:
     other = replace(INFO, max_sequence_length=512, max_speculation_length=8, kv_slots=1, startup_seconds=9.0)
     assert disagreement(INFO, other) is None
-
-
-def test_addresses_come_apart_at_commas() -> None:
-    assert parse_addresses("a:1, b:2,[::1]:3") == ("a:1", "b:2", "[::1]:3")
 
 
 @pytest.mark.parametrize("given", ["", "a", "a:", ":1", "a:0", "a:70000", "a:1,,b:2", "a:1,a:1"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -60,7 +59,7 @@ async def two(
         for server in servers:
             register = lambda to, server=server: add_TargetVerifierServicer_to_server(server, to)  # noqa: E731
             addresses.append(await stack.enter_async_context(listening(register)))
-        client = VerifierClient(",".join(addresses), "toy", Deadlines(silence=60.0, stall=60.0), Persistence(5.0))
+        client = VerifierClient(",".join(addresses), "toy", Deadlines(stall=60.0), Persistence(5.0))
         stack.push_async_callback(client.close)
         await client.model_info()
         client.pool.current = addresses[0]
@@ -72,15 +71,6 @@ async def two(
             server.calls.clear()
         await test(*servers, client, session)
         await session.close()
-
-
-def test_a_verifier_that_opens_a_session_at_once_is_not_said_to_take_long(caplog: pytest.LogCaptureFixture) -> None:
-    async def test(*_: object) -> None:
-        """The session is open already."""
-
-    with caplog.at_level(logging.INFO):
-        run(two(test))
-    assert "takes long" not in caplog.text
 
 
 def test_a_lease_that_ran_out_is_no_failure_of_its_verifier(caplog: pytest.LogCaptureFixture) -> None:

@@ -200,31 +200,6 @@ def test_what_is_drafted_is_verified_and_every_byte_second_and_proposer_is_count
     run(test())
 
 
-@pytest.mark.parametrize("base", [0, 1000])
-def test_a_worker_that_drafts_after_tokens_it_was_never_told_has_failed(
-    base: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def impossible(replies: Replies) -> Replies:
-        async for reply in replies:
-            reply.base_length = base
-            yield reply
-
-    async def test() -> None:
-        async with worker_site(None) as site, faulty(site, impossible) as address:
-            async with running(address, toy(SLOW)) as (generator, client):
-                client.health.backoff.first = HANG  # no trial meanwhile, however slow this machine is
-                got = await answer(generator.generate, long(60))
-                assert list(got.token_ids) == truth(60)
-                assert got.completion.stats.drafted == 0 and got.completion.stats.undrafted_rounds > 40
-                assert not client.health.up
-            await until(lambda: idle(site))
-
-    with caplog.at_level(logging.WARNING, "tandem.drafter"):
-        run(test())
-    (line,) = caplog.messages
-    assert "decoding without drafts" in line
-
-
 def test_a_worker_that_never_answers_delays_no_token_and_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
     async def silent(replies: Replies) -> Replies:
         await asyncio.Event().wait()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 import pytest
 
 from tandem.rpc.errors import TandemError
-from tandem.rpc.race import Race
+from tandem.rpc.remote_session import Race
 from tests.support import run, until
 
 GONE = TandemError("UNAVAILABLE", "gone")
@@ -51,18 +51,6 @@ class Servers:
     async def first(self) -> tuple[str, str]:
         race: Race[str, str] = Race(self.attempt, self.following, self.failed, lambda: self.slow)
         return await race.first()
-
-
-def test_one_that_answers_is_the_only_one_asked() -> None:
-    servers = Servers(a=["yes"], b=["no"])
-    assert run(servers.first()) == ("a", "yes")
-    assert servers.asked == ["a"]
-
-
-def test_one_that_fails_is_followed_by_the_next() -> None:
-    servers = Servers(a=[GONE], b=["yes"])
-    assert run(servers.first()) == ("b", "yes")
-    assert servers.failures == ["a"]
 
 
 def test_while_one_takes_long_another_is_asked_and_the_loser_is_cancelled() -> None:
@@ -120,21 +108,5 @@ def test_what_is_wrong_with_the_request_ends_it_at_once() -> None:
         with pytest.raises(TandemError, match="prefix: empty"):
             await servers.first()
         assert servers.cancelled == ["a"]
-
-    run(test())
-
-
-@pytest.mark.parametrize("ends", [lambda racing: racing.cancel(), None], ids=["cancelled", "given up"])
-def test_nothing_is_asked_any_more_when_it_ends(ends: Callable[[Any], Any] | None) -> None:
-    async def test() -> None:
-        servers = Servers(slow=0.001, a=[asyncio.Event()] if ends else [GONE], b=[asyncio.Event()] if ends else [GONE])
-        servers.give_up_after = 2
-        racing = asyncio.create_task(servers.first())
-        await until(lambda: servers.asked == ["a", "b"])
-        if ends:
-            ends(racing)
-        with pytest.raises((asyncio.CancelledError, TandemError)):
-            await racing
-        assert servers.cancelled == (["a", "b"] if ends else [])
 
     run(test())

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -17,19 +15,17 @@ from typing import Any
 import grpc
 import pytest
 
-from tandem.rpc.errors import BrokenContract, TandemError
+from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_drafter import DraftClient, RemoteDrafter
 from tandem.services.duplex import StreamIdle
 from tandem.speculation.fallible import DrafterRefused
 from tandem.speculation.types import GenerationRequest, Request, SamplingParams, SpeculationStats
 from tandem.speculation.verification_mode import Pipeline
-from tandem.v1 import draft_worker_pb2 as pb
 from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
 from tests.support import (
     GREEDY,
     HANG,
     SAMPLED,
-    ServerProcess,
     Site,
     answer,
     ids,
@@ -144,30 +140,6 @@ def test_a_stream_that_ended_is_opened_again_with_all_tokens() -> None:
     run(test())
 
 
-def test_what_a_worker_knows_by_other_names_or_the_target_does_not_know_is_cut_and_too_much_is_its_failure() -> None:
-    async def odd(site: Site, requests: Any, context: Any) -> Any:
-        async for _ in requests:
-            yield pb.ProposeResponse(
-                draft_tokens=[7, 8, 230, 9], proposed_by=["ngram", "medusa"], base_length=len(PROMPT)
-            )
-
-    async def test() -> None:
-        async with (
-            worker_site(None) as site,
-            faulty(site, odd) as address,
-            drafter(address, vocab_size=200) as (remote, _),
-        ):
-            draft = await remote.propose(PROMPT, 4)
-            assert draft.token_ids == (7, 8)
-            assert [who.value for who in draft.proposed_by] == ["ngram", "model"]
-            with pytest.raises(BrokenContract, match="draft_tokens: 4 where at most 1 were asked for"):
-                await remote.propose(PROMPT, 1)
-            with pytest.raises(BrokenContract, match="base_length: 10 is outside 11 to 11"):
-                await remote.propose([*PROMPT, 1], 4)
-
-    run(test())
-
-
 def test_a_worker_of_smaller_limits_is_asked_within_them() -> None:
     async def test() -> None:
         async with (
@@ -234,107 +206,6 @@ def test_a_worker_that_hangs_costs_a_share_of_a_requests_deadline(seconds: float
             assert client.health.up is not blamed
 
     run(test())
-
-
-def test_a_worker_that_hangs_costs_one_deadline_and_delays_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
-    seconds, calls = 1.0, 0
-
-    async def hang(site: Site, requests: Any, context: Any) -> Any:
-        nonlocal calls
-        async with contextlib.aclosing(site.proposals.stream(requests)) as replies:
-            async for reply in replies:
-                calls += 1
-                if calls > 4:
-                    await asyncio.sleep(10 * HANG)
-                yield reply
-
-    async def test() -> None:
-        runner = toy(ToyConfig(step_seconds=0.002))
-        async with worker_site(None, "miss=0.3") as site, faulty(site, hang) as address:
-            async with remote_draft(address, runner, seconds=seconds) as (generator, client):
-                began = time.perf_counter()
-                hanging = asyncio.create_task(answer(generator.generate, long(100)))
-                await until(lambda: calls > 4)
-                plain = await answer(generator.generate, replace(long(30), speculation_length=0))
-                assert plain.token_ids == truth(30)
-                assert not hanging.done()  # it still waits, the other one did not
-                got = await hanging
-                assert got.token_ids == truth(100)
-                assert time.perf_counter() - began > seconds
-                assert 0 < got.completion.stats.drafted < 20
-                assert got.completion.stats.network_seconds < seconds  # nobody answered: nobody knows where it went
-                assert client.health.undrafted > 50
-                hung = calls
-                again = await answer(generator.generate, long(30))
-                assert again.token_ids == truth(30)
-                # The next request waits for nobody: its rounds are undrafted, beside one trial at most.
-                assert again.completion.stats.drafted == 0 and again.completion.stats.undrafted_rounds >= 28
-                assert calls - hung <= 1
-            await until(lambda: idle(site))
-
-    with caplog.at_level(logging.INFO, "tandem.drafter"):
-        run(test())
-    (line,) = [r.getMessage() for r in caplog.records if r.name == "tandem.drafter"]
-    assert "DEADLINE_EXCEEDED" in line and "decoding without drafts" in line
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("pipeline", [Pipeline.OFF, Pipeline.NEVER_WAITING])
-def test_a_worker_killed_in_the_middle_of_a_request_and_started_again(
-    pipeline: Pipeline, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Same tokens, no error; the same request speculates again, and so do later ones."""
-    for module in ("tandem.engine.batcher", "tandem.speculation.loop"):
-        monkeypatch.setattr(f"{module}.TOGETHER", -1.0)  # an event for each round
-    role = ("--role", "draft_worker", "--propose_only", "--backend", "toy", "--sequence_length", "600")
-    role = (*role, "--draft", "model", "--draft_model", "miss=0.3")
-
-    async def test(first: ServerProcess) -> None:
-        target = toy(ToyConfig(step_seconds=0.006), max_length=600)
-        async with remote_draft(first.wait_ready(), target, pipeline=pipeline) as (generator, client):
-            drafted: list[bool] = []
-            killed = 0  # after so many events: on a busy machine the first drafts come late
-            stream = generator.generate(long(560, SAMPLED))
-            tokens: list[int] = []
-            async with contextlib.aclosing(stream) as events:
-                async for event in events:
-                    if hasattr(event, "token_ids"):
-                        tokens += event.token_ids
-                        drafted.append(len(event.token_ids) > 1)
-                    if not killed and len(drafted) >= 10 and any(drafted):
-                        killed = len(drafted)
-                        assert client.health.up
-                        os.kill(first.process.pid, signal.SIGKILL)
-                        await asyncio.to_thread(first.process.wait)
-                        second = await asyncio.to_thread(
-                            ServerProcess, tmp_path, *role, "--port", str(first.port), ready_file="second.json"
-                        )
-                        processes.append(second.process)
-                    if killed and len(drafted) == killed + 50:
-                        await asyncio.to_thread(second.wait_ready)  # the request goes on once it is there
-            assert tuple(tokens) == truth(560, SAMPLED)
-            left = 30 if pipeline is Pipeline.NEVER_WAITING else 2  # events that drafts made before may still end
-            assert not any(drafted[killed + left : killed + 50])
-            assert sum(drafted[killed + 50 :]) > 2  # it speculates again
-            again = await answer(generator.generate, long(60))
-            assert (
-                again.token_ids == truth(60) and again.completion.stats.accepted > 5
-            )  # on a busy machine many come late
-            assert client.health.up
-
-    processes: list[Any] = []
-    with caplog.at_level(logging.INFO, "tandem.drafter"):
-        first = ServerProcess(tmp_path, *role, "--port", "0")
-        processes.append(first.process)
-        try:
-            first.wait_ready()
-            run(test(first))
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-    down, up = [r.getMessage() for r in caplog.records if r.name == "tandem.drafter"]
-    assert "failed (UNAVAILABLE" in down and "is back after" in up
 
 
 def test_a_target_starts_without_its_worker_and_finds_it_later(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,12 +10,9 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
-import grpc
 import pytest
 
-from tandem.rpc.channel import TARGET
-from tandem.rpc.errors import TandemError, from_rpc
-from tandem.rpc.generation_client import GenerationClient
+from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
 from tandem.speculation.retry import Persistence
@@ -29,18 +26,14 @@ from tests.support import (
     RemoteRounds,
     RoundByRound,
     Site,
-    answer,
     distributed,
-    ids,
     listening,
     oracle,
     remote_verifier,
     run,
     target_site,
-    toy,
     until,
 )
-from tests.toy import ToyConfig
 
 PROMPT = list(b"the prompt")
 PLAIN = Request(GREEDY)
@@ -102,15 +95,6 @@ def test_a_session_is_opened_verified_and_closed_and_every_byte_counted() -> Non
     run(test())
 
 
-def test_closing_what_was_never_opened_asks_nobody() -> None:
-    async def test() -> None:
-        async with verifier("127.0.0.1:1") as (remote, stats):
-            await remote.close()
-            assert stats.bytes_up == 0
-
-    run(test())
-
-
 def test_a_session_that_fell_back_is_brought_in_step_again() -> None:
     """As where an OpenSession arrives twice, the second time late: the client's tokens are those committed."""
 
@@ -134,33 +118,6 @@ def test_a_verifier_that_stays_out_of_step_is_an_error_that_names_both_lengths()
             await remote.open(PROMPT)
             with pytest.raises(OutOfStep, match=r"10 is stale: .* 4 tokens"):
                 await remote.verify(PROMPT, [])
-
-    run(test())
-
-
-def test_a_round_that_takes_too_long_is_an_error() -> None:
-    async def test() -> None:
-        runner = toy(ToyConfig(step_seconds=0.15), chunk=64)
-        async with target_site(runner) as site, verifier(site.address, Deadlines(verify=0.05)) as (remote, _):
-            await remote.open(PROMPT)
-            with pytest.raises(TandemError) as caught:
-                await remote.verify(PROMPT, [])
-            assert caught.value.code == "DEADLINE_EXCEEDED"
-            await remote.close()
-            await until(lambda: site.free == 4)
-
-    run(test())
-
-
-def test_a_task_cancelled_in_the_middle_of_a_round_still_closes_its_session() -> None:
-    async def test() -> None:
-        runner = toy(ToyConfig(step_seconds=0.03))
-        async with target_site(runner) as site, distributed(site.address) as (generator, _):
-            task = asyncio.create_task(answer(generator.generate, ids(PROMPT, 100, ignore_end_of_sequence=True)))
-            await until(lambda: site.engine.batcher.steps >= 3)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            await until(lambda: site.free == 4)
 
     run(test())
 
@@ -213,17 +170,5 @@ def test_a_draft_of_another_tokenizer_is_refused_before_it_serves(monkeypatch: p
                 async with distributed(site.address):
                     pass
             assert site.engine.batcher.steps == 0
-
-    run(test())
-
-
-def test_an_error_without_details_is_still_an_error() -> None:
-    async def test() -> None:
-        async with GenerationClient.connect("127.0.0.1:1", TARGET) as client:
-            with pytest.raises(TandemError) as caught:
-                await answer(client.generate, ids(b"x"))
-            assert (caught.value.code, caught.value.retry_seconds) == ("UNAVAILABLE", None)
-        error = grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), None)
-        assert str(from_rpc(error)) == "INTERNAL: "
 
     run(test())

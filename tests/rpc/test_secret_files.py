@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.rpc.secret_files import lines_of, signature, warn_if_others_read
+from tandem.rpc.credentials import lines_of, signature, warn_if_others_read
 
 
 def test_a_group_that_may_read_is_warned_about() -> None:

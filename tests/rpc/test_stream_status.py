@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tandem.rpc.stream_status import ENDED_MEANWHILE, StreamStatus
+from tandem.rpc.duplex import ENDED_MEANWHILE, StreamStatus
 
 METHOD = "/test/Stream"
 
@@ -88,17 +88,5 @@ def test_a_write_to_a_stream_that_has_ended_does_not_hide_why(address: str) -> N
             found = status.error(raised)
             assert (found.code(), found.details()) == (grpc.StatusCode.NOT_FOUND, "no such session")
             assert ("reason", "expired") in tuple(found.trailing_metadata())
-
-    asyncio.run(test())
-
-
-def test_a_status_that_never_arrives_leaves_the_error_that_was_raised() -> None:
-    async def test() -> None:
-        async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
-            status = StreamStatus(channel.stream_stream(METHOD)())
-            raised = grpc.aio.AioRpcError(
-                grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), ENDED_MEANWHILE[1]
-            )
-            assert status.error(raised) is raised
 
     asyncio.run(test())

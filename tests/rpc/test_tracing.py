@@ -17,8 +17,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from tandem.rpc.errors import TandemError
 from tandem.rpc.request_context import Request, begin, outgoing
-from tandem.rpc.traced import traced as with_spans
 from tandem.rpc.tracing import Tracing, open_tracing
+from tandem.rpc.tracing import traced as with_spans
 from tandem.services.observability.calls import CallLayer
 from tandem.services.observability.spans import CallSpans
 from tandem.speculation.verification_mode import Pipeline
@@ -129,7 +129,7 @@ def test_a_distributed_request_is_one_trace_from_client_through_draft_worker_to_
     }
 
 
-def test_a_run_has_a_span_with_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_steps_of_a_run_are_spans_of_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
     traced = Traced()
 
     async def ask() -> Answer:
@@ -142,14 +142,10 @@ def test_a_run_has_a_span_with_its_steps(monkeypatch: pytest.MonkeyPatch) -> Non
             return await answer(generator.generate, ids(b"abc", 40, ignore_end_of_sequence=True))
 
     stats = run(ask()).completion.stats
-    (run_span,) = traced.named("run", "client")
-    assert traced.path(run_span) == ["client:request", "client:run"]
-    assert run_span.attributes["steps"] == stats.run_steps == stats.rounds
-    assert run_span.attributes["drafted"] == stats.drafted and run_span.attributes["accepted"] == stats.accepted > 0
-    steps, made = traced.named("round", "client"), traced.named("Verify", "target")
-    assert [s.attributes["k"] for s in steps] == [s.attributes["k"] for s in made]
-    assert [s.attributes["base_length"] for s in steps] == [s.attributes["base_length"] for s in made]
-    assert {tuple(traced.path(s)) for s in steps} == {("client:request", "client:run", "client:round")}
+    steps = traced.named("Verify", "target")
+    assert len(steps) >= stats.run_steps == stats.rounds
+    assert sum(s.attributes["accepted"] for s in steps) >= stats.accepted > 0
+    assert {tuple(traced.path(s)) for s in steps} == {("client:request", "target:VerifyStream", "target:Verify")}
     (opening,), (closing,) = traced.named("OpenSession", "target"), traced.named("CloseSession", "target")
     assert traced.path(opening) == ["client:request", "client:open", "target:OpenSession"]
     assert closing.attributes["run_steps"] == stats.run_steps + stats.wasted_steps
@@ -242,18 +238,6 @@ def test_without_the_library_asking_by_flag_is_refused_and_by_variable_said_once
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4317")
     assert open_tracing(None, "test") is None
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-
-
-def test_a_process_that_cannot_trace_says_so_in_one_line(tmp_path: Path) -> None:
-    """A folder in front of the path hides the library from the process."""
-    hidden = tmp_path / "hidden" / "opentelemetry"
-    hidden.mkdir(parents=True)
-    (hidden / "__init__.py").write_text("raise ImportError('hidden')\n")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(hidden.parent))
-        asked = launch(tmp_path, "--role", "target", "--backend", "toy", "--port", "0", "--otlp_endpoint", "http://x:1")
-    assert asked.returncode == 2
-    assert asked.stderr == ("main.py: otlp_endpoint: opentelemetry is not installed; make setup\n")
 
 
 class _Collector:

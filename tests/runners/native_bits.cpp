@@ -1,6 +1,6 @@
 // Prints a hash of the logits of made-up models, one for each format of weights: what every CPU must print alike.
 // Numbers come from integers and one rounded division, so that no library's cosine is in them.
-#include "rounds.h"
+#include "transformer.h"
 #include <cstdio>
 
 using namespace tandem;
@@ -23,7 +23,7 @@ struct Numbers {  // a linear congruential generator
     }
 };
 
-// Weights in the format that is asked for: float32 to be quantised, or blocks of random bytes with small scales.
+// Weights in the format that is asked for: float32, quantised in Q8_0 and Q4_1, or blocks of random bytes with small scales.
 struct Weights {
     std::vector<float> dense;
     std::vector<uint8_t> blocks;
@@ -32,7 +32,12 @@ struct Weights {
     Weights(Numbers& numbers, Format format, int outputs, int inputs) {
         if (format == DENSE || format == Q8_0 || format == Q4_1) {
             dense = numbers.values(size_t(outputs) * inputs, 0.2f);
-            matrix = {dense.data(), nullptr, DENSE, format};
+            matrix = {dense.data(), nullptr, format};
+            if (format == DENSE) return;
+            const size_t bytes = row_bytes(format, inputs);
+            blocks.resize(outputs * bytes);
+            for (int row = 0; row < outputs; row++) encode(format, inputs, &dense[size_t(row) * inputs], &blocks[row * bytes]);
+            matrix.weights = blocks.data();
             return;
         }
         with_blocks(format, [&](auto kind) {
@@ -45,7 +50,7 @@ struct Weights {
                 if (format == Q4_K) store_half(&blocks[scale + 2], 0.003f + numbers.value(0.0003f));
             }
         });
-        matrix = {blocks.data(), nullptr, format, format};
+        matrix = {blocks.data(), nullptr, format};
     }
 };
 
@@ -61,7 +66,7 @@ uint64_t run(Pool& pool, Format format) {
     const Shape shape{2, WIDTH, HEADS, KV, DIM, INNER, OUTPUTS, OUTPUTS, 1, LENGTH, LENGTH, pool.count(), 1e-5f, 0.125f};
     const auto embedding = numbers.values(size_t(OUTPUTS) * WIDTH, 1), cosines = numbers.values(LENGTH * DIM / 2, 1);
     const auto sines = numbers.values(LENGTH * DIM / 2, 1), norm = numbers.values(WIDTH, 0.5f, 1);
-    Typed<Float32> model(pool, shape, embedding.data());
+    Transformer<Float32> model(pool, shape, embedding.data());
     auto made = [&](int outputs, int inputs) { return Weights(numbers, format, outputs, inputs); };
     for (int layer = 0; layer < 2; layer++) {
         Weights q = made(HEADS * DIM, WIDTH), k = made(KV * DIM, WIDTH), v = made(KV * DIM, WIDTH), o = made(WIDTH, HEADS * DIM);

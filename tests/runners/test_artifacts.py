@@ -18,9 +18,8 @@ from tandem.checkpoints.trusted_cache import made_once
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.protocol import PrefillRow
 from tandem.runners.startup import Startup
-from tandem.runners.torch import artifacts
-from tandem.runners.torch.artifacts import KEPT, PackageCompiler, package_folder
-from tandem.runners.torch.graphs import GraphRefused
+from tandem.runners.torch import graphs
+from tandem.runners.torch.graphs import KEPT, GraphRefused, PackageCompiler, package_folder
 from tests.rows import verify_row
 from tests.runners.compiled import FAMILIES, GREEDY, PROMPT
 from tests.support import REPOSITORY
@@ -77,9 +76,9 @@ def test_a_package_that_its_reader_refuses_is_compiled_again(
         return text
 
     contents = ["again", "of other software"]
-    monkeypatch.setattr(artifacts, "_compile", compile)
+    monkeypatch.setattr(graphs, "_compile", compile)
     made_once(tmp_path, "verify", "compiling", lambda folder: compile(None, None, folder) and None)
-    monkeypatch.setattr(artifacts, "_loaded", load)
+    monkeypatch.setattr(graphs, "_loaded", load)
     for _ in range(2):
         packages = PackageCompiler(tmp_path)
         assert packages.graph("verify", torch.nn.Identity(), ()) == "again"

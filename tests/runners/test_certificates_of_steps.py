@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from tandem.runners.native import load
-from tandem.runners.native.load import Certificate
 from tandem.runners.protocol import Limits, RunnerIdentity
 
 IDENTITY = RunnerIdentity("m", "sha256:1", "q4_1/float32", "cpu", "native")
@@ -24,49 +23,47 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def certified(folder: Path, identity: RunnerIdentity = IDENTITY, **changes: Any) -> Certificate:
-    return Certificate(identity, **{"library": folder / "library.so", "threads": 2, "limits": LIMITS, **changes})
+def checked(folder: Path, identity: RunnerIdentity = IDENTITY, passes: bool = True, **changes: Any) -> bool:
+    """Whether steps were checked, and not trusted."""
+    ran: list[bool] = []
+
+    def check() -> bool:
+        ran.append(True)
+        return passes
+
+    given = {"library": folder / "library.so", "threads": 2, "limits": LIMITS, "again": False, **changes}
+    assert load.certified(identity, **given, check=check) is passes
+    return bool(ran)
 
 
 def test_what_was_kept_holds_for_the_same_and_for_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = certified(tmp_path)
-    assert not first.holds
-    first.keep()
+    assert checked(tmp_path, passes=False) and checked(tmp_path)
     with caplog.at_level(logging.INFO):
-        assert certified(tmp_path).holds
-    assert "m: its steps passed their check here on " in caplog.text and "--recertify" in caplog.text
+        assert not checked(tmp_path)
+    assert "m: its steps passed their check here before" in caplog.text and "--recertify" in caplog.text
     (tmp_path / "other.so").write_bytes(b"another build")
     for identity in (replace(IDENTITY, weights_revision="sha256:2"), replace(IDENTITY, dtype="int8/float32")):
-        assert not certified(tmp_path, identity).holds
-    changes = (
-        {"threads": 1},
-        {"limits": replace(LIMITS, slots=3)},
-        {"library": tmp_path / "other.so"},
-        {"again": True},
-    )
-    assert [certified(tmp_path, **change).holds for change in changes] == [False] * 4
+        assert checked(tmp_path, identity)
+    other = {"library": tmp_path / "other.so"}
+    for changes in ({"threads": 1}, {"limits": replace(LIMITS, slots=3)}, other, {"again": True}):
+        assert checked(tmp_path, **changes)
     for name in ("cpu_model", "cpu_features"):
         with monkeypatch.context() as elsewhere:
             elsewhere.setattr(load, name, lambda: "another CPU")
-            assert not certified(tmp_path).holds
+            assert checked(tmp_path)
 
 
-def test_a_certificate_that_was_written_to_does_not_count(
+def test_a_note_that_was_written_to_does_not_count(
     tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    certified(tmp_path).keep()
-    (file,) = (cache / "certificates").glob("*.json")
-    file.chmod(0o666)
-    assert not certified(tmp_path).holds and "writable by other users" in caplog.text
-    file.chmod(0o600)
-    assert certified(tmp_path).holds
+    assert checked(tmp_path)
+    (file,) = (cache / "certificates").glob("*/facts.json")
     file.write_text(file.read_text().replace("sha256:1", "sha256:2"))
-    assert not certified(tmp_path).holds and "was changed" in caplog.text
+    assert checked(tmp_path) and "was changed" in caplog.text and not checked(tmp_path)
 
 
 def test_without_a_cache_every_start_checks(tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     cache.write_text("a file where the folder should be")
-    certified(tmp_path).keep()
-    assert not certified(tmp_path).holds and "cannot keep in" in caplog.text
+    assert checked(tmp_path) and checked(tmp_path) and "cannot keep in" in caplog.text

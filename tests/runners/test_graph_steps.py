@@ -7,15 +7,14 @@ import random
 import pytest
 import torch
 
-from tandem.runners.batch_invariance import check_fused_invariance, check_graph_invariance
+from tandem.runners.batch_invariance import check_batch_invariance, check_fused_invariance
 from tandem.runners.fused_step import fused_step
 from tandem.runners.protocol import FusedRow, VerifyRow
-from tandem.runners.torch import fused_graph, graph_modules, graph_runner
-from tandem.runners.torch.buckets import buckets_for
+from tandem.runners.torch import graph_modules, graph_runner
 from tandem.runners.torch.graph_model import GraphModel
 from tandem.runners.torch.graph_modules import VerifyModule, leading, verify_greedy
 from tandem.runners.torch.graph_runner import GraphRunner
-from tandem.runners.torch.graphs import GraphRefused, TorchCompiler
+from tandem.runners.torch.graphs import GraphRefused, TorchCompiler, buckets_for
 from tandem.runners.torch.model import to_host
 from tandem.runners.torch.platforms import CPU
 from tandem.speculation.draws import BadLogits, draw
@@ -209,14 +208,14 @@ def test_no_graph_is_made_after_warm_up() -> None:
     with pytest.raises(GraphRefused, match="no graph was made to verify 1 rows of 3 tokens"):
         model.forward([0], model.tensor([[1, 2, 3]]), model.tensor([0]))
     with pytest.raises(GraphRefused, match="after warm-up"):
-        compiler.graph("late", VerifyModule(model, 112), (model.buffers, model.tensor([row])))
+        compiler.graph("late", VerifyModule(model), (model.buffers, model.tensor([row])))
 
 
 def test_a_step_of_another_shape_or_kind_is_refused_and_not_compiled() -> None:
     compiler = TorchCompiler("eager")
     model = GraphModel(module("qwen2", torch.float32, True), *CACHE)
     rows = model.tensor([[0, 0, 0, 1, 1]])
-    graph = compiler.graph("verify", VerifyModule(model, 112), (model.buffers, rows))
+    graph = compiler.graph("verify", VerifyModule(model), (model.buffers, rows))
     compiler.seal()
     with pytest.raises(GraphRefused, match=r"rows of shape \[1, 6\] are not the bucket's \[1, 5\]"):
         graph(model.buffers, model.tensor([[0, 0, 0, 1, 1, 1]]))
@@ -244,8 +243,8 @@ def test_graphs_whose_bits_differ_leave_one_bucket_or_are_said_to_differ(
     pair: Pair, exact: bool, batches: tuple[int, ...]
 ) -> None:
     sound = pair[0].model
-    alone = check_graph_invariance(sound, LIMITS, 4, (2,), True).bit_exact  # some CPUs: a chunk's bits are others
-    shapes = check_graph_invariance(Faulty(sound), LIMITS, 4, (1, 2), exact)  # type: ignore[arg-type]
+    alone = check_batch_invariance(sound, LIMITS, (4,), (2,), graphs=True).bit_exact
+    shapes = check_batch_invariance(Faulty(sound), LIMITS, (4,), (1, 2), exact=exact, graphs=True)  # type: ignore[arg-type]
     assert shapes.batches == batches
     assert shapes.bit_exact is (exact and alone)
 
@@ -254,13 +253,13 @@ def test_a_fused_graph_with_other_bits_is_seen(pair: Pair, monkeypatch: pytest.M
     target, draft = pair
     graph = target._fused[id(draft)]
     assert check_fused_invariance(graph, LIMITS, target.shapes)
-    run = fused_graph.FusedGraph.run
+    run = graph_runner.FusedGraph.run
 
     def spoilt(self, given):  # type: ignore[no-untyped-def]
         logits, after, results = run(self, given)
         return torch.nextafter(logits, torch.tensor(torch.inf)), after, results
 
-    monkeypatch.setattr(fused_graph.FusedGraph, "run", spoilt)
+    monkeypatch.setattr(graph_runner.FusedGraph, "run", spoilt)
     assert not check_fused_invariance(graph, LIMITS, target.shapes)
 
 

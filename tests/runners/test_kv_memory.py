@@ -16,8 +16,8 @@ from tandem.runners.capabilities import MemoryOnDemand
 from tandem.runners.protocol import Limits, PrefillRow, RunnerIdentity
 from tandem.runners.torch.kernels import ATTENTION, register_attention
 from tandem.runners.torch.model import TorchModel
-from tandem.runners.torch.on_demand import OnDemandBuffer, page_stride
 from tandem.runners.torch.runner import TorchRunner
+from tandem.runners.torch.slot_cache import OnDemandBuffer, page_stride
 from tandem.speculation.types import SamplingParams
 from tests.rows import verify_row
 from tests.runners.compiled import eager

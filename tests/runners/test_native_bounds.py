@@ -239,6 +239,6 @@ def test_pages_slots_and_products_out_of_bounds_are_refused(target: NativeRunner
 
 
 def test_every_fault_of_the_library_has_a_name() -> None:
-    (line,) = [line for line in (SOURCES / "bounds.h").read_text().splitlines() if line.startswith("enum Fault")]
+    (line,) = [line for line in (SOURCES / "api.cpp").read_text().splitlines() if line.startswith("enum Fault")]
     sound, *faults, base = line.removeprefix("enum Fault { ").removesuffix(" };").split(", ")
     assert (sound, base) == ("SOUND", "FAULTS = 16") and len(faults) == len(FAULTS) < 16

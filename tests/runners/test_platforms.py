@@ -17,9 +17,8 @@ from tandem.cli import main
 from tandem.runners.loading import Execution, prepared_platform
 from tandem.runners.protocol import RunnerIdentity
 from tandem.runners.torch import platforms
-from tandem.runners.torch.buckets import Buckets, buckets_for
 from tandem.runners.torch.graph_runner import GraphRunner
-from tandem.runners.torch.graphs import TorchCompiler, graph_compiler
+from tandem.runners.torch.graphs import Buckets, TorchCompiler, buckets_for, graph_compiler
 from tandem.runners.torch.platforms import CPU, CUDA, DEVICES, NEURON, choose_platform, compile_order, platform_of
 from tests.runners.compiled import FAMILIES, LIMITS
 

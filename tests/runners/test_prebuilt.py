@@ -64,8 +64,8 @@ def test_a_model_that_lacks_the_library_alone_warns(
 
     module = SimpleNamespace(config=SimpleNamespace(vocab_size=256), parameters=list)
     monkeypatch.setattr(load, "load_checkpoint", missing)
-    monkeypatch.setattr(loading, "load_model", lambda *rest: module)
-    monkeypatch.setattr(loading, "made", lambda *rest: None)
+    monkeypatch.setattr(loading, "_load_module", lambda *rest: module)
+    monkeypatch.setattr(loading, "_runner", lambda *rest: None)
     with caplog.at_level(logging.INFO):
         loading.load_runner(find(str(EMBEDDED_DRAFT)), loading.Execution("cpu"), loading.Shape())
     assert ("WARNING", "no C++ compiler: install g++") in [

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tandem.checkpoints.gguf_blocks import FORMATS
-from tandem.clients.page_wire import (
+from tandem.clients.prefill_client import (
     LAYOUT_FIELDS,
     Corrupt,
     layout_from_wire,
@@ -18,7 +18,7 @@ from tandem.clients.page_wire import (
     run_to_wire,
 )
 from tandem.engine.batcher import Batcher
-from tandem.engine.page_copies import PageCopies, PageRow
+from tandem.engine.prefill import PageCopies, PageRow
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.runners.native.runner import page_format
 from tandem.runners.pages import PAGE

@@ -20,7 +20,6 @@ from tandem.checkpoints.gguf_blocks import FORMATS, StoredWeights
 from tandem.checkpoints.locate import CheckpointError, find
 from tandem.runners.fused_step import fused, fused_step
 from tandem.runners.loading import Execution, Shape, choose_dtype, load_runner
-from tandem.runners.making import NativeRefused
 from tandem.runners.native import build
 from tandem.runners.native.library import load_library
 from tandem.runners.native.runner import NativeRunner
@@ -312,7 +311,7 @@ def test_what_does_not_go_together_is_refused(given: dict[str, Any], message: st
 def test_quantised_weights_never_run_as_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a compiler, auto runs module code; int8 is refused."""
     monkeypatch.setattr(build.shutil, "which", lambda name: None)
-    with pytest.raises(NativeRefused, match="weights: int8 needs native steps: no C"):
+    with pytest.raises(ValueError, match="weights: int8 needs native steps: no C"):
         load_runner(real.checkpoint(), Execution("cpu", "float32", 2, weights="int8"), Shape(1, 64, 2))
 
 

@@ -76,9 +76,9 @@ def test_without_the_check_of_tokens_the_sanitizer_finds_the_read_beyond_the_emb
     """A check that could not fail would be none: this is A2 of the audit, planted in a copy of the sources."""
     copy = shutil.copytree(SOURCES, tmp_path / "sources")
     check = "if (!within(rows.tokens[i], shape.vocabulary)) fault = TOKEN;"
-    text = (copy / "bounds.h").read_text()
+    text = (copy / "api.cpp").read_text()
     assert text.count(check) == 1, "adapt the place of the mistake"
-    (copy / "bounds.h").write_text(text.replace(check, ";"))
+    (copy / "api.cpp").write_text(text.replace(check, ";"))
     asked = ("--sources", str(copy), "tests/runners/test_native_bounds.py", "-k", "of_a_prompt")
     status, said, findings = sanitized(libasan, tmp_path, *asked, TANDEM_CACHE=str(tmp_path / "cache"))
     assert status != 0 and "AddressSanitizer" in findings, said[-2000:]

@@ -17,7 +17,7 @@ from tandem.checkpoints.locate import find
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.loading import _structures
-from tandem.runners.fits import UnsupportedModel, check_fits
+from tandem.runners.families import UnsupportedModel, check_fits
 from tandem.runners.fused_step import fused
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.protocol import PrefillRow

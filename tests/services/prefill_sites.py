@@ -13,10 +13,8 @@ from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.generators import target_info
 from tandem.engine.loading import Loaded
-from tandem.engine.page_copies import PageCopies
-from tandem.engine.prefill_pages import PrefillPages
+from tandem.engine.prefill import PageCopies, PrefillPages, RemotePrefill
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
-from tandem.engine.remote_prefill import RemotePrefill
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.request_context import prefix_scope
 from tandem.runners.protocol import PrefillRow, Runner
@@ -114,19 +112,19 @@ async def asks(
     seconds: float = 30.0,
     credentials: Credentials | None = None,
     shares: str = "identity",
-) -> RemotePrefill:
+) -> PrefillClient:
     """Makes an engine have its prompts computed at `addresses`, and keep prefixes as `shares` says."""
     await share_prefixes([engine], PrefixSharing(shares, 1), prefix_scope)
     copies = await PageCopies.of(engine.runner, engine.batcher)
     client = PrefillClient(PrefillConfig(addresses, least, seconds), copies.layout, credentials)
-    engine.remote_prefill = RemotePrefill(engine, client, copies, least)
-    return engine.remote_prefill
+    engine.remote_prefill = RemotePrefill(engine, client.fetch, copies, least)
+    return client
 
 
 def source_of(engine: Engine) -> Any:
     """Where an engine has its prompts computed."""
     assert engine.remote_prefill is not None
-    return engine.remote_prefill.source
+    return engine.remote_prefill.fetch.__self__
 
 
 def wake(engine: Engine) -> None:

@@ -98,8 +98,8 @@ def test_a_step_that_hangs_sends_callers_away_and_ends_the_process(tmp_path: Pat
         run(test(server.wait_ready(), gate))
         assert server.process.wait(ENDS) == 1
         log = server.log.read_text()
-        kind = "fused" if role == "fused_target" else "verify"
-        assert f"a step hangs: a {kind} step of 1 row, width" in log
+        kind = "FusedRow" if role == "fused_target" else "VerifyRow"
+        assert f"a step hangs: one of 1 {kind}s has run for" in log
         assert "its limit is 1.0 s" in log
         assert "did not return within" in log
         assert "forced exit: the device thread is stuck in a step" in log and "wait_while" in log

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tandem.engine.drafting import check_has_target
 from tandem.engine.feature_output import OPENING_BYTES
+from tandem.engine.generators import check_has_target
 from tandem.engine.model_config import ModelConfig
 from tandem.runners.capabilities import Capabilities
 from tandem.services.sessions.session_features import opening_features

@@ -16,8 +16,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from tandem.rpc import wire
 from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, TARGET
 from tandem.rpc.errors import TandemError, from_rpc
-from tandem.rpc.logs import TextFormatter
-from tandem.rpc.printable import MAX_BYTES, printable
+from tandem.rpc.logs import MAX_BYTES, TextFormatter, printable
 from tandem.services.errors import ModelMismatch, to_status
 from tandem.v1 import draft_worker_pb2, fused_speculative_server_pb2, generation_pb2, target_verifier_pb2
 from tests.daily import daily

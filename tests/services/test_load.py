@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tandem import AsyncClient
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
 from tandem.services.errors import MAX_PARTIAL, Interrupted, QueueFull, to_status
@@ -44,7 +45,8 @@ def test_a_full_queue_refuses_with_a_delay_and_a_client_that_is_told_so_comes_ba
         assert (refused.code, refused.reason) == ("RESOURCE_EXHAUSTED", "QUEUE_FULL")
         assert refused.retry_seconds == pytest.approx(0.1)
         gate.open()
-        late = await answer(lambda request: client.generate(request, admission_seconds=HANG), ids(b"x", 3))
+        async with AsyncClient(sites[0].address, retry_seconds=HANG) as patient:
+            late = await patient.generate(list(b"x"), max_new_tokens=3)
         assert late.token_ids == oracle(b"x", GREEDY, 3)
         assert [a.token_ids for a in await asyncio.gather(*first)] == [oracle([65 + i], GREEDY, 12) for i in range(3)]
 

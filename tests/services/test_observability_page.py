@@ -9,10 +9,8 @@ import time
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.kv_memory import KVMemory
-from tandem.engine.page_copies import PageCopies
-from tandem.engine.prefill_pages import PrefillPages
+from tandem.engine.prefill import PageCopies, PrefillPages, RemotePrefill
 from tandem.engine.prefix_cache import PrefixCache
-from tandem.engine.remote_prefill import RemotePrefill
 from tandem.engine.structures import Structures
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.metrics import Metrics

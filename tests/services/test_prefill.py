@@ -10,10 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
-from tandem.clients.page_wire import layout_to_wire
-from tandem.clients.prefill_client import PrefillConfig
+from tandem.clients.prefill_client import PrefillConfig, layout_to_wire
 from tandem.engine.engine import Engine
-from tandem.engine.page_copies import PageLayout
+from tandem.engine.prefill import PageLayout
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.engine.sequences import LocalVerifier
 from tandem.rpc.channel import open_channel

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tandem.engine.engine import Engine
-from tandem.engine.page_copies import MOST_PAGES
+from tandem.engine.prefill import MOST_PAGES
 from tandem.runners.pages import PAGE
 from tandem.speculation.types import SamplingParams
 from tandem.v1 import prefill_worker_pb2 as pb

@@ -20,9 +20,8 @@ from tandem.cli.main import main
 from tandem.engine.batcher import Batcher
 from tandem.engine.loading import Loaded
 from tandem.receipts.checking import Finding, Outcome, overall
-from tandem.receipts.digests import prefix_digests, prompt_digest
 from tandem.receipts.keys import Keys, open_keys, signature_right
-from tandem.receipts.receipt import Receipt, Signed, read_signed
+from tandem.receipts.receipt import Receipt, Signed, prefix_digests, prompt_digest, read_signed
 from tandem.receipts.redraw import shortfall
 from tandem.receipts.run import CheckConfig, PromptFile, check, checked_by
 from tandem.rpc.errors import TandemError
@@ -180,7 +179,7 @@ def _swapped(tokens: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _asked(receipt: Receipt, **changes: Any) -> dict[str, Any]:
-    return {"asked": replace(receipt.asked, sampling=replace(receipt.asked.sampling, **changes))}
+    return {"request": replace(receipt.request, sampling=replace(receipt.request.sampling, **changes))}
 
 
 FORGERIES = {
@@ -189,7 +188,7 @@ FORGERIES = {
     ),
     "the last token": Forgery(lambda it: {"token_ids": (*it.token_ids[:-1], it.token_ids[-1] ^ 1)}, "tokens"),
     "a swap": Forgery(lambda it: {"token_ids": _swapped(it.token_ids)}, "tokens"),
-    "another seed": Forgery(lambda it: _asked(it, seed=it.asked.sampling.seed + 1), "tokens"),
+    "another seed": Forgery(lambda it: _asked(it, seed=it.request.sampling.seed + 1), "tokens"),
     "another temperature": Forgery(lambda it: _asked(it, temperature=0.5), "tokens"),
     "no penalty": Forgery(lambda it: _asked(it, repetition_penalty=1.0), "tokens"),
     "a cut": Forgery(lambda it: {"token_ids": it.token_ids[:60], "logprobs": it.logprobs[:60]}, "end"),
@@ -350,7 +349,7 @@ def test_over_http_each_choice_has_its_receipt_and_the_keys_are_published(keys: 
             whole = (await site.post("/v1/completions", body)).json()
             for choice in whole["choices"]:
                 signed = read_signed(json.dumps(choice["receipt"]))
-                assert signature_right(signed) and signed.receipt.asked.sampling.seed == 4 + choice["index"]
+                assert signature_right(signed) and signed.receipt.request.sampling.seed == 4 + choice["index"]
                 assert overall(await _findings(signed)) is Outcome.RIGHT
             events = await site.events("/v1/completions", {**body, "n": 1, "stream": True})
             (ending,) = [each for each in events if each["choices"] and "receipt" in each["choices"][0]]

@@ -17,6 +17,7 @@ import pytest
 from tandem.rpc import wire
 from tandem.rpc.errors import TandemError
 from tandem.rpc.verifier_client import VerifierClient
+from tandem.rpc.wire_sessions import distributions_to_wire
 from tandem.services.security.identity import ANONYMOUS
 from tandem.services.sessions.table import SessionKey
 from tandem.speculation.rejection import draft_token
@@ -240,7 +241,7 @@ def drafted(tokens: Sequence[int], k: int, sampling: SamplingParams, salt: int) 
         token, distribution = draft_token(toy_logits(context, ToyConfig(salt)), sampling, len(context))
         context.append(token)
         sent.append(distribution)
-    return context[len(tokens) :], wire.distributions_to_wire(sent)
+    return context[len(tokens) :], distributions_to_wire(sent)
 
 
 def opening(name: str = "s", prefix: Sequence[int] = PROMPT, sampling: SamplingParams = FREE, **rest: Any) -> Any:

@@ -210,7 +210,8 @@ def test_a_deadline_ends_the_trying_before_it_passes(tmp_path: Path) -> None:
 
 def test_the_terminal_says_how_many_tokens_there_were(tmp_path: Path) -> None:
     with server_process(tmp_path, "--role", "target", "--model", "fails=12", "--batch", "1") as server:
-        asked = run_client(tmp_path, "--port", str(server.port), "--prompt", "x", "--ignore_eos")
+        rest = ("--prompt", "x", "--ignore_eos", "--reconnect_seconds", "0")
+        asked = run_client(tmp_path, "--port", str(server.port), *rest)
         assert asked.returncode == 1
         assert "failed after 12 tokens: UNAVAILABLE: RuntimeError: toy device gone after 12 steps" in asked.stderr
         assert server.process.wait(HANG) == 1

@@ -70,11 +70,3 @@ def test_a_draft_that_the_target_contradicted_meanwhile_is_dropped() -> None:
     assert lookahead.hits == [True, False, False]
     ahead.adopt(5, [6, 8, 8])
     assert (lookahead.hits, told(ahead, sent)) == ([True, False, False], None)
-
-
-def test_another_path_replaces_the_one_before() -> None:
-    ahead, _, sent = adopting([1, 2, 3])
-    ahead.adopt(3, [4, 5, 6])
-    assert told(ahead, sent) == (3, (4, 5, 6))
-    ahead.adopt(3, [4, 7])
-    assert told(ahead, sent) == (3, (4, 7))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
-import threading
 
 import pytest
 from hypothesis import given
@@ -34,26 +32,6 @@ def test_a_request_begins_with_what_its_process_knows_and_a_changed_text_is_foll
     for _ in range(40):
         request.note(2, 2)
     assert request.rates(1)[0] > 0.6
-
-
-def test_other_threads_may_read_acceptance_while_it_is_noted() -> None:
-    known, ended = Acceptance(0.5, 0.9), threading.Event()
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-
-    def note() -> None:
-        for i in range(2000):
-            known.note(i % 9, i % 5)
-        ended.set()
-
-    thread = threading.Thread(target=note)
-    try:
-        thread.start()
-        while not ended.is_set():
-            assert all(0 < rate < 1 for rate in known.rates(8))
-    finally:
-        thread.join()
-        sys.setswitchinterval(interval)
 
 
 def test_a_line_finds_what_steps_take_by_their_size_and_one_late_step_changes_little() -> None:

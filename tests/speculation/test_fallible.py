@@ -91,26 +91,6 @@ def test_a_trial_that_never_ends_leaves_the_next_one_to_others() -> None:
     assert backoff.due()
 
 
-def test_calls_that_were_under_way_when_the_first_failed_change_nothing() -> None:
-    clock = Clock()
-    backoff = Backoff(clock, 1.0, 30.0)
-    assert [backoff.failed() for _ in range(5)] == [True, False, False, False, False]
-    clock.now += 1
-    assert backoff.due()
-
-
-def test_who_fails_again_soon_after_a_success_waits_longer_and_after_a_long_one_begins_anew() -> None:
-    clock = Clock()
-    backoff = Backoff(clock, 1.0, 30.0)
-    waits = []
-    for up_for in (60.0, 5.0, 5.0, 60.0):
-        clock.now += up_for
-        backoff.failed()
-        waits.append(backoff.wait_seconds)
-        backoff.succeeded()
-    assert waits == [1.0, 2.0, 4.0, 1.0]
-
-
 # --- a request ---
 
 
@@ -173,27 +153,6 @@ def test_a_trial_runs_beside_the_rounds_and_brings_the_drafter_back(caplog: pyte
     ]
 
 
-def test_what_one_request_learns_the_others_know() -> None:
-    async def test() -> None:
-        clock = Clock()
-        state = health(clock)
-        broken, others = Scripted(RuntimeError()), [Scripted() for _ in range(3)]
-        drafters = [FallibleDrafter(other, state) for other in others]
-        await FallibleDrafter(broken, state).open(PROMPT)
-        for drafter in drafters:
-            await drafter.open(PROMPT)
-            assert await drafter.propose(PROMPT, 3) == Draft()
-        assert [other.calls for other in others] == [[]] * 3
-        clock.now += 1.0
-        for drafter in drafters:
-            await drafter.propose(PROMPT, 3)
-        await turns()
-        assert [len(other.calls) for other in others] == [3, 0, 0]  # one of them makes the trial
-        assert [await drafter.propose(PROMPT, 3) for drafter in drafters] == [Draft((7,))] * 3
-
-    asyncio.run(test())
-
-
 def test_a_refusal_is_the_requests_own_and_tried_again_too(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         clock = Clock()
@@ -243,58 +202,5 @@ def test_a_cancelled_request_is_cancelled_and_blames_nobody() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert state.up
-
-    asyncio.run(test())
-
-
-def test_a_refused_request_takes_no_trial_from_others() -> None:
-    """It must wait longer than the drafter is down: the trials of the process are for those who make them."""
-
-    async def test() -> None:
-        clock = Clock()
-        state, own = health(clock), Backoff(clock, 1.0, 30.0)
-        full = Scripted(DrafterRefused("no slot"))
-        refused = FallibleDrafter(full, state, own)
-        await refused.open(PROMPT)
-        for _ in range(3):  # its next attempt is due after 16 s
-            clock.now += own.wait_seconds
-            await refused.propose(PROMPT, 3)
-            await turns()
-        calls = list(full.calls)
-        state.failed(RuntimeError())
-        others = [FallibleDrafter(Scripted(), state) for _ in range(2)]
-        clock.now += 1.0
-        assert await refused.propose(PROMPT, 3) == Draft() and full.calls == calls
-        for other in others:
-            await other.propose(PROMPT, 3)
-        await turns()
-        assert state.up
-        assert [await other.propose(PROMPT, 3) for other in others] == [Draft((7,))] * 2
-
-    asyncio.run(test())
-
-
-@pytest.mark.parametrize("begun", [False, True])
-def test_a_trial_that_its_request_gives_up_is_made_by_another_after_a_second(begun: bool) -> None:
-    async def test() -> None:
-        clock = Clock()
-        state = health(clock)
-        state.failed(RuntimeError())
-        for _ in range(4):  # the next trial is due after 16 s, and the one after it after 32
-            clock.now += state.backoff.wait_seconds
-            trial = state.attempt()
-            assert trial is not None
-            trial.failed(RuntimeError())
-        clock.now += 16.0
-        leaving, other = FallibleDrafter(Scripted(gate=asyncio.Event()), state), FallibleDrafter(Scripted(), state)
-        await leaving.propose(PROMPT, 3)
-        if begun:
-            await turns()
-        await leaving.close()
-        for wait, up in ((0.99, False), (0.01, True)):
-            clock.now += wait
-            await other.propose(PROMPT, 3)
-            await turns()
-            assert state.up is up
 
     asyncio.run(test())

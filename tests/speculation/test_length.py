@@ -65,12 +65,6 @@ def test_a_session_that_turns_from_code_to_prose_and_back_is_followed(place: str
     assert adaptive <= 1.05 * min(fixed.values())
 
 
-def test_where_copies_are_good_and_the_model_is_not_each_gets_a_length_of_its_own() -> None:
-    world = World(constant(0.25), **{**FUSED, "draft": 0.010}, copies=0.3, copy_rate=0.95)  # type: ignore[arg-type]
-    adaptive, fixed = seconds_of(world)
-    assert adaptive < 0.97 * min(fixed.values())
-
-
 def test_a_process_that_knows_nothing_learns_within_its_first_session() -> None:
     for rate in (0.0, 0.5, 0.9):
         world = World(constant(rate), **FUSED)  # type: ignore[arg-type]
@@ -95,12 +89,6 @@ def test_rows_that_share_a_step_make_drafts_shorter() -> None:
         return sum(session.lengths) / len(session.lengths)
 
     assert usual(8) < usual(1) - 0.5
-
-
-def test_a_fixed_length_leaves_room_for_the_targets_own_token() -> None:
-    assert [FixedLength(3).choose(remaining).k for remaining in (1, 2, 3, 4, 100)] == [0, 1, 2, 3, 3]
-    with pytest.raises(ValueError, match="speculation_length: -1"):
-        FixedLength(-1)
 
 
 ROUNDS = st.lists(
@@ -138,13 +126,6 @@ def test_whatever_is_observed_lengths_stay_within_their_bounds(most, rounds) -> 
         return chosen
 
     assert run() == run()  # the same inputs, the same lengths
-
-
-def test_the_simulation_accepts_as_often_as_it_was_told() -> None:
-    world = quiet(World(constant(0.6), **FUSED))  # type: ignore[arg-type]
-    policy = Counting(1)
-    Session(world, policy).run(4000)
-    assert policy.accepted / policy.drafted == pytest.approx(0.6, abs=0.03)
 
 
 class Counting:

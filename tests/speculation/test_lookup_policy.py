@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.estimate import Estimate, best_length, expected_by_length
 from tandem.speculation.lookup_policy import AT_ONCE, LEAST, HybridDrafter, PolicedLookup
 from tandem.speculation.types import Draft, Proposer
@@ -47,15 +46,6 @@ def test_the_model_drafts_unless_a_match_is_long_enough_for_a_copy() -> None:
         return (await drafter.propose(with_match(size), 2)).token_ids
 
     assert [asyncio.run(drafted(size)) for size in (LEAST - 1, LEAST)] == [(900, 900), (50, 51)]
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.integers(0, 3), min_size=2, max_size=40), st.integers(1, 5))
-def test_whatever_it_proposes_is_the_plain_lookups_copy(tokens: list[int], k: int) -> None:
-    lookup, plain = looked_up(tokens[:1]), NgramDrafter(8)
-    copy = plain.match(tokens, k)[1]
-    assert lookup.copy(tokens, k).token_ids in ((), copy)
-    assert lookup.copy_alone(tokens, k) in ((), *(copy[:n] for n in range(1, k + 1)))
 
 
 def test_others_of_the_event_loop_have_turns_while_a_long_prompt_is_indexed() -> None:
@@ -100,26 +90,9 @@ def test_alone_a_copy_has_the_length_that_commits_most_per_second(seen: list[boo
     assert len(looked_up(text, estimate).copy_alone(text, most)) == length
 
 
-def test_copies_are_judged_whether_they_are_used_or_not() -> None:
-    """After copies that were wrong for long none is made, until the text repeats itself again."""
-    text, estimate = list(range(20)) * 2, timed(0.3)
-    lookup, lengths = looked_up(text, estimate), []
-    for token in [*(100 + i for i in range(200)), *list(range(20)) * 4]:
-        lengths.append(len(lookup.copy_alone(text, 4)))
-        text += [*range(5), token] if token >= 100 else [token]
-    assert lengths[0] > 0 == max(lengths[150:200]) < lengths[-1]
-
-
 def test_one_late_step_does_not_end_copies() -> None:
     text, estimate = list(range(50)) * 3, timed(0.02)
     lookup = looked_up(text, estimate)
     for _ in range(2):
         lookup.stepped(4, 1.0)
     assert len(lookup.copy_alone(text, 4)) == 4
-
-
-def test_of_a_text_that_only_grows_the_same_is_copied() -> None:
-    text = [at * at % 7 for at in range(300)]
-    grows, compares = NgramDrafter(8, only_grows=True), NgramDrafter(8)
-    for end in (5, 9, 9, 40, *range(41, 300)):
-        assert grows.match(text[:end], 5) == compares.match(text[:end], 5)

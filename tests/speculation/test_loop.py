@@ -9,7 +9,7 @@ import pytest
 
 from tandem.speculation.length import FixedLength
 from tandem.speculation.loop import Rounds, speculate
-from tandem.speculation.rounds import DraftedRounds, VerifierHere
+from tandem.speculation.rounds import VerifierHere
 from tandem.speculation.stopping import Stopping, StopRules
 from tandem.speculation.types import Chunk, Draft, SamplingParams, SpeculationStats, Verdict
 from tests.speculation import laws
@@ -95,19 +95,6 @@ def test_statistics_equal_those_counted_by_hand():
     assert stats.prefill_seconds >= 0
 
 
-def test_statistics_of_a_real_run_agree_with_its_history():
-    model = laws.ToyModel(10, seed=4)
-    verifier = laws.ToyVerifier(OURS, model)
-    drafter = laws.ModelDrafter(OURS, laws.NoisyModel(model, 0.7))
-    out, stats = laws.generate(OURS, model, drafter, SAMPLING, 4, 60, verifier)
-    drafts = [(len(draft), verdict.accepted) for _, draft, verdict in verifier.history]
-    assert len(out) == 60 == stats.accepted + stats.rounds
-    assert (stats.rounds, stats.drafted) == (len(drafts), sum(d for d, _ in drafts))
-    assert stats.drafted_per_position == [sum(d > i for d, _ in drafts) for i in range(4)]
-    assert stats.accepted_per_position == [sum(a > i for _, a in drafts) for i in range(4)]
-    assert 0 < stats.accepted < stats.drafted
-
-
 def test_speculation_length_zero_is_plain_decoding():
     model = laws.ToyModel(10, seed=4)
     verifier = laws.ToyVerifier(OURS, model)
@@ -153,32 +140,6 @@ def test_agreement_keeps_margins_only_where_asked_and_draws_no_further_than_it_c
 
 class Broken(Exception):
     pass
-
-
-def failing_at(where: str, after: int = 0) -> Callable[[str], None]:
-    seen: list[str] = []
-
-    def on(call: str) -> None:
-        seen.append(call)
-        if call == where and seen.count(where) > after:
-            raise Broken
-
-    return on
-
-
-def test_rounds_are_closed_at_a_normal_end():
-    script = Script(agreed([], 0, 1), agreed([], 0, 2))
-    asyncio.run(collect(start(script, rules=StopRules(2))))
-    assert script.closed
-    assert script.calls.count(("close",)) == 1
-
-
-@pytest.mark.parametrize("after", [0, 1])
-def test_rounds_are_closed_when_a_round_fails(after):
-    script = Script(*[agreed([], 0, 1)] * 3, on=failing_at("round", after))
-    with pytest.raises(Broken):
-        asyncio.run(collect(start(script)))
-    assert script.closed
 
 
 def test_rounds_are_closed_when_the_reader_leaves():
@@ -239,16 +200,6 @@ def test_rounds_are_closed_on_cancellation():
     assert script.closed
 
 
-def test_nothing_is_opened_before_the_first_chunk_is_asked_for():
-    script = Script()
-
-    async def never() -> None:
-        await start(script).aclose()
-
-    asyncio.run(never())
-    assert script.calls == []
-
-
 class Part(VerifierHere):
     """A drafter or a verifier that notes its calls."""
 
@@ -274,28 +225,3 @@ class Part(VerifierHere):
 
     async def close(self) -> None:
         self._note("close")
-
-
-@pytest.mark.parametrize(
-    ("drafter_fails", "verifier_fails"),
-    [("open", ()), ("propose", ()), ((), "open"), ((), "verify"), ("close", ()), (("propose", "close"), ())],
-    ids=str,
-)
-def test_drafter_and_verifier_are_both_closed_whichever_fails(drafter_fails, verifier_fails):
-    def listed(fails: str | tuple[str, ...]) -> tuple[str, ...]:
-        return (fails,) if isinstance(fails, str) else fails
-
-    log: list[str] = []
-    rounds = DraftedRounds(Part("target", log, listed(verifier_fails)), Part("draft", log, listed(drafter_fails)))
-    with pytest.raises(Broken):
-        asyncio.run(collect(start(rounds, rules=StopRules(2))))
-    assert log[-2:] == ["draft close", "target close"]
-
-
-def test_drafter_and_verifier_take_turns():
-    log: list[str] = []
-    rounds = DraftedRounds(Part("target", log), Part("draft", log))
-    chunks = asyncio.run(collect(start(rounds, k=1, rules=StopRules(3))))
-    assert [c.token_ids for c in chunks] == [(1, 2), (2,)]
-    # The last round has room for one token only: there is nothing to draft.
-    assert log[2:-2] == ["draft propose", "target verify", "target verify"]

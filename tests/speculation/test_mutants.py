@@ -28,6 +28,9 @@ class Mutant:
 
 
 LAW, SAME = laws.check_enumerated_laws, laws.check_same_outputs
+DRAWS, SEEDED, SETS = laws.check_draw_laws, laws.check_seeded_draws, laws.check_survivors
+PERFECT, PRUNING = laws.check_perfect_draft, laws.check_pruning
+RULE, DRAW = "acceptance", "draws"
 COMMITTED = "token_ids=tuple(d.token for d in drawn),"
 DRAWN = "drawn.append(target_draw(i))"
 MISMATCH = "if i == len(draft) or drawn[i].token != draft[i]:\n            break"
@@ -39,28 +42,28 @@ MUTANTS = [
     # The rule
     Mutant(
         "the draft token is committed at the mismatch",
-        "acceptance",
+        RULE,
         COMMITTED,
         "token_ids=tuple(draft[i] if i < len(draft) else d.token for i, d in enumerate(drawn)),",
         (LAW, SAME),
     ),
     Mutant(
         "the round stops before the correction",
-        "acceptance",
+        RULE,
         COMMITTED,
         "token_ids=tuple(d.token for i, d in enumerate(drawn) if i == len(draft) or d.token == draft[i]),",
         (LAW, laws.check_wrong_draft),
     ),
     Mutant(
         "the round goes on past the first mismatch",
-        "acceptance",
+        RULE,
         "if i == len(draft) or drawn[i].token != draft[i]:",
         "if i == len(draft):",
         (LAW, SAME),
     ),
     Mutant(
         "the correction is resampled with fresh noise",
-        "acceptance",
+        RULE,
         MISMATCH,
         MISMATCH.replace(
             "break", "drawn[i] = drawn[i] if i == len(draft) else target_draw(i, True)\n            break"
@@ -69,187 +72,119 @@ MUTANTS = [
     ),
     Mutant(
         "the bonus comes from a padded row",
-        "acceptance",
+        RULE,
         DRAWN,
         "drawn.append(target_draw(i + (i == len(draft))))",
         (LAW, SAME),
     ),
     Mutant(
         "the bonus comes from the row before",
-        "acceptance",
+        RULE,
         DRAWN,
         "drawn.append(target_draw(max(0, i - (i == len(draft)))))",
         (LAW, SAME),
     ),
-    Mutant("every row is one too far", "acceptance", DRAWN, "drawn.append(target_draw(i + 1))", (LAW, SAME)),
+    Mutant("every row is one too far", RULE, DRAWN, "drawn.append(target_draw(i + 1))", (LAW, SAME)),
     Mutant(
         "there is no bonus after full acceptance",
-        "acceptance",
+        RULE,
         COMMITTED,
         "token_ids=tuple(d.token for d in drawn)[: max(1, len(draft))],",
-        (laws.check_perfect_draft,),
+        (PERFECT,),
     ),
     Mutant(
         "the bonus counts as accepted",
-        "acceptance",
+        RULE,
         "accepted=len(drawn) - 1",
         "accepted=len(drawn)",
-        (laws.check_perfect_draft, laws.check_wrong_draft),
+        (PERFECT, laws.check_wrong_draft),
     ),
     # Warping
-    Mutant(
-        "temperature is dropped",
-        "draws",
-        " / params.temperature",
-        "",
-        (laws.check_draw_laws, laws.check_seeded_draws, SAME),
-    ),
-    Mutant(
-        "top-k is dropped",
-        "draws",
-        "if 0 < params.top_k < len(scores):",
-        "if False:",
-        (laws.check_draw_laws, laws.check_survivors, laws.check_seeded_draws),
-    ),
-    Mutant(
-        "top-p is dropped",
-        "draws",
-        "if params.top_p < 1:",
-        "if False:",
-        (laws.check_draw_laws, laws.check_survivors, laws.check_seeded_draws),
-    ),
-    Mutant(
-        "min-p is dropped",
-        "draws",
-        "if params.min_p > 0:",
-        "if False:",
-        (laws.check_draw_laws, laws.check_survivors, laws.check_seeded_draws),
-    ),
+    Mutant("temperature is dropped", DRAW, " / params.temperature", "", (DRAWS, SEEDED, SAME)),
+    Mutant("top-k is dropped", DRAW, "if 0 < params.top_k < len(scores):", "if False:", (DRAWS, SETS, SEEDED)),
+    Mutant("top-p is dropped", DRAW, "if params.top_p < 1:", "if False:", (DRAWS, SETS, SEEDED)),
+    Mutant("min-p is dropped", DRAW, "if params.min_p > 0:", "if False:", (DRAWS, SETS, SEEDED)),
     Mutant(
         "top-p forgets that top-k came first",
-        "draws",
+        DRAW,
         "whole = total(exp(pool - top))",
         "whole = total(exp(scores - top))",
-        (laws.check_survivors,),
+        (SETS,),
     ),
     Mutant(
         "top-p keeps one token too few",
-        "draws",
+        DRAW,
         "return head[: enough + 1]",
         "return head[: max(1, enough)]",
-        (laws.check_draw_laws, laws.check_survivors),
+        (DRAWS, SETS),
     ),
     Mutant(
         "top-k takes the higher id among equals",
-        "draws",
+        DRAW,
         "level = np.flatnonzero(among == threshold)[: k - len(above)]",
         "level = np.flatnonzero(among == threshold)[::-1][: k - len(above)]",
-        (laws.check_survivors,),
+        (SETS,),
     ),
     # Noise
     Mutant(
         "a retry re-rolls",
-        "draws",
+        DRAW,
         "@functools.lru_cache(maxsize=32)",
         f"@(lambda words, calls={CALLS}: lambda seed, *rest: words(seed ^ next(calls), *rest))",
         (laws.check_draws_repeat, SAME),
     ),
     Mutant(
         "every position has the same noise",
-        "draws",
+        DRAW,
         KEY,
         "key = np.array([seed, 0], dtype=np.uint64)",
-        (laws.check_draw_laws, laws.check_seeded_draws, SAME),
+        (DRAWS, SEEDED, SAME),
     ),
     Mutant(
         "every seed has the same noise",
-        "draws",
+        DRAW,
         KEY,
         "key = np.array([0, position], dtype=np.uint64)",
-        (laws.check_draw_laws, laws.check_seeded_draws, SAME),
+        (DRAWS, SEEDED, SAME),
     ),
     Mutant(
         "seed and position are added up",
-        "draws",
+        DRAW,
         KEY,
         "key = np.array([seed + position, 0], dtype=np.uint64)",
-        (laws.check_seeded_draws, SAME),
+        (SEEDED, SAME),
     ),
-    Mutant(
-        "the noise has the wrong sign",
-        "draws",
-        UNIFORMS,
-        "log(-log(uniforms))",
-        (laws.check_draw_laws, laws.check_seeded_draws),
-    ),
+    Mutant("the noise has the wrong sign", DRAW, UNIFORMS, "log(-log(uniforms))", (DRAWS, SEEDED)),
     Mutant(
         "uniforms have 32 bits",
-        "draws",
+        DRAW,
         "uniforms = (",
         "raw = (raw >> np.uint64(32)) << np.uint64(32)\n    uniforms = (",
         (laws.check_noise_resolution,),
     ),
     Mutant(
         "candidates share the noise of the first ids",
-        "draws",
+        DRAW,
         "gumbel(raw[candidates])",
         "gumbel(raw[: len(candidates)])",
-        (laws.check_pruning, laws.check_seeded_draws),
+        (PRUNING, SEEDED),
     ),
     Mutant(
         "the vocabulary is pruned without regard to noise",
-        "draws",
+        DRAW,
         "return np.union1d(head, rest)",
         "return np.sort(head)",
-        (laws.check_pruning,),
+        (PRUNING,),
     ),
     Mutant(
         "the pruning keeps the winner but loses the runner-up",
-        "draws",
+        DRAW,
         "bound = np.partition(scores[head] + gumbel(raw[head]), -2)[-2]",
         "bound = np.partition(scores[head] + gumbel(raw[head]), -1)[-1]",
-        (laws.check_pruning,),
+        (PRUNING,),
     ),
-    Mutant(
-        "the draft's noise is one position behind", "", "", "-1", (laws.check_acceptances, laws.check_perfect_draft)
-    ),
-    Mutant("the draft's noise is one position ahead", "", "", "1", (laws.check_acceptances, laws.check_perfect_draft)),
-    # The loop
-    Mutant(
-        "drafts are verified without the last committed token",
-        "rounds",
-        "self.verifier.send(self._path, draft)",
-        "self.verifier.send(self._path[:-1], draft)",
-        (LAW, SAME),
-    ),
-    Mutant(
-        "drafts are made without the last committed token",
-        "rounds",
-        "await drafter.propose(path, ",
-        "await drafter.propose(path[:-1], ",
-        (laws.check_perfect_draft,),
-    ),
-    Mutant(
-        "the loop forgets the last token that a round committed",
-        "loop",
-        "tokens += verdict.token_ids",
-        "tokens += verdict.token_ids[:-1]",
-        (LAW, SAME),
-    ),
-    Mutant(
-        "the loop keeps what was drafted instead of what was committed",
-        "loop",
-        "tokens += verdict.token_ids",
-        "tokens += (*draft.token_ids, verdict.token_ids[-1])",
-        (LAW, SAME),
-    ),
-    Mutant(
-        "drafts reach past max_new_tokens",
-        "loop",
-        "min(length.k, left - 1), length.model_k, ended",
-        "length.k, length.model_k, ended",
-        (laws.check_nothing_drafted_past_the_end,),
-    ),
+    Mutant("the draft's noise is one position behind", "", "", "-1", (laws.check_acceptances, PERFECT)),
+    Mutant("the draft's noise is one position ahead", "", "", "1", (laws.check_acceptances, PERFECT)),
 ]
 
 
@@ -276,11 +211,7 @@ def test_the_check_passes_without_a_trap(check):
 
 def test_a_copy_without_a_trap_passes_too():
     check = laws.check_same_outputs
-    copies = {
-        "acceptance": mutated(OURS.acceptance, COMMITTED, COMMITTED),
-        "draws": mutated(OURS.draws, KEY, KEY),
-        "loop": mutated(OURS.loop, "tokens += verdict.token_ids", "tokens += verdict.token_ids"),
-    }
+    copies = {"acceptance": mutated(OURS.acceptance, COMMITTED, COMMITTED), "draws": mutated(OURS.draws, KEY, KEY)}
     check(Implementation(**copies))
 
 

@@ -111,12 +111,6 @@ def test_a_draft_without_a_guess_waits_for_verdicts_and_says_the_same() -> None:
     assert (found.stats.rounds, found.stats.max_in_flight, found.stats.stale_rounds) == (10, 1, 0)
 
 
-def test_length_0_is_one_step_at_a_time() -> None:
-    found = run(4, 0, count=10, rtt=0.01)
-    assert found.tokens == said(10)
-    assert (found.stats.rounds, found.draft.tokens, found.stats.max_in_flight) == (10, 0, 1)
-
-
 def test_a_round_that_is_lost_every_time_fails_with_the_cause() -> None:
     with pytest.raises(ConnectionError, match="lost"):
         run(3, 3, refuses=True, rtt=0.01)
@@ -184,10 +178,3 @@ def test_auto_waits_where_waiting_is_faster_and_goes_ahead_where_it_is_not(
     assert auto.tokens == said(300)
     assert auto.tpot <= 1.15 * min(fixed.values())
     assert (auto.stats.mean_in_flight > 1.3) == pipelines
-
-
-def test_auto_does_not_go_ahead_over_a_network_that_is_next_to_nothing() -> None:
-    """What theory would gain there, the cores that draft and target share lose."""
-    assert Depth(Pipeline.AUTO, 8, measured(Times(0.002, 0.01, 0.002))).of(3) == 1
-    assert Depth(Pipeline.AUTO, 8, measured(Times(0.002, 0.01, 0.01))).of(3) > 1
-    assert Depth(Pipeline.ON, 8, measured(Times(0.002, 0.01, 0.002))).of(3) == 2

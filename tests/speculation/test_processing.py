@@ -14,7 +14,7 @@ import pytest
 
 from tandem.speculation.draws import BadLogits
 from tandem.speculation.processing import Logits, Mask, Processing
-from tandem.speculation.rules import draft_token, token_logprobs, verify_draft
+from tandem.speculation.rules import draft_token, verify_draft
 from tandem.speculation.types import InvalidField, Request, Rule, SamplingParams, Structure, StructureKind
 from tests.daily import daily
 
@@ -97,23 +97,6 @@ def match(output: Sequence[int]) -> bool:
     return all(structure.advance(token) for token in output)
 
 
-def test_the_smallest_penalty_leaves_logits_that_can_be_drawn_from() -> None:
-    processing = Processing(SamplingParams(repetition_penalty=0.01), 2)
-    logits = processing.after([0, 1]).logits(np.full(SIZE, 1e30, dtype=np.float32), ())
-    assert np.isfinite(logits).all() and logits[0] > 1e31
-
-
-def test_a_structure_that_has_taken_an_output_goes_on_from_there() -> None:
-    """As a session that resumes: the output is taken before anything is asked."""
-    prompt, output = [1, 2], [3, 4, 3]
-    matcher = NoRepeats()
-    assert all(matcher.advance(token) for token in output)
-    processing = Processing(SamplingParams(), 2, matcher, output)
-    assert processing.after([*prompt, *output]).keeps(4, ()) and matcher.advanced == 3
-    assert not processing.after([*prompt, *output]).keeps(3, ())
-    assert processing.after([*prompt, 3]).keeps(3, (5,)) and matcher.tokens == [3, 5]
-
-
 @pytest.mark.parametrize("seed", daily(range(10), 0, 1, 2))
 def test_a_token_is_kept_exactly_if_it_still_has_the_largest_logit(seed: int) -> None:
     """Whatever was asked before, of the draft or of the target, for a mask or for a token."""
@@ -159,35 +142,6 @@ def test_whatever_was_asked_before_the_same_tokens_give_the_same_logits(seed: in
         tokens += draft[: chance.randrange(6)]
 
 
-def test_a_round_follows_as_many_tokens_as_it_drafts_and_commits_however_long_the_prefix() -> None:
-    matcher = NoRepeats()
-    processing, tokens = Processing(SamplingParams(), 1, matcher), [0, *([1, 2] * 500)]
-    processing.after(tokens).logits(raw(0), ())
-    assert matcher.advanced == 1000
-    for round_ in range(20):
-        matcher.advanced, processor = 0, processing.after(tokens)
-        for i in range(5):
-            processor.logits(raw(i), [1, 2, 3, 4][:i])
-        assert matcher.advanced == 4 + (round_ > 0), "the draft, and the committed token that was not drafted"
-        tokens += [1, 2, 3, 5]
-
-
-def test_the_masks_of_a_draft_are_computed_once_for_draft_and_target() -> None:
-    class Counting(NoRepeats):
-        masks = 0
-
-        def mask(self) -> Mask:
-            self.masks += 1
-            return super().mask()
-
-    matcher = Counting()
-    processor = Processing(SamplingParams(), 1, matcher).after([0])
-    for _ in ("draft", "target"):
-        for i in range(4):
-            processor.logits(raw(i), [1, 2, 3][:i])
-    assert matcher.masks - matcher.advanced == 4  # advance looks at a mask too
-
-
 def test_tokens_outside_the_structure_are_never_drawn_and_end_a_draft() -> None:
     sampling = SamplingParams(temperature=1.0, seed=3)
     processor = Processing(sampling, 1, NoRepeats()).after([2, 4])
@@ -209,14 +163,6 @@ def test_a_structure_that_became_too_complex_fails_the_targets_row_and_spoils_on
     for rule, temperature in itertools.product(Rule, (0.0, 1.0)):
         token, _ = draft_token(raw(0), Request(SamplingParams(temperature=temperature), rule), 1, None, processor)
         assert 0 <= token < SIZE
-
-
-def test_tokens_beyond_the_mask_or_the_logits_are_out() -> None:
-    processor = Processing(SamplingParams(), 1, NoRepeats()).after([2])
-    assert np.flatnonzero(processor.logits(raw(0, 15), ()) > -np.inf).max() < SIZE
-    assert len(processor.logits(raw(0, 5), ())) == 5
-    beyond = SamplingParams(logit_bias=((3, 1.0), (40, 5.0)), repetition_penalty=1.5, presence_penalty=1.0)
-    assert len(Processing(beyond, 1).after([2, 40]).logits(raw(0), ())) == SIZE
 
 
 @pytest.mark.parametrize("draws", [1500, pytest.param(4000, marks=pytest.mark.thorough)])
@@ -249,13 +195,6 @@ def test_log_probabilities_are_of_the_raw_logits_whatever_is_drawn() -> None:
         assert said.top == plain.logprobs[0].top
         assert [t for t, _ in said.top] == np.argsort(-exact)[:4].tolist()
         assert [p for _, p in said.top] == pytest.approx(np.sort(exact)[::-1][:4], abs=1e-12)
-
-
-def test_equal_logits_are_reported_with_the_lower_id_first() -> None:
-    logits = np.array([1, 2, 2, 0, 2, -np.inf], dtype=np.float32)
-    assert [token for token, _ in token_logprobs(logits, 0, 20).top] == [1, 2, 4, 0, 3, 5]
-    assert token_logprobs(logits, 3, 0).top == ()
-    assert token_logprobs(logits, 5, 1).logprob == -np.inf
 
 
 WRONG = [

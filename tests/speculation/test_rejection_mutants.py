@@ -96,11 +96,7 @@ MUTANTS = [
         ),
         (SEEDED,),
     ),
-    Mutant(
-        "weights are not normalised",
-        (("weights / math.fsum(sent.weights)", "weights"),),
-        (TOKEN, SEQUENCES),
-    ),
+    Mutant("weights are not normalised", (("weights / math.fsum(sent.weights)", "weights"),), (TOKEN, SEQUENCES)),
     Mutant(
         "tokens that the target does not have are drawn",
         (("logits[:target_vocab_size]", "logits"),),
@@ -124,11 +120,7 @@ MUTANTS = [
         ((CORRECTION, "draft = (*draft[:i], chance.correct(i, residual(p, q)), *draft[i + 1 :])"),),
         (SEQUENCES,),
     ),
-    Mutant(
-        "p is that of the row before",
-        (("p = target(i)", "p = target(max(0, i - 1))"),),
-        (SEQUENCES,),
-    ),
+    Mutant("p is that of the row before", (("p = target(i)", "p = target(max(0, i - 1))"),), (SEQUENCES,)),
     # The bonus
     Mutant(
         "the bonus comes from the residual",
@@ -148,9 +140,7 @@ MUTANTS = [
     Mutant("draft and acceptance share a stream", ((ACCEPT, ACCEPT.replace("ACCEPT", "DRAFT")),), (ONE, APART)),
     Mutant("draft and correction share a stream", ((RESIDUAL, RESIDUAL.replace("RESIDUAL", "DRAFT")),), (ONE, APART)),
     Mutant(
-        "acceptance and correction share a stream",
-        ((RESIDUAL, RESIDUAL.replace("RESIDUAL", "ACCEPT")),),
-        (ONE, APART),
+        "acceptance and correction share a stream", ((RESIDUAL, RESIDUAL.replace("RESIDUAL", "ACCEPT")),), (ONE, APART)
     ),
     Mutant(
         "the draft takes its number from agreement's noise",
@@ -161,10 +151,7 @@ MUTANTS = [
         "a draft that is coupled by agreement's noise is corrected with the same noise",
         (
             (DRAWN, f"return {gumbel('exactly(sent)', 'params.seed', 'position')}, sent"),
-            (
-                f"return distribution.at({RESIDUAL})",
-                f"return {gumbel('distribution', 'self.seed', 'self.start + i')}",
-            ),
+            (f"return distribution.at({RESIDUAL})", f"return {gumbel('distribution', 'self.seed', 'self.start + i')}"),
         ),
         (ONE, APART),
     ),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,31 +29,6 @@ def test_a_draft_that_comes_late_is_used_from_where_the_committed_tokens_end() -
     assert run.next_draft() == (8, 9)
     run.receive(hearing(1, 5, 6, 9, 9))  # contradicted meanwhile
     assert run.next_draft() == (8, 9)
-
-
-@pytest.mark.parametrize(("base", "last"), [(0, 5), (4, 7), (2, 5), (9, 1)])
-def test_a_draft_on_other_tokens_than_the_committed_ones_is_dropped(base: int, last: int) -> None:
-    run = run_after(5, 6, 7)
-    run.receive(hearing(base, last, 8))
-    assert run.next_draft() == ()
-
-
-def test_what_the_committed_tokens_contradict_is_dropped_and_what_they_follow_stays() -> None:
-    run = run_after(1)
-    run.receive(hearing(1, 1, 2, 3, 4, 5))
-    run.follow([2, 3])
-    assert run.next_draft() == (4, 5)
-    run.follow([9])
-    assert run.next_draft() == ()
-
-
-def test_the_newest_draft_is_followed_unless_the_last_one_goes_on_from_it() -> None:
-    run = run_after(1)
-    run.receive(hearing(1, 1, 2, 3, 4, 5, 6))
-    run.receive(hearing(1, 1, 2, 3))
-    assert run.next_draft() == (2, 3, 4, 5, 6)
-    run.receive(hearing(1, 1, 2, 9))
-    assert run.next_draft() == (2, 9)
 
 
 TOKENS = st.lists(st.integers(0, 2), max_size=6)
@@ -138,22 +112,6 @@ def test_a_step_for_which_no_draft_has_arrived_verifies_a_copy_from_the_text_if_
 def followed(run: SelfPacedRun, token_ids: list[int], drafted: int, seconds: float) -> None:
     run.follow(token_ids)
     run.stepped(drafted, seconds, 1)
-
-
-def test_copies_that_turn_out_wrong_are_made_no_more() -> None:
-    text = [1, 2, 3, 1, 2]
-    lookup = PolicedLookup(Estimate())
-    asyncio.run(lookup.open(text))
-    run = SelfPacedRun(text, lookup=lookup)
-    run.receive(replace(hearing(5, 2, until=1000), most_copies=3))
-    wrong = []
-    for other in range(100, 200):
-        for token in (other, 1, 2):
-            copied = bool(run.next_draft())
-            wrong += [copied] if token == other else []
-            followed(run, [token], 3 * copied, 0.020 + 0.012 * copied)
-            run.receive(replace(hearing(len(run.tokens), token, until=1000), most_copies=3))
-    assert sum(wrong[:10]) > sum(wrong[-10:]) == 0
 
 
 def test_a_run_counts_as_fed_while_its_client_drafts() -> None:

@@ -43,33 +43,6 @@ def texts(stop: Stopping, tokens: Sequence[int]) -> list[str]:
     return [stop.push([t]).text for t in tokens]
 
 
-def test_end_of_sequence_ends_and_is_the_last_token():
-    stop = stopping()
-    assert stop.push([2, 3, EOS, 4]) == Chunk((2, 3, EOS), "ab")
-    assert (stop.reason, stop.remaining, stop.emitted) == (FinishReason.END_OF_SEQUENCE, 0, 3)
-
-
-def test_a_stop_token_ends_is_the_last_token_and_has_no_text():
-    stop = stopping()
-    assert stop.push([2, STOP, 4]) == Chunk((2, STOP), "a")
-    assert (stop.reason, stop.remaining) == (FinishReason.STOP_TOKEN, 0)
-
-
-def test_end_of_sequence_goes_before_stop_token():
-    stop = Stopping(StopRules(9, frozenset({5}), frozenset({5})), Pieces())
-    stop.push([5])
-    assert stop.reason is FinishReason.END_OF_SEQUENCE
-
-
-def test_max_new_tokens_ends_and_lets_no_token_past():
-    stop = stopping(3)
-    assert stop.remaining == 3
-    assert stop.push([2, 3]).text == "ab"
-    assert stop.remaining == 1
-    assert stop.push([4, 6, 6]) == Chunk((4,), "ab")
-    assert (stop.reason, stop.remaining, stop.emitted) == (FinishReason.LENGTH, 0, 3)
-
-
 def test_a_stop_on_the_last_token_is_named_before_the_length():
     for last, strings, reason in (
         (EOS, (), FinishReason.END_OF_SEQUENCE),
@@ -79,12 +52,6 @@ def test_a_stop_on_the_last_token_is_named_before_the_length():
         stop = stopping(2, strings)
         stop.push([2, last])
         assert stop.reason is reason
-
-
-def test_a_stop_string_inside_one_token_cuts_the_text_and_keeps_the_token():
-    stop = stopping(strings=["x"])
-    assert stop.push([2, 8, 3]) == Chunk((2, 8), "aa")
-    assert stop.reason is FinishReason.STOP_STRING
 
 
 def test_of_several_stop_strings_the_one_that_begins_first_cuts():

@@ -16,8 +16,7 @@ import pytest
 from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.errors import InvalidField
 from tandem.vllm import RemoteDrafter
-from tandem.vllm.lookup import copied
-from tandem.vllm.rows import Held, RowTable
+from tandem.vllm.rows import Held, RowTable, copied
 from tandem.vllm.settings import Settings, settings_of
 from tests.vllm.engine import drafter, vllm_config
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tandem.runners.batch_invariance import DEEPEST, check_graph_invariance
+from tandem.runners.batch_invariance import DEEPEST, check_batch_invariance
 from tandem.runners.protocol import Limits, PrefillRow, StepShapes
 from tandem_nxdi.lines import Lines
 
@@ -29,7 +29,8 @@ def check_target_invariance(runner: NxdiRunner) -> StepShapes:
         return replace(runner.shapes, note=f"not checked: {room} positions are too few to compare steps in")
     chunk = min(layout.chunks[-1], min(room, DEEPEST) // 2)  # so that half of the deepest check can be decoded
     shape = Limits(layout.lines, room, limits.max_draft, chunk, limits.vocab_size)
-    found = check_graph_invariance(CheckableTarget(runner), shape, layout.width, (layout.lines,), runner.exact)
+    shapes = (layout.width,), (layout.lines,)
+    found = check_batch_invariance(CheckableTarget(runner), shape, *shapes, exact=runner.exact, graphs=True)
     runner.shapes = replace(found, chunks=layout.chunks[-1:])
     reads = tuple(n for n in layout.reads if not runner.exact or same_reads(runner, n))
     chunks = tuple(c for c in layout.chunks[:-1] if not runner.exact or same_prompts(runner, c))

@@ -184,7 +184,7 @@ def _describing(connect: Connect, credentials: Credentials) -> Describe:
             async with connect(address, service) as client:
                 return await client.model_info(wait=False)
         except Exception as error:
-            why = await explained(error, address, credentials, service) if isinstance(error, TandemError) else error
+            why = explained(error, address, credentials, service) if isinstance(error, TandemError) else error
             failure = failure_of(why)
             how = "does not answer" if failure.code in _SILENT else "refuses the call"
             raise Unreachable(f"{service} at {address} {how}: {failure.code}: {failure.message}") from error

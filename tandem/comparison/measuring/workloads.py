@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tandem.clients.prompts import read_prompts
+from tandem.clients.messages import read_prompts
 from tandem.speculation.types import GenerationRequest
 
 BUILT_IN = ("counting_and_lists", "code", "extraction", "chat", "prose")  # from predictable to high-entropy

@@ -6,37 +6,26 @@ hidden]; the embedding [vocabulary, hidden].
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
 from tandem.runners.eagle.module import EagleHead
 from tandem.runners.torch.graph_modules import Buffers, likeliest
 from tandem.runners.torch.kernels import attention_rows, slot_attention
-from tandem.runners.torch.sampled_modules import drawn
 from tandem.runners.torch.slot_cache import GatheredSlots
 
 
-@dataclass(frozen=True, slots=True)
-class SlotLengths:
-    """Positions of a slot in the head's cache and in the features."""
-
-    own: int
-    features: int
-
-
 class HeadStep(nn.Module):
-    """Shared parts of the steps. columns: 0, 1, ... int32, up to a slot's length or more."""
+    """Shared parts of the steps. columns: 0, 1, ... int32, as many as positions of a slot; `known`: in the features."""
 
     _columns: Tensor
     _ids: Tensor
     _shown: Tensor
     _hidden: Tensor
 
-    def __init__(self, head: EagleHead, lengths: SlotLengths, columns: Tensor) -> None:
+    def __init__(self, head: EagleHead, columns: Tensor, known: int) -> None:
         super().__init__()
-        self.head, self._lengths = head, lengths
+        self.head, self._known = head, known
         self._groups = head.config.num_attention_heads // head.config.num_key_value_heads
         dtype = head.fc.weight.dtype
         mask = torch.tensor([0.0, torch.finfo(dtype).min], dtype=dtype, device=columns.device)
@@ -53,7 +42,7 @@ class HeadStep(nn.Module):
     def fused(self, features: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
         """Fused features [n, width, hidden] of the tokens before positions [n, width]; zeros if none or not finite."""
         before = (positions - 1).clamp(min=0)
-        at = (slots[:, None] * self._lengths.features + before).reshape(-1)
+        at = (slots[:, None] * self._known + before).reshape(-1)
         found = features[0].index_select(0, at).view(*positions.shape, -1)
         known = found.isfinite() & (positions > 0)[..., None]
         return self.head.fuse(torch.where(known, found, 0))
@@ -64,7 +53,7 @@ class HeadStep(nn.Module):
         """Writes keys and values of tokens [n, width]; returns residual, queries, and the slots' keys and values."""
         embeds = nn.functional.embedding(tokens, buffers[3]).to(hidden.dtype)
         residual, q, k, v = self.head.project(embeds, hidden, (positions - 1).clamp(min=0))
-        cache = GatheredSlots(buffers, slots, positions, self._lengths.own, self._lengths.own)
+        cache = GatheredSlots(buffers, slots, positions, len(self._columns))
         return residual, q, *cache.update(k, v, 0)
 
     def next(self, buffers: Buffers, slots: Tensor, tokens: Tensor, hidden: Tensor, starts: Tensor) -> Tensor:
@@ -94,7 +83,7 @@ class HeadStep(nn.Module):
 
     def _mask(self, at: Tensor) -> Tensor:
         # the first token has no feature before it, so no other token sees it
-        columns, own = self._columns[: self._lengths.own][None], at[:, None]
+        columns, own = self._columns[None], at[:, None]
         seen = (columns <= own) & ((columns > 0) | (own == 0))
         mask = torch.where(seen, self._shown, self._hidden)[:, None, None]
         return mask.expand(-1, 1, attention_rows(1, self._groups), -1)
@@ -113,33 +102,21 @@ class HeadPrefill(HeadStep):
 class HeadPropose(HeadStep):
     """Drafts k tokens greedily: int32 [n, k]. rows [n, 3 + TAIL] as ProposeModule's."""
 
-    def __init__(self, head: EagleHead, lengths: SlotLengths, columns: Tensor, k: int) -> None:
-        super().__init__(head, lengths, columns)
+    def __init__(self, head: EagleHead, columns: Tensor, known: int, k: int) -> None:
+        super().__init__(head, columns, known)
         self.k = k
 
     def forward(self, buffers: Buffers, rows: Tensor) -> Tensor:
         slots, last = rows[:, 0], rows[:, 1]
         hidden = self.after_tail(buffers, rows)
-        drafts = [self._chosen(hidden, 0)]
+        drafts = [self._chosen(hidden)]
         for i in range(1, self.k):
             hidden = self.next(buffers, slots, drafts[-1], hidden, last + i)
-            drafts.append(self._chosen(hidden, i))
+            drafts.append(self._chosen(hidden))
         return torch.stack(drafts, dim=1)
 
-    def _chosen(self, hidden: Tensor, i: int) -> Tensor:
+    def _chosen(self, hidden: Tensor) -> Tensor:
         return self._ids.index_select(0, likeliest(self.logits(hidden)))
-
-
-class HeadSample(HeadPropose):
-    """Drafts k tokens with noise [n, k, columns] and warping [n, WARPING]."""
-
-    def forward(self, buffers: Buffers, noise: Tensor, warping: Tensor, rows: Tensor) -> Tensor:  # type: ignore[override]
-        self._noise, self._warping = noise, warping
-        return super().forward(buffers, rows)
-
-    def _chosen(self, hidden: Tensor, i: int) -> Tensor:
-        column = drawn(self.logits(hidden), self._noise[:, i], self._warping, self._columns)
-        return self._ids.index_select(0, column)
 
 
 class HeadFirst(HeadStep):

@@ -7,19 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tandem.runners.eagle.graph_modules import (
-    HeadFirst,
-    HeadNext,
-    HeadPrefill,
-    HeadPropose,
-    HeadSample,
-    SlotLengths,
-)
+from tandem.runners.eagle.graph_modules import HeadFirst, HeadNext, HeadPrefill, HeadPropose
 from tandem.runners.eagle.hidden_states import TargetFeatures
 from tandem.runners.eagle.module import EagleHead
 from tandem.runners.protocol import TAIL, ProposeRow, RunnerIdentity, StepShapes
 from tandem.runners.startup import Startup
-from tandem.runners.torch.draft_graphs import DraftGraphs
+from tandem.runners.torch.graph_model import DraftGraphs
 from tandem.runners.torch.graph_modules import propose_row
 from tandem.runners.torch.graph_runner import GraphRunner
 from tandem.runners.torch.graphs import CompileStatistics
@@ -45,12 +38,12 @@ class HeadGraphs(DraftGraphs):
         target: GraphRunner,
     ) -> None:
         self.platform, self.device, self.spare = platform, platform.device, slots.spare
-        self.vocab_size, self.draft_vocab, self.buckets = head.config.vocab_size, head.token_ids.cpu(), target.buckets
+        self.buckets = target.buckets
         self._head, self._name, self._graphs = head, identity.model_name, {}
         self._compiler = target.compiler_for(f"head {identity.weights_revision} on {target.identity.weights_revision}")
         self._buffers = [*slots.buffers, features.values.flatten(0, 1)[None], embedding]
-        self._columns = torch.arange(slots.length, dtype=torch.int32, device=platform.device)
-        self._lengths = SlotLengths(slots.length, features.values.shape[1])
+        columns = torch.arange(slots.length, dtype=torch.int32, device=platform.device)
+        self._shape = head, columns, features.values.shape[1]
 
     @property
     def shapes(self) -> StepShapes:
@@ -58,25 +51,19 @@ class HeadGraphs(DraftGraphs):
 
     def compile(self, startup: Startup) -> CompileStatistics:
         """Compiles every graph, without drafting, and seals the compiler."""
-        compiler, shape = self._compiler, (self._head, self._lengths, self._columns)
+        compiler, shape = self._compiler, self._shape
         with startup.stage("compiling"):
             self._make(compiler, "prefill", HeadPrefill(*shape), 1, self.buckets.chunk, 2 + self.buckets.chunk)
             for batch in self.buckets.batches:
                 for k in self.buckets.drafts:
                     self._make(compiler, "propose", HeadPropose(*shape, k), batch, k, 3 + TAIL)
                 if self.platform.only_graphs and self.buckets.drafts:
-                    self._make_sampled(batch)
+                    self._make(compiler, "first", HeadFirst(*shape), batch, TAIL, 3 + TAIL)
+                    states = self._head.fc.weight.new_zeros(batch, self._head.config.hidden_size)
+                    self._make(compiler, "next", HeadNext(*shape), batch, 1, 4, (states,))
             compiler.seal()
         startup.note(f"graphs of {self._name}: {compiler.statistics.line()}")
         return compiler.statistics
-
-    def _make_sampled(self, batch: int) -> None:
-        compiler, shape, weight = self._compiler, (self._head, self._lengths, self._columns), self._head.fc.weight
-        for k in self.buckets.drafts:
-            self._make(compiler, "sample", HeadSample(*shape, k), batch, k, 3 + TAIL, self._noise([], batch, k))
-        self._make(compiler, "first", HeadFirst(*shape), batch, TAIL, 3 + TAIL)
-        states = weight.new_zeros(batch, self._head.config.hidden_size)
-        self._make(compiler, "next", HeadNext(*shape), batch, 1, 4, (states,))
 
     def warm_up(self, startup: Startup) -> None:
         self.compile(startup)

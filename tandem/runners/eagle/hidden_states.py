@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tandem.runners.feature_rows import FeatureRow
+from tandem.runners.capabilities import FeatureRow
 from tandem.runners.native.features import NativeFeatures
 from tandem.runners.torch.from_tensors import tensor_of
 
@@ -43,39 +43,28 @@ def of_native(features: NativeFeatures) -> TargetFeatures:
     return TargetFeatures(tensor_of(features.stored), tensor_of(features.embedding))
 
 
-class Taps:
-    """Copies hidden states out of a transformers module as it runs."""
+def tap(module: Any, layers: Sequence[int]) -> None:
+    """Runs of the module leave hidden states after `layers` in `caught` of their cache. Raises ValueError."""
+    decoders = decoder_layers(module)
+    for layer in sorted(set(layers)):
+        if layer < len(decoders):
+            decoders[layer].register_forward_pre_hook(_before(layer), with_kwargs=True)
+        else:
+            decoders[-1].register_forward_hook(_after(layer), with_kwargs=True)
 
-    def __init__(self, module: Any, layers: Sequence[int], values: Tensor) -> None:
-        self.values, self._caught = values, dict[int, Tensor]()
-        self._layers, decoders = tuple(layers), decoder_layers(module)
-        for layer in sorted(set(layers)):
-            if layer < len(decoders):
-                decoders[layer].register_forward_pre_hook(self._before(layer), with_kwargs=True)
-            else:
-                decoders[-1].register_forward_hook(self._after(layer))
 
-    def _before(self, layer: int) -> Any:
-        def catch(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._caught[layer] = args[0] if args else kwargs["hidden_states"]
+def _before(layer: int) -> Any:
+    def catch(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        kwargs["past_key_values"].caught[layer] = args[0] if args else kwargs["hidden_states"]
 
-        return catch
+    return catch
 
-    def _after(self, layer: int) -> Any:
-        def catch(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            self._caught[layer] = output[0] if isinstance(output, tuple) else output
 
-        return catch
+def _after(layer: int) -> Any:
+    def catch(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        kwargs["past_key_values"].caught[layer] = output[0] if isinstance(output, tuple) else output
 
-    def caught(self) -> Tensor:
-        """The last run's features [rows, width, 3 * hidden]."""
-        return torch.cat([self._caught[layer] for layer in self._layers], dim=-1)
-
-    def store(self, slots: Sequence[int], positions: Tensor) -> None:
-        """Stores the last run's features at positions [rows, width] of `slots`."""
-        which = torch.tensor(list(slots), device=positions.device)
-        self.values[which[:, None], positions] = self.caught()
-        self._caught.clear()
+    return catch
 
 
 def decoder_layers(module: Any) -> nn.ModuleList:

@@ -12,11 +12,9 @@ from tandem.checkpoints.json_files import read_object
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, weights_revision
 from tandem.checkpoints.numbers import Stored
 from tandem.checkpoints.tensors import Tensors
-from tandem.runners.capabilities import No
+from tandem.runners.capabilities import HandedOut, No
 from tandem.runners.eagle.remote import RemoteHead
-from tandem.runners.feature_rows import HandedOut
-from tandem.runners.loading import Execution, Shape, dtype_name, prepared_platform
-from tandem.runners.making import QUANTISED, in_own_format
+from tandem.runners.loading import QUANTISED, Execution, Shape, dtype_name, in_own_format, prepared_platform
 from tandem.runners.native import NativeUnavailable
 from tandem.runners.native.features import NativeFeatures
 from tandem.runners.protocol import Limits, Runner, RunnerIdentity

@@ -38,20 +38,17 @@ public:
         for (size_t p = 0; p < parts.size(); p++)
             for (int r = 0; r < parts[p].added.rank; r++)
                 std::memcpy(&down_[(firsts[p] + r) * stride_], parts[p].added.down + size_t(r) * inputs, inputs * sizeof(float));
-        size_t size = 0;
+        std::vector<float> ups;
         for (int g = 0; g < groups; g++) {
             const Outputs outputs = from(g);
             if (outputs.part < 0) continue;
-            groups_[g] = {firsts[outputs.part], parts[outputs.part].added.rank, parts[outputs.part].added.scale, size};
-            size += size_t(groups_[g].rank) * LANES;
+            const Part& part = parts[outputs.part];
+            groups_[g] = {firsts[outputs.part], part.added.rank, part.added.scale, ups.size()};
+            for (int r = 0; r < part.added.rank; r++)
+                for (int row = outputs.row; row < outputs.row + LANES; row++)
+                    ups.push_back(row < part.outputs ? part.added.up[size_t(row) * part.added.rank + r] : 0);
         }
-        up_ = Buffer<float>(size);
-        for (int g = 0; g < groups; g++) {
-            const Outputs outputs = from(g);
-            for (int r = 0; r < groups_[g].rank; r++)
-                for (int lane = 0; lane < LANES && outputs.row + lane < parts[outputs.part].outputs; lane++)
-                    up_[groups_[g].at + r * LANES + lane] = parts[outputs.part].added.up[size_t(outputs.row + lane) * groups_[g].rank + r];
-        }
+        up_ = copied<float>(ups.data(), ups.size());
     }
     int rank() const { return rank_; }
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem.checkpoints.numbers import STORAGE, Floats, Stored
-from tandem.runners.feature_rows import FeatureRow
+from tandem.runners.capabilities import FeatureRow
 
 
 @dataclass(frozen=True, slots=True, eq=False)

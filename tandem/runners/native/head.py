@@ -13,7 +13,7 @@ from tandem.checkpoints.numbers import Stored, of_floats
 from tandem.host.cores import default_threads
 from tandem.runners.capabilities import UNABLE, Capabilities, No, Trait
 from tandem.runners.eagle.remote import RemoteHead
-from tandem.runners.making import SMALL
+from tandem.runners.loading import SMALL
 from tandem.runners.native.build import library_path
 from tandem.runners.native.features import NativeFeatures, features_of
 from tandem.runners.native.library import HeadInputs, LayerWeights, ModelShape, RowBatch, RowTable, load_library

@@ -29,7 +29,7 @@ FAULTS = {
     6: "it has no tokens, or does not fit",
     7: "an argument is out of range",
 }
-_ROWS = 16  # FAULTS of bounds.h: a status is this times the row, plus the fault
+_ROWS = 16  # FAULTS of api.cpp: a status is this times the row, plus the fault
 
 
 class OutOfBounds(ValueError):
@@ -53,7 +53,7 @@ def each_within(rows: Sequence[Row], step: Callable[[Sequence[Row]], Sequence[Re
 
 
 class ModelShape(ctypes.Structure):
-    """Shape of transformer.h. `outputs`, `vocabulary`: rows of head and embedding. Zeros after `scale`: a Llama."""
+    """Shape of model.h. `outputs`, `vocabulary`: rows of head and embedding. Zeros after `scale`: a Llama."""
 
     _fields_ = (
         *((name, c_int32) for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate")),
@@ -65,7 +65,7 @@ class ModelShape(ctypes.Structure):
 
 
 class Matrix(ctypes.Structure):
-    """Matrix of stack.h: addresses of weights and bias, and a GGML format (0: dense)."""
+    """Matrix of linear.h: addresses of weights and bias, and a GGML format (0: dense)."""
 
     _fields_ = (("weights", c_void_p), ("bias", c_void_p), ("format", c_int32))
 
@@ -74,7 +74,7 @@ NORMS = ("before_attention", "before_mlp", "q_norm", "k_norm", "after_attention"
 
 
 class LayerWeights(ctypes.Structure):
-    """LayerWeights of transformer.h: addresses of norms (None: absent) and matrices."""
+    """LayerWeights of model.h: addresses of norms (None: absent) and matrices."""
 
     _fields_ = (
         *((name, c_void_p) for name in NORMS),
@@ -107,13 +107,13 @@ class Rows(ctypes.Structure):
 
 
 class RowTable(ctypes.Structure):
-    """Table of head.h: address of rows of `width` numbers, float32 if `wide`, else bfloat16."""
+    """Table of model.h: address of rows of `width` numbers, float32 if `wide`, else bfloat16."""
 
     _fields_ = (("rows", c_void_p), ("width", c_int32), ("wide", c_int32))
 
 
 class HeadInputs(ctypes.Structure):
-    """HeadInputs of transformer.h. `length`: positions of a slot's features. `kept_states`: of own states."""
+    """HeadInputs of model.h. `length`: positions of a slot's features. `kept_states`: of own states."""
 
     _fields_ = (
         *((name, RowTable) for name in ("embedding", "features")),
@@ -137,7 +137,7 @@ class Sampling(ctypes.Structure):
 
 
 class Drawing(ctypes.Structure):
-    """Drawing of rounds.h: the callback for rows marked in `rows`, and a buffer for logits."""
+    """Drawing of model.h: the callback for rows marked in `rows`, and a buffer for logits."""
 
     _fields_ = (
         *(("rows", POINTER(c_int32)), ("sampled", POINTER(Sampling)), ("logits", POINTER(c_float)), ("draw", DRAW)),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
-import time
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,10 +18,10 @@ from tandem.checkpoints.generation_config import all_end_ids
 from tandem.checkpoints.hub_files import weights_folder
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_unchanged, frequent_tokens, weights_revision
 from tandem.checkpoints.scaled_weights import check_dense
-from tandem.checkpoints.trusted_cache import cache_root, hash_file, private_folder, seal, seal_error, write_whole
+from tandem.checkpoints.trusted_cache import cache_root, hash_file, made_once, private_folder
 from tandem.host.cores import default_threads
-from tandem.runners.fits import check_fits
-from tandem.runners.making import SMALL, WHEN_LOADED
+from tandem.runners.families import check_fits
+from tandem.runners.loading import SMALL, WHEN_LOADED
 from tandem.runners.native import NativeUnavailable
 from tandem.runners.native.build import cpu_features, cpu_model, library_path
 from tandem.runners.native.library import load_library
@@ -117,9 +118,10 @@ def load_native(
             weights, dtype, pool, limits.slots, length, most_tokens, draft_vocab, packing, limits.max_length
         )
         _log_ropes(weights.config, limits.max_length)
-        noted = recertify is not None and verifies
-        certificate = Certificate(identity, library, threads, limits, bool(recertify)) if noted else None
-    return NativeRunner(model, limits, identity, verifies, certificate)
+    if recertify is None:
+        return NativeRunner(model, limits, identity, verifies)
+    note = functools.partial(certified, identity, library, threads, limits, recertify)
+    return NativeRunner(model, limits, identity, verifies, note)
 
 
 def _log_ropes(config: FamilyConfig, longest: int) -> None:
@@ -127,46 +129,47 @@ def _log_ropes(config: FamilyConfig, longest: int) -> None:
         log.info("rotary embedding %s: its frequencies are those of sequences of %d positions, always", kind, longest)
 
 
-class Certificate:
-    """A note that steps gave the same bits in every shape on this CPU. `again` ignores an earlier one."""
+class _Inexact(Exception):
+    pass
 
-    def __init__(
-        self, identity: RunnerIdentity, library: Path, threads: int, limits: Limits, again: bool = False
-    ) -> None:
-        facts = {
-            "weights": identity.weights_revision,
-            "format": identity.dtype,
-            "library": hash_file(library),
-            "checks": _sources(),
-            "cpu": f"{cpu_model()}: {cpu_features()}",
-            "threads": threads,
-            "limits": asdict(limits),
-        }
-        self._name, self._text = identity.model_name, json.dumps(facts, indent=1, sort_keys=True) + "\n"
-        self._key = hashlib.sha256(self._text.encode()).hexdigest()[:32]
-        self.holds = not again and self._is_kept()
 
-    def keep(self) -> None:
-        try:
-            folder = private_folder(cache_root() / "certificates")
-            file = folder / f"{self._key}.json"
-            write_whole(file, self._text)
-            seal(file.with_suffix(".seal"), [file])
-        except OSError as error:
-            log.warning("cannot keep in %s that the steps of %s passed: %s", cache_root(), self._name, error)
+def certified(
+    identity: RunnerIdentity, library: Path, threads: int, limits: Limits, again: bool, check: Callable[[], bool]
+) -> bool:
+    """Whether steps give the same bits in every shape: by `check`, or (unless `again`) a note that it passed here."""
+    facts = {
+        "weights": identity.weights_revision,
+        "format": identity.dtype,
+        "library": hash_file(library),
+        "checks": _sources(),
+        "cpu": f"{cpu_model()}: {cpu_features()}",
+        "threads": threads,
+        "limits": asdict(limits),
+    }
+    text = json.dumps(facts, indent=1, sort_keys=True) + "\n"
+    passed: bool | None = None
 
-    def _is_kept(self) -> bool:
-        try:
-            file = private_folder(cache_root() / "certificates") / f"{self._key}.json"
-            if wrong := seal_error(file.with_suffix(".seal")):
-                log.warning("checking the steps of %s again: %s", self._name, wrong)
-            if wrong is not None:
-                return False
-            passed = time.strftime("%Y-%m-%d", time.localtime(file.stat().st_mtime))
-        except OSError:
-            return False
-        log.info("%s: its steps passed their check here on %s; --recertify repeats it", self._name, passed)
-        return True
+    def make(folder: Path) -> None:
+        nonlocal passed
+        passed = check()
+        if not passed:
+            raise _Inexact
+        (folder / "facts.json").write_text(text)
+
+    try:
+        folder = private_folder(cache_root()) / "certificates"
+        key = hashlib.sha256(text.encode()).hexdigest()[:32]
+        if again:
+            shutil.rmtree(folder / key, ignore_errors=True)
+        made_once(folder, key, f"checking the steps of {identity.model_name}", make)
+    except _Inexact:
+        return False
+    except OSError as error:
+        log.warning("cannot keep in %s that the steps of %s passed: %s", cache_root(), identity.model_name, error)
+        return check() if passed is None else passed
+    if passed is None:
+        log.info("%s: its steps passed their check here before; --recertify repeats it", identity.model_name)
+    return True
 
 
 def _sources() -> str:

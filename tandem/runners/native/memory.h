@@ -14,15 +14,17 @@ namespace tandem {
 
 inline size_t up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// New memory from the system: malloc's may be on small pages, at half the speed. A sanitizer sees only malloc's.
-inline char* mapped(size_t bytes, size_t page) {
-    char* at = static_cast<char*>(mmap(nullptr, bytes + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+constexpr size_t LARGE_PAGE = size_t(2) << 20;
+
+// Zeroed memory from the system, on pages of `page` bytes: malloc's may be on small ones, at half the speed.
+inline char* mapped(size_t bytes, size_t page, int flags = 0) {
+    char* at = static_cast<char*>(mmap(nullptr, bytes + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0));
     if (at == MAP_FAILED) throw std::bad_alloc();
     char* aligned = reinterpret_cast<char*>(up(reinterpret_cast<size_t>(at), page));
     if (aligned > at) munmap(at, aligned - at);
     if (aligned < at + page) munmap(aligned + bytes, at + page - aligned);
 #ifdef MADV_HUGEPAGE
-    madvise(aligned, bytes, MADV_HUGEPAGE);
+    madvise(aligned, bytes, page == LARGE_PAGE ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 #endif
     return aligned;
 }
@@ -33,7 +35,7 @@ public:
     Buffer() = default;
     explicit Buffer(size_t count) : count_(count) {
         if (maps()) {
-            data_ = reinterpret_cast<T*>(mapped(bytes(), PAGE));
+            data_ = reinterpret_cast<T*>(mapped(bytes(), LARGE_PAGE));
             return;
         }
         data_ = static_cast<T*>(std::aligned_alloc(64, std::max<size_t>(bytes(), 64)));
@@ -55,14 +57,13 @@ public:
     size_t size() const { return count_; }
 
 private:
-    static constexpr size_t PAGE = size_t(2) << 20;
 #ifdef __SANITIZE_ADDRESS__
-    static constexpr bool MAPS = false;
+    static constexpr bool MAPS = false;  // a sanitizer sees only malloc's
 #else
     static constexpr bool MAPS = true;
 #endif
-    bool maps() const { return MAPS && count_ * sizeof(T) >= PAGE; }
-    size_t bytes() const { return up(count_ * sizeof(T), maps() ? PAGE : 64); }
+    bool maps() const { return MAPS && count_ * sizeof(T) >= LARGE_PAGE; }
+    size_t bytes() const { return up(count_ * sizeof(T), maps() ? LARGE_PAGE : 64); }
 
     T* data_ = nullptr;
     size_t count_ = 0;
@@ -88,31 +89,21 @@ private:
     size_t used_ = 0;
 };
 
-// Zeroed memory that the system allocates on first write. `page`: LARGE, or the system's.
+// Zeroed memory that the system allocates on first write. `page`: LARGE_PAGE, or the system's.
 class OnDemand {
 public:
-    static constexpr size_t LARGE = size_t(2) << 20;
-
-    OnDemand(size_t bytes, size_t page) : bytes_(bytes + page) {
-        void* at = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (at == MAP_FAILED) throw std::bad_alloc();
-        mapped_ = static_cast<char*>(at);
-        data_ = reinterpret_cast<char*>(up(reinterpret_cast<size_t>(mapped_), page));
-#ifdef MADV_HUGEPAGE
-        madvise(mapped_, bytes_, page == LARGE ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
-#endif
-    }
+    OnDemand(size_t bytes, size_t page) : bytes_(up(bytes, page)), data_(mapped(bytes_, page, MAP_NORESERVE)) {}
     OnDemand(const OnDemand&) = delete;
     OnDemand& operator=(const OnDemand&) = delete;
-    ~OnDemand() { munmap(mapped_, bytes_); }
+    ~OnDemand() { munmap(data_, bytes_); }
     char* data() const { return data_; }
     // Gives back whole pages.
     void give_back(size_t from, size_t end) { if (from < end) madvise(data_ + from, end - from, MADV_DONTNEED); }
     static size_t small() { return size_t(sysconf(_SC_PAGESIZE)); }
 
 private:
-    char *mapped_, *data_;
     size_t bytes_;
+    char* data_;
 };
 
 // Prefetches memory bit by bit while idle.

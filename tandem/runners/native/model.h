@@ -1,9 +1,9 @@
-// What models of both number formats are to their callers: weights in, rows of tokens in, logits or best tokens out.
+// What models of both number formats are to their callers, and rounds of rows: drafts and verification by agreement.
 #pragma once
 #include "adapters.h"
-#include "cache.h"
+#include "attention.h"
+#include "draws.h"
 #include "pool.h"
-#include "stack.h"
 
 namespace tandem {
 
@@ -99,53 +99,116 @@ public:
     Pool& pool;
     SlotMemory slots;
 
-    // `wants`: 0 nothing, 1 each row's last token, 2 all. `follows`: rows continue a step, which has a head's states.
+    // `wants`: 0 nothing, 1 each row's last token, 2 all; of a head, last ones. `follows`: rows continue a step, which has a
+    // head's states. A head's row for the token at p reads the feature at p - 1 and has position p - 1. The first token has
+    // none: it is fed only to draft after it.
     void feed(const Rows& rows, int wants, float* logits, std::vector<Best>& best, bool follows = false) {
-        if (is_head()) return feed_head(rows, wants, logits, best, follows);
-        ids_.clear(), slots_.clear(), positions_.clear(), wanted_.clear(), adapters_.clear();
-        for (int r = 0; r < rows.count; r++)
-            for (int i = rows.begins[r]; i < rows.begins[r + 1]; i++) {
-                if (r < rows.count - rows.silent && (wants == 2 || (wants == 1 && i + 1 == rows.begins[r + 1]))) wanted_.push_back(int(ids_.size()));
-                ids_.push_back(rows.tokens[i]);
-                slots_.push_back(rows.slots[r]);
-                positions_.push_back(rows.starts[r] + i - rows.begins[r]);
-                if (rows.adapters) adapters_.push_back(rows.adapters[r]);
-            }
-        best.resize(wanted_.size());
-        run({int(ids_.size()), int(wanted_.size()), ids_.data(), slots_.data(), positions_.data(), wanted_.data(), logits, best.data(),
-              rows.adapters ? adapters_.data() : nullptr});
-    }
-
-private:
-    // A head's row for the token at p reads the feature at p - 1 and has position p - 1. The first token has none: it
-    // is fed only to draft after it.
-    void feed_head(const Rows& rows, int wants, float* logits, std::vector<Best>& best, bool follows) {
-        ids_.clear(), slots_.clear(), positions_.clear(), wanted_.clear(), sources_.clear();
+        for (auto* each : {&ids_, &slots_, &positions_, &wanted_, &adapters_, &sources_}) each->clear();
+        const bool head = is_head();
         auto add = [&](int r, int i) {
-            const int before = rows.starts[r] + i - rows.begins[r] - 1;
+            const int position = rows.starts[r] + i - rows.begins[r] - head;
             ids_.push_back(rows.tokens[i]);
             slots_.push_back(rows.slots[r]);
-            positions_.push_back(std::max(before, 0));
-            sources_.push_back(rows.knowns && before >= rows.knowns[r] ? -2 - before : before);
+            positions_.push_back(std::max(position, 0));
+            adapters_.push_back(rows.adapters ? rows.adapters[r] : 0);
+            sources_.push_back(rows.knowns && position >= rows.knowns[r] ? -2 - position : position);
         };
-        for (int r = 0; wants && r < rows.count; r++) {
+        for (int r = 0; head && wants && r < rows.count; r++) {
             wanted_.push_back(r);
             add(r, rows.begins[r + 1] - 1);
         }
         for (int r = 0; r < rows.count; r++)
-            for (int i = rows.begins[r]; i < rows.begins[r + 1] - (wants ? 1 : 0); i++)
-                if (rows.starts[r] + i > rows.begins[r]) add(r, i);
+            for (int i = rows.begins[r], end = rows.begins[r + 1]; i < end - (head && wants); i++) {
+                if (head && rows.starts[r] + i == rows.begins[r]) continue;
+                if (!head && r < rows.count - rows.silent && (wants == 2 || (wants == 1 && i + 1 == end))) wanted_.push_back(int(ids_.size()));
+                add(r, i);
+            }
         best.resize(wanted_.size());
         if (ids_.empty()) return;
         run({int(ids_.size()), int(wanted_.size()), ids_.data(), slots_.data(), positions_.data(), wanted_.data(), logits, best.data(),
-              nullptr, follows ? nullptr : sources_.data()});
+             rows.adapters && !head ? adapters_.data() : nullptr, head && !follows ? sources_.data() : nullptr});
     }
 
+private:
     std::vector<int32_t> ids_, slots_, positions_, wanted_, adapters_, sources_;
 };
 
 // Models by number format, compiled apart. The embedding [vocabulary, hidden] must outlive them.
 Model* float32_model(Pool& pool, const Shape& shape, const void* embedding);
 Model* bfloat16_model(Pool& pool, const Shape& shape, const void* embedding);
+
+// Sampling callback. For rows with rows[r] set, draw(r, at, best) returns the next token, or -1 to stop; others follow
+// sampled[r] (null: greedy). Row r's logits lie at logits[at * outputs ...]; `best` is their argmax, -1 if unsound.
+struct Drawing {
+    const int32_t* rows;
+    const Sampling* sampled;
+    float* logits;
+    int32_t (*draw)(int32_t row, int32_t at, int32_t best);
+};
+
+// Rows of a step, each of which is row of[i] of a call.
+struct Batch {
+    std::vector<int32_t> of, slots, starts, begins{0}, tokens, adapters, knowns;
+
+    void add(int row, const Rows& call, int start, const int32_t* first, const int32_t* last) {
+        of.push_back(row);
+        slots.push_back(call.slots[row]);
+        starts.push_back(start);
+        tokens.insert(tokens.end(), first, last);
+        begins.push_back(int(tokens.size()));
+        adapters.push_back(call.adapters ? call.adapters[row] : 0);
+        knowns.push_back(call.knowns ? call.knowns[row] : 0);
+    }
+    Rows rows(const Rows& call) const {
+        return {int(of.size()), slots.data(), starts.data(), begins.data(), tokens.data(), call.adapters ? adapters.data() : nullptr, call.knowns ? knowns.data() : nullptr};
+    }
+};
+
+// Drafts counts[r] tokens of row r into drafts[r * stride ...], greedily or by `drawing`. A row stops at unsound logits
+// or a token without embedding; `counts` returns the lengths. Outputs are tokens only[...] (null: all).
+inline void propose(Model& draft, const Rows& tails, int32_t* counts, const int32_t* only, int stride, int32_t* drafts, const Drawing* drawing) {
+    Batch batch;
+    for (int r = 0; r < tails.count; r++)
+        if (counts[r]) batch.add(r, tails, tails.starts[r], tails.tokens + tails.begins[r], tails.tokens + tails.begins[r + 1]);
+    std::vector<Best> best;
+    for (int i = 0; !batch.of.empty(); i++) {
+        draft.feed(batch.rows(tails), 1, drawing ? drawing->logits : nullptr, best, i > 0);
+        Batch next;
+        for (size_t a = 0; a < batch.of.size(); a++) {
+            const int r = batch.of[a];
+            int32_t token = !best[a].sound ? -1 : only ? only[best[a].token] : best[a].token;
+            if (drawing && drawing->rows && drawing->rows[r]) token = drawing->draw(r, int32_t(a), token);
+            else if (drawing && drawing->sampled && drawing->sampled[r].draws())
+                token = draw(draft.pool, drawing->logits + a * draft.shape.outputs, draft.shape.outputs, only, drawing->sampled[r], i);
+            if (token < 0 || token >= draft.shape.vocabulary) {
+                counts[r] = i;
+                continue;
+            }
+            drafts[r * stride + i] = token;
+            if (i + 1 < counts[r]) next.add(r, tails, batch.starts[a] + batch.begins[a + 1] - batch.begins[a], &token, &token + 1);
+        }
+        batch = std::move(next);
+    }
+}
+
+// Verification by agreement. `said`: the target's token after each token, -1 if unsound: argmax, or for `sampled` rows
+// drawn up to the first mismatch. accepted[r]: matching draft tokens, -1 if a decisive logit is unsound. `logits`:
+// buffer for all tokens, or null.
+inline void verify(Model& target, const Rows& rows, const Sampling* sampled, int32_t* said, int32_t* accepted, float* logits) {
+    std::vector<Best> best;
+    target.feed(rows, 2, logits, best);
+    for (size_t i = 0; i < best.size(); i++) said[i] = best[i].sound ? best[i].token : -1;
+    for (int r = 0; r < rows.count - rows.silent; r++) {
+        const int32_t* drafted = rows.tokens + rows.begins[r] + 1;
+        const int count = rows.begins[r + 1] - rows.begins[r] - 1, outputs = target.shape.outputs;
+        for (int same = 0;; same++) {
+            int32_t& own = said[rows.begins[r] + same];
+            if (sampled && sampled[r].draws())
+                own = draw(target.pool, logits + size_t(rows.begins[r] + same) * outputs, outputs, nullptr, sampled[r], same);
+            accepted[r] = own < 0 ? -1 : same;
+            if (same == count || own != drafted[same]) break;
+        }
+    }
+}
 
 }  // namespace tandem

@@ -6,10 +6,10 @@ import ctypes
 import functools
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import c_double, c_float
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,9 +47,6 @@ from tandem.speculation.draws import BadLogits
 from tandem.speculation.rules import settled
 from tandem.speculation.types import SparseDistribution, Verdict
 
-if TYPE_CHECKING:
-    from tandem.runners.native.load import Certificate
-
 Logits = NDArray[np.float32]
 _UNFUSED = "two roundings"
 _COMPARED = 64  # positions whose rotary embedding is compared; the number of positions may differ
@@ -57,7 +54,7 @@ _UNSOUND = "target logits: no finite largest logit"
 
 
 class NativeRunner:
-    """Runs one model. `verifies`: a target, whose batch invariance is checked."""
+    """Runs one model. `verifies`: a target, whose batch invariance is checked, by `certified` if it passed before."""
 
     def __init__(
         self,
@@ -65,10 +62,10 @@ class NativeRunner:
         limits: Limits,
         identity: RunnerIdentity,
         verifies: bool = True,
-        certificate: Certificate | None = None,
+        certified: Callable[[Callable[[], bool]], bool] = lambda check: check(),
     ) -> None:
         self.model, self.limits, self.identity = model, limits, identity
-        self._verifies, self._certificate = verifies, certificate
+        self._verifies, self._certified = verifies, certified
         widest = limits.max_draft + 1 if verifies else TAIL
         self.shapes = StepShapes(
             tuple(range(1, widest + 1)),
@@ -79,15 +76,18 @@ class NativeRunner:
         )
 
     def warm_up(self, startup: Startup | None = None) -> None:
-        if self._certificate and self._certificate.holds:
-            self.shapes = replace(self.shapes, bit_exact=True)
-        elif self._verifies:
+        if self._verifies:
             with (startup or Startup()).stage("certifying"):
-                self.shapes = check_ragged_invariance(self.model, self.limits, self.shapes)
-            if self._certificate and self.shapes.bit_exact:
-                self._certificate.keep()
+                self.shapes = replace(self.shapes, bit_exact=self._certified(self._is_exact))
         for slot in range(self.limits.slots):
             self.model.give_back(slot)
+
+    def _is_exact(self) -> bool:
+        # invariance holds by construction; without padding a few shapes represent all
+        limits = self.limits
+        widths, batches = tuple(sorted({1, 2, limits.max_draft + 1})), tuple(sorted({1, limits.slots}))
+        chunks = (max(1, limits.chunk // 4), limits.chunk)
+        return check_batch_invariance(self.model, limits, widths, batches, chunks=chunks).bit_exact
 
     @property
     def capabilities(self) -> Capabilities:
@@ -253,14 +253,6 @@ def _fed(rows: Sequence[VerifyRow | PrefillRow]) -> RowBatch:
 
 def _verdict(said: Ints, begin: int, accepted: int) -> Verdict | RowFailed:
     return RowFailed(_UNSOUND) if accepted < 0 else Verdict(tuple(said[begin : begin + accepted + 1]), accepted)
-
-
-def check_ragged_invariance(model: NativeSteps, limits: Limits, shapes: StepShapes) -> StepShapes:
-    # invariance holds by construction; without padding a few shapes represent all
-    widths = tuple(sorted({1, 2, limits.max_draft + 1}))
-    batches = tuple(sorted({1, limits.slots}))
-    found = check_batch_invariance(model, limits, widths, batches, chunks=(max(1, limits.chunk // 4), limits.chunk))
-    return replace(shapes, bit_exact=found.bit_exact)
 
 
 def sampled_rows(rows: Sequence[VerifyRow | ProposeRow | FusedRow], tokens: int) -> Any:

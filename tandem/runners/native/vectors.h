@@ -51,6 +51,14 @@ template <class Each> inline void by_register(Each each) {
     for (int r = 0; r < SIXTEEN; r++) each(r);
 }
 
+// f of each register of 16 lanes.
+template <class F> inline v16f of_registers(v16f x, F f) {
+    vf parts[SIXTEEN];
+    store(parts, x);
+    by_register([&](int r) { parts[r] = f(parts[r]); });
+    return load<v16f>(parts);
+}
+
 // A number in all 16 lanes; GCC would go through memory.
 inline v16f all(float value) {
     vf parts[SIXTEEN];
@@ -92,12 +100,10 @@ inline vf fused(vf a, vf b, vf c) {
 #endif
 }
 inline v16f fused(v16f a, v16f b, v16f c) {
-    vf parts[3][LANES / WIDTH];
-    std::memcpy(parts[0], &a, sizeof(a));
-    std::memcpy(parts[1], &b, sizeof(b));
-    std::memcpy(parts[2], &c, sizeof(c));
-    for (int i = 0; i < LANES / WIDTH; i++) parts[2][i] = fused(parts[0][i], parts[1][i], parts[2][i]);
-    return load<v16f>(parts[2]);
+    vf x[SIXTEEN], y[SIXTEEN], sum[SIXTEEN];
+    store(x, a), store(y, b), store(sum, c);
+    for (int i = 0; i < SIXTEEN; i++) sum[i] = fused(x[i], y[i], sum[i]);
+    return load<v16f>(sum);
 }
 #endif
 
@@ -124,12 +130,7 @@ inline vf exponential_of_register(vf x) {
     vf power = (vf)((n + 127) << 23);
     return select(below, vf{}, y * power);
 }
-inline v16f exponential(v16f x) {
-    vf parts[SIXTEEN];
-    std::memcpy(parts, &x, sizeof(x));
-    by_register([&](int r) { parts[r] = exponential_of_register(parts[r]); });
-    return load<v16f>(parts);
-}
+inline v16f exponential(v16f x) { return of_registers(x, exponential_of_register); }
 
 // tanh x, within 1e-7; NaN stays NaN.
 inline vf hyperbolic_tangent_of_register(vf x) {
@@ -137,12 +138,7 @@ inline vf hyperbolic_tangent_of_register(vf x) {
     const vf power = exponential_of_register((vf)((vu)x ^ sign) * -2.0f);
     return (vf)((vu)((1.0f - power) / (1.0f + power)) | sign);
 }
-inline v16f hyperbolic_tangent(v16f x) {
-    vf parts[SIXTEEN];
-    std::memcpy(parts, &x, sizeof(x));
-    by_register([&](int r) { parts[r] = hyperbolic_tangent_of_register(parts[r]); });
-    return load<v16f>(parts);
-}
+inline v16f hyperbolic_tangent(v16f x) { return of_registers(x, hyperbolic_tangent_of_register); }
 
 enum Activation { SILU, GELU_TANH, GELU };
 
@@ -150,17 +146,14 @@ enum Activation { SILU, GELU_TANH, GELU };
 inline v16f activated(int kind, v16f x) {
     if (kind == SILU) return x / (1.0f + exponential(-x));
     if (kind == GELU_TANH) return x / (1.0f + exponential(-1.59576912160573f * (x + 0.044715f * x * x * x)));
-    vf parts[SIXTEEN];
-    std::memcpy(parts, &x, sizeof(x));
-    by_register([&](int r) {
-        const vf of = parts[r], z = (vf)((vu)of & 0x7fffffffu) * 0.70710678118654752f, t = 1.0f / (1.0f + 0.5f * z);
+    return of_registers(x, [](vf of) {
+        const vf z = (vf)((vu)of & 0x7fffffffu) * 0.70710678118654752f, t = 1.0f / (1.0f + 0.5f * z);
         constexpr float factors[] = {-0.82215223f, 1.48851587f, -1.13520398f, 0.27886807f, -0.18628806f, 0.09678418f, 0.37409196f, 1.00002368f};
         vf y = vf{} + 0.17087277f;
         for (float factor : factors) y = y * t + factor;
         const vf tail = 0.5f * t * exponential_of_register(y * t - 1.26551223f - z * z);
-        parts[r] = of * select(of < vf{}, tail, 1.0f - tail);
+        return of * select(of < vf{}, tail, 1.0f - tail);
     });
-    return load<v16f>(parts);
 }
 
 inline float sum(v16f value) {

@@ -44,8 +44,8 @@ def module_from(folder: Path, config: Any, weights: ScaledWeights, dtype: torch.
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    from tandem.runners.torch.accounting import refuse_weights
     from tandem.runners.torch.kernels import ATTENTION, register_attention
+    from tandem.runners.torch.module_checks import refuse_weights
 
     register_attention()
     with init_empty_weights(include_buffers=False):

@@ -1,23 +1,111 @@
-"""Runs a model's steps as graphs, one per bucket, compiled at warm-up; a step copies to the device and back once."""
+"""Runs the steps of a model, or of an EAGLE-3 head, as graphs, one per bucket, compiled at warm-up."""
 
 from __future__ import annotations
 
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from tandem.runners.eagle.graph_taps import tap
 from tandem.runners.eagle.hidden_states import TargetFeatures
-from tandem.runners.protocol import TAIL, ProposeRow
-from tandem.runners.torch.buckets import Buckets
-from tandem.runners.torch.draft_graphs import DraftGraphs
-from tandem.runners.torch.graph_modules import PrefillModule, ProposeModule, VerifyModule
-from tandem.runners.torch.graphs import GraphCompiler
-from tandem.runners.torch.model import TorchModel
-from tandem.runners.torch.runner import DraftedToken
-from tandem.runners.torch.sampled_modules import LogitsModule, SampledProposeModule
+from tandem.runners.protocol import TAIL, PrefillRow, Proposal, ProposeRow, RowFailed
+from tandem.runners.torch.graph_modules import (
+    LogitsModule,
+    PrefillModule,
+    ProposeModule,
+    VerifyModule,
+    padded,
+    propose_row,
+)
+from tandem.runners.torch.graphs import Buckets, Graph, GraphCompiler, GraphRefused
+from tandem.runners.torch.model import TorchModel, to_host
+from tandem.runners.torch.platforms import Platform
+from tandem.runners.torch.runner import DraftedToken, DraftVocabulary, draft_each, proposal_of
+
+
+class DraftGraphs(ABC):
+    """Graphs by purpose, rows, size; a step copies to the device and back once. `spare`: slot of idle rows."""
+
+    prefix = ""  # of names for the compiler
+    platform: Platform
+    device: str
+    spare: int
+    buckets: Buckets
+    _graphs: dict[tuple[str, int, int], Graph]
+    _buffers: list[Tensor]
+
+    @abstractmethod
+    def logits(self, rows: Sequence[ProposeRow], drafts: Sequence[Sequence[DraftedToken]]) -> Tensor:
+        """Logits [rows, columns] after the rows' tails and drafts, on the host."""
+
+    @property
+    def graph_names(self) -> list[str]:
+        return [f"{name}-{batch}x{size}" for name, batch, size in self._graphs]
+
+    def _make(
+        self,
+        compiler: GraphCompiler,
+        name: str,
+        step: nn.Module,
+        batch: int,
+        size: int,
+        columns: int,
+        more: Sequence[Tensor] = (),
+    ) -> None:
+        arguments: tuple[Any, ...] = (self._buffers, *more, self.tensor(self.idle_rows([], batch, columns)))
+        self._graphs[name, batch, size] = compiler.graph(f"{self.prefix}{name}-{batch}x{size}", step, arguments)
+
+    def _graph(self, name: str, batch: int, size: int) -> Graph:
+        try:
+            return self._graphs[name, batch, size]
+        except KeyError:
+            raise GraphRefused(f"no graph was made to {name} {batch} rows of {size} tokens") from None
+
+    def tensor(self, values: Sequence[Sequence[int]] | Sequence[int]) -> Tensor:
+        """int32 on the device: not every compiler has 64-bit integers."""
+        return torch.tensor(values, dtype=torch.int32, device=self.device)
+
+    def idle_rows(self, rows: list[list[int]], batch: int, columns: int) -> list[list[int]]:
+        """Pads to `batch` rows with one token in the spare slot (the third column is a count)."""
+        return rows + [[self.spare, 0, 1, *[0] * (columns - 3)]] * (batch - len(rows))
+
+    def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
+        for row in rows:
+            self.prefilled([[row.slot, row.start, *padded(row.tokens, self.buckets.chunk)]])
+        return [None] * len(rows)
+
+    def prefilled(self, rows: list[list[int]]) -> Tensor:
+        """Runs the prefill graph on rows [n, 2 + chunk]; returns positions [n], int32."""
+        after: Tensor = self._graph("prefill", len(rows), len(rows[0]) - 2)(self._buffers, self.tensor(rows))
+        return after
+
+    def drafts(self, rows: Sequence[ProposeRow]) -> bool:
+        """Whether graphs draft for these rows; else module code samples."""
+        return any(row.k for row in rows) and (self.platform.only_graphs or all(row.plain for row in rows))
+
+    @torch.no_grad()
+    def propose(self, rows: Sequence[ProposeRow], vocabulary: DraftVocabulary) -> list[Proposal | RowFailed]:
+        """Like Runner.propose: one graph and one copy to the host, or one per token if the host draws."""
+        began, k = time.perf_counter(), max(row.k for row in rows)
+        drafts: list[list[DraftedToken]] = [[] for _ in rows]
+        if all(row.plain for row in rows):
+            ids = to_host(self.proposed([propose_row(row) for row in rows], k))
+            drafts = [[DraftedToken(token) for token in own] for own in ids[: len(rows)]]
+        else:
+            for _ in range(k):
+                drafted = draft_each(vocabulary, rows, self.logits(rows, drafts), drafts)
+                drafts = [[*draft, one] for draft, one in zip(drafts, drafted, strict=True)]
+        seconds = time.perf_counter() - began
+        return [proposal_of(draft[: row.k], seconds) for draft, row in zip(drafts, rows, strict=True)]
+
+    def proposed(self, rows: list[list[int]], k: int) -> Tensor:
+        """Drafts greedily for packed rows; returns [batch, k or more], int32, on the device."""
+        packed = self.tensor(self.idle_rows(rows, self.buckets.batch(len(rows)), 3 + TAIL))
+        drafts: Tensor = self._graph("propose", len(packed), self.buckets.draft(k))(self._buffers, packed)
+        return drafts
 
 
 class GraphModel(DraftGraphs, TorchModel):
@@ -28,56 +116,30 @@ class GraphModel(DraftGraphs, TorchModel):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **{**options, "packed": False})
         self._graphs, self._buffers = {}, self.slots.buffers
-        self._layers: tuple[int, ...] = ()
 
     @property
     def buffers(self) -> list[Tensor]:
         """The graphs' arguments: the slot cache, and features if handed out."""
         return self._buffers
 
-    @property
-    def hands_out(self) -> bool:
-        return bool(self._layers)
-
     def hand_out(self, layers: Sequence[int]) -> TargetFeatures:
         """Later graphs also write the hidden states after `layers`."""
-        features = self.new_features(layers)
-        tap(self.module, layers)
-        self._layers = tuple(layers)
+        features = super().hand_out(layers)
         self._buffers = [*self.slots.buffers, features.values.flatten(0, 1)[None]]
         return features
 
-    def traced(
-        self, buffers: Sequence[Tensor], slots: Tensor, tokens: Tensor, starts: Tensor, length: int, head: bool = True
-    ) -> Tensor:
-        positions, cache = self._placed(buffers, slots, tokens, starts, length)
-        out = self._run(tokens, positions, length, cache, head)
-        if self._layers:
-            cache.store(buffers[-1], self._layers)
-        return out
-
     def prepare(self, compiler: GraphCompiler, buckets: Buckets, verifies: bool) -> None:
         """Compiles the graphs of a target (`verifies`) or a draft."""
-        self.buckets = buckets
-        self._verifies = verifies
-        length = self.slots.length
-        self._make(compiler, "prefill", PrefillModule(self, length), 1, buckets.chunk, 2 + buckets.chunk)
+        self.buckets, self._verifies = buckets, verifies
+        self._make(compiler, "prefill", PrefillModule(self), 1, buckets.chunk, 2 + buckets.chunk)
         for batch in buckets.batches:
             if verifies:
-                self._make(compiler, "verify", VerifyModule(self, length), batch, buckets.width, 3 + buckets.width)
+                self._make(compiler, "verify", VerifyModule(self), batch, buckets.width, 3 + buckets.width)
                 continue
             for k in buckets.drafts:
-                self._make(compiler, "propose", ProposeModule(self, length, k), batch, k, 3 + TAIL)
-            if self.platform.only_graphs and buckets.drafts:
-                self._prepare_sampled(compiler, batch)
-
-    def _prepare_sampled(self, compiler: GraphCompiler, batch: int) -> None:
-        length = self.slots.length
-        for k in self.buckets.drafts:
-            noise = self._noise([], batch, k)
-            self._make(compiler, "sample", SampledProposeModule(self, length, k), batch, k, 3 + TAIL, noise)
-        for width in (1, TAIL):
-            self._make(compiler, "logits", LogitsModule(self, length), batch, width, 3 + width)
+                self._make(compiler, "propose", ProposeModule(self, k), batch, k, 3 + TAIL)
+            for width in (1, TAIL) if self.platform.only_graphs and buckets.drafts else ():
+                self._make(compiler, "logits", LogitsModule(self), batch, width, 3 + width)
 
     @torch.no_grad()
     def forward(

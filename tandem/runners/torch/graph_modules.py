@@ -1,7 +1,7 @@
 """The steps as modules without state, to be compiled: rows in, one small tensor of results out.
 
 A row is one int32 vector. Graphs have no host reads, random numbers, data-dependent shapes or 64-bit arithmetic
-(tests/runners/graph_check.py). Greedy rows are decided in the graph; the host samples the others from its logits.
+(tests/runners/graph_check.py). Greedy rows are decided in the graph; the host draws the others from logits.
 """
 
 from __future__ import annotations
@@ -17,62 +17,66 @@ from tandem.runners.torch.model import TorchModel
 Buffers = Sequence[Tensor]
 
 
-class PrefillModule(nn.Module):
-    """Writes the cache. rows [n, 2 + chunk], int32: slot, first position, tokens. Returns [n]: the next position."""
-
-    def __init__(self, model: TorchModel, length: int) -> None:
+class ModelStep(nn.Module):
+    def __init__(self, model: TorchModel) -> None:
         super().__init__()
-        self.module, self._model, self._length = model.module, model, length
+        self.module, self._model = model.module, model
+
+
+class PrefillModule(ModelStep):
+    """Writes the cache. rows [n, 2 + chunk], int32: slot, first position, tokens. Returns [n]: the next position."""
 
     def forward(self, buffers: Buffers, rows: Tensor) -> Tensor:
         slots, starts, tokens = rows[:, 0], rows[:, 1], rows[:, 2:]
-        self._model.traced(buffers, slots, tokens, starts, self._length, head=False)
+        self._model.traced(buffers, slots, tokens, starts, head=False)
         return starts + tokens.shape[1]
 
 
-class VerifyModule(nn.Module):
+class VerifyModule(ModelStep):
     """Verifies greedy drafts by agreement.
 
     rows [n, 3 + width], int32: slot, position, draft count, last committed token, draft (padded). Returns logits [n,
     width, vocabulary] and int32 [n, width + 2]: the target's tokens, accepted count, whether logits are finite.
     """
 
-    def __init__(self, model: TorchModel, length: int) -> None:
-        super().__init__()
-        self.module, self._model, self._length = model.module, model, length
-
     def forward(self, buffers: Buffers, rows: Tensor) -> tuple[Tensor, Tensor]:
         tokens = rows[:, 3:]
-        logits = self._model.traced(buffers, rows[:, 0], tokens, rows[:, 1], self._length)
+        logits = self._model.traced(buffers, rows[:, 0], tokens, rows[:, 1])
         return logits, torch.cat(verify_greedy(logits, tokens[:, 1:], rows[:, 2], self._model.columns), dim=1)
 
 
-class ProposeModule(nn.Module):
+class ProposeModule(ModelStep):
     """Drafts k tokens greedily: [n, k]. rows [n, 3 + TAIL], int32: slot, position, tail length, tail (padded)."""
 
-    def __init__(self, model: TorchModel, length: int, k: int) -> None:
-        super().__init__()
-        self.module, self._model, self._length, self.k = model.module, model, length, k
+    def __init__(self, model: TorchModel, k: int) -> None:
+        super().__init__(model)
+        self.k = k
 
     def forward(self, buffers: Buffers, rows: Tensor) -> Tensor:
         slots, last, count, tail = rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3:]
-        drafts = [self._first(buffers, slots, tail, last + 1 - count, count)]
+        hidden = self._hidden(buffers, slots, tail, last + 1 - count)
+        at = (count - 1)[:, None, None].expand(-1, 1, hidden.shape[2])
+        drafts = [self._chosen(hidden.gather(1, at)[:, 0])]
         for i in range(1, self.k):
-            hidden = self._hidden(buffers, slots, drafts[-1][:, None], last + i)
-            drafts.append(self._chosen(hidden[:, 0], i))
+            drafts.append(self._chosen(self._hidden(buffers, slots, drafts[-1][:, None], last + i)[:, 0]))
         return torch.stack(drafts, dim=1)
 
-    def _first(self, buffers: Buffers, slots: Tensor, tail: Tensor, starts: Tensor, count: Tensor) -> Tensor:
-        hidden = self._hidden(buffers, slots, tail, starts)
-        at = (count - 1)[:, None, None].expand(-1, 1, hidden.shape[2])
-        return self._chosen(hidden.gather(1, at)[:, 0], 0)
-
     def _hidden(self, buffers: Buffers, slots: Tensor, tokens: Tensor, starts: Tensor) -> Tensor:
-        return self._model.traced(buffers, slots, tokens, starts, self._length, head=False)
+        return self._model.traced(buffers, slots, tokens, starts, head=False)
 
-    def _chosen(self, hidden: Tensor, i: int) -> Tensor:
-        # draft token i, int32 [n]; scaled or capped logits would have the same argmax
+    def _chosen(self, hidden: Tensor) -> Tensor:
+        # the next draft token, int32 [n]; scaled or capped logits would have the same argmax
         return self._model.tokens_of(likeliest(self.module.get_output_embeddings()(hidden)))
+
+
+class LogitsModule(ModelStep):
+    """A draft's logits [n, head] after each row. rows [n, 3 + width], int32: slot, position, count, tokens."""
+
+    def forward(self, buffers: Buffers, rows: Tensor) -> Tensor:
+        hidden = self._model.traced(buffers, rows[:, 0], rows[:, 3:], rows[:, 1], head=False)
+        at = (rows[:, 2] - 1)[:, None, None].expand(-1, 1, hidden.shape[2])
+        logits: Tensor = self.module.get_output_embeddings()(hidden.gather(1, at)[:, 0])
+        return logits
 
 
 class FusedModule(nn.Module):
@@ -83,10 +87,10 @@ class FusedModule(nn.Module):
     of VerifyModule, next rows. `width` is VerifyModule's, so bits agree. Rows of the slot `spare` are padding.
     """
 
-    def __init__(self, target: TorchModel, draft: TorchModel, lengths: tuple[int, int], k: int, width: int) -> None:
+    def __init__(self, target: TorchModel, draft: TorchModel, k: int, width: int) -> None:
         super().__init__()
         self._spare, self._order = target.spare, target.columns
-        self.verify, self.propose = VerifyModule(target, lengths[0]), ProposeModule(draft, lengths[1], k)
+        self.verify, self.propose = VerifyModule(target), ProposeModule(draft, k)
         self._width, self._known = width, target.vocab_size
 
     def forward(self, target: Buffers, draft: Buffers, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,19 +1,20 @@
 """Runs the torch runner's steps as graphs: a greedy step is one graph and one copy to the host.
 
 The host samples a target's tokens: draws need 64-bit arithmetic, and noise for a vocabulary is as large as its logits.
-A draft samples in module code; if only graphs may run, in a graph from given noise, and under the rejection rule on the
-host from one graph per token.
+A draft samples in module code; if only graphs may run, on the host from one graph per token.
 """
 
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
-from tandem.runners.batch_invariance import check_fused_invariance, check_graph_invariance
+from tandem.runners.batch_invariance import check_batch_invariance, check_fused_invariance
 from tandem.runners.capabilities import Capabilities, Trait
 from tandem.runners.eagle.hidden_states import TargetFeatures
 from tandem.runners.fused_step import fused_step
@@ -34,19 +35,12 @@ from tandem.runners.protocol import (
     sized,
 )
 from tandem.runners.startup import Startup
-from tandem.runners.torch.buckets import Buckets, buckets_for
-from tandem.runners.torch.fused_graph import FusedGraph
 from tandem.runners.torch.graph_model import GraphModel
-from tandem.runners.torch.graph_modules import verify_row
-from tandem.runners.torch.graphs import CompileStatistics, GraphCompiler
+from tandem.runners.torch.graph_modules import FusedModule, fused_row, verify_row
+from tandem.runners.torch.graphs import Buckets, CompileStatistics, Graph, GraphCompiler, buckets_for
 from tandem.runners.torch.model import to_host
 from tandem.runners.torch.platforms import COMPILE_ONLY, compiles_only
-from tandem.runners.torch.runner import (
-    TorchRunner,
-    batch_buckets,
-    length_buckets,
-    tail_buckets,
-)
+from tandem.runners.torch.runner import TorchRunner, batch_buckets, length_buckets, tail_buckets
 from tandem.speculation.types import Verdict
 
 CompilerFor = Callable[[str], GraphCompiler]
@@ -70,7 +64,6 @@ class GraphRunner(TorchRunner):
         super().__init__(model, limits, identity, verifies, exact)
         self._compiler_for, self._buckets = compiler_for, buckets or buckets_for(model.platform, limits)
         self._fused: dict[int, FusedGraph] = {}
-        self._layers: tuple[int, ...] = ()
         self._features: TargetFeatures | None = None
 
     @property
@@ -90,9 +83,11 @@ class GraphRunner(TorchRunner):
         if self._features is None:
             if self.model.graph_names:
                 raise ValueError("draft: the target's graphs were made without an EAGLE head; load both together")
-            self._layers, self._features = tuple(layers), self.model.hand_out(layers)
-        if tuple(layers) != self._layers:
-            raise ValueError(f"draft: the target's graphs hand out layers {list(self._layers)}, not {list(layers)}")
+            self._features = self.model.hand_out(layers)
+        if tuple(layers) != self.model.layers:
+            raise ValueError(
+                f"draft: the target's graphs hand out layers {list(self.model.layers)}, not {list(layers)}"
+            )
         return self._features
 
     def warm_up(self, startup: Startup | None = None) -> None:
@@ -118,12 +113,13 @@ class GraphRunner(TorchRunner):
     def _purpose(self) -> str:
         if not self._verifies:
             return "draft"
-        return f"target handing out layers {list(self._layers)}" if self._layers else "target"
+        return f"target handing out layers {list(self.model.layers)}" if self.model.layers else "target"
 
     def _certified(self) -> StepShapes:
         if self._verifies:
             buckets = self.model.buckets
-            return check_graph_invariance(self.model, self.limits, buckets.width, buckets.batches, self._exact)
+            shapes = (buckets.width,), buckets.batches
+            return check_batch_invariance(self.model, self.limits, *shapes, exact=self._exact, graphs=True)
         batches, lengths = batch_buckets(self.limits.slots), length_buckets(self.limits)
         return StepShapes(tail_buckets(), batches, False, lengths, (self.limits.chunk,))
 
@@ -203,3 +199,85 @@ def verdict_of(values: list[int], width: int) -> Verdict | RowFailed:
     if not sound:
         return RowFailed("target logits: no finite largest logit")
     return Verdict(tuple(values[: accepted + 1]), accepted)
+
+
+COLUMNS = 4 + TAIL
+
+
+class FusedGraph:
+    """A pair's greedy round as one graph per bucket, and one copy in and out; the next rows stay on the device."""
+
+    def __init__(self, target: GraphModel, draft: GraphModel, compiler: GraphCompiler) -> None:
+        self.target, self.draft, self.buckets = target, draft, target.buckets
+        self._graphs: dict[tuple[int, int], Graph] = {}
+        for batch in self.buckets.batches:
+            for k in self.buckets.drafts:
+                step = FusedModule(target, draft, k, self.buckets.width)
+                rows = target.tensor(target.idle_rows([], batch, COLUMNS))
+                name = f"fused-{batch}x{k}"
+                self._graphs[batch, k] = compiler.graph(name, step, (target.buffers, draft.buffers, rows))
+        self._next: tuple[list[list[int]], Tensor] | None = None
+        self.draft_share = 0.0
+
+    def fits(self, rows: Sequence[FusedRow]) -> bool:
+        """Whether all rows are greedy, draft, and need tokens alone."""
+        return bool(self._graphs) and all(row.plain and row.propose.k and not row.copied for row in rows)
+
+    def step(self, rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
+        began = time.perf_counter()
+        _, after, results = self.run([fused_row(row.propose) for row in rows])
+        host = to_host(results)
+        self._next = [values[-COLUMNS:] for values in host], after
+        k, width = self.buckets.draft(max(row.propose.k for row in rows)), self.buckets.width
+        seconds = (time.perf_counter() - began) * self.draft_share
+        known = self.target.vocab_size
+        return [_result(row, values, k, width, known, seconds) for row, values in zip(rows, host, strict=False)]
+
+    @torch.no_grad()
+    def run(self, rows: list[list[int]]) -> tuple[Tensor, Tensor, Tensor]:
+        """Runs FusedModule on packed rows; uploads nothing if the previous round predicted them."""
+        batch, k = self.buckets.batch(len(rows)), self.buckets.draft(max(row[3] for row in rows))
+        padded = self.target.idle_rows(rows, batch, COLUMNS)
+        known = self._next is not None and self._next[0] == padded
+        packed = self._next[1] if known and self._next else self.target.tensor(padded)
+        step: tuple[Tensor, Tensor, Tensor] = self._graphs[batch, k](self.target.buffers, self.draft.buffers, packed)
+        return step
+
+    @property
+    def shapes(self) -> Sequence[tuple[int, int]]:
+        return list(self._graphs)
+
+    def probe(self, token: int, position: int, batch: int, k: int) -> tuple[Tensor, list[list[int]]]:
+        """Runs `token` at `position` in the last `batch` slots: logits [batch, width, vocabulary], k drafts per row."""
+        slots = list(range(self.target.spare))[::-1][:batch]
+        logits, _, results = self.run([[slot, position, 1, k, *[token] * TAIL] for slot in slots])
+        known = self.target.vocab_size
+        fed = [[t if t < known else 0 for t in values[:k]] for values in to_host(results)]
+        return logits.clone(), fed
+
+    def measure(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        # a graph cannot be timed inside, so draft and target are timed alone
+        k = self.buckets.drafts[-1]
+        idle_draft = self.draft.idle_rows([], 1, 3 + TAIL)
+        idle_target = self.target.idle_rows([], 1, 3 + self.buckets.width)
+        draft = _median(lambda: self.draft.proposed(idle_draft, k), clock)
+        target = _median(lambda: self.target.verified(idle_target)[1], clock)
+        self.draft_share = draft / (draft + target)
+
+
+def _median(step: Callable[[], Tensor], clock: Callable[[], float]) -> float:
+    taken = []
+    for _ in range(5):
+        began = clock()
+        to_host(step())
+        taken.append(clock() - began)
+    return sorted(taken)[len(taken) // 2]
+
+
+def _result(
+    row: FusedRow, values: list[int], k: int, width: int, known: int, seconds: float
+) -> FusedResult | RowFailed:
+    verdict = verdict_of(values[k:], width)
+    if isinstance(verdict, RowFailed):
+        return verdict
+    return FusedResult(Proposal(tuple(values[: row.propose.k]), seconds).within(known), verdict, seconds)

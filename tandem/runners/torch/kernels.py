@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tandem.runners.fits import UnsupportedModel
+from tandem.runners.families import UnsupportedModel
 
 ATTENTION = "tandem_slots"
 ROW_MULTIPLE = 8

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tandem.runners.eagle.hidden_states import Taps, TargetFeatures, decoder_layers
-from tandem.runners.fits import check_fits
+from tandem.runners.eagle.hidden_states import TargetFeatures, decoder_layers, tap
+from tandem.runners.families import check_fits
 from tandem.runners.torch.kernels import ATTENTION, attention_rows, can_pack, pack_linears
 from tandem.runners.torch.module_adapters import TorchAdapters
 from tandem.runners.torch.platforms import Platform, platform_of
@@ -63,7 +63,8 @@ class TorchModel:
         self.columns = torch.arange(self.slots.length, dtype=self.ids, device=device)
         self._hidden = torch.tensor(torch.finfo(self.dtype).min, dtype=self.dtype, device=device)
         self._shown = torch.tensor(0.0, dtype=self.dtype, device=device)
-        self._taps: Taps | None = None
+        self.layers: tuple[int, ...] = ()  # whose hidden states `features` [slots, length, width] get
+        self.features: Tensor | None = None
         self.adapters = TorchAdapters(self.module, device)
 
     @torch.inference_mode()
@@ -86,18 +87,10 @@ class TorchModel:
         self.slots.plan(list(slots), positions, length)
         with self.adapters.of_rows(adapters):
             out = self._run(tokens, positions, length, self.slots.cache, head)
-        if self._taps is not None:
-            self._taps.store(slots, positions)
+        if self.features is not None:
+            which = torch.tensor(list(slots), device=positions.device)
+            self.features[which[:, None], positions] = self.slots.cache.caught_after(self.layers)
         return out
-
-    @property
-    def hands_out(self) -> bool:
-        return self._taps is not None
-
-    @property
-    def features(self) -> Tensor | None:
-        """[slots, length, width], from `hand_out`."""
-        return self._taps.values if self._taps else None
 
     @property
     def layer_count(self) -> int:
@@ -108,28 +101,24 @@ class TorchModel:
         return int(self.module.config.hidden_size)
 
     def hand_out(self, layers: Sequence[int]) -> TargetFeatures:
-        """`forward` also keeps the hidden states after `layers` from now on."""
-        features = self.new_features(layers)
-        self._taps = Taps(self.module, layers, features.values)
-        return features
-
-    def new_features(self, layers: Sequence[int]) -> TargetFeatures:
+        """Steps also keep the hidden states after `layers` from now on."""
         embedding = self.module.get_input_embeddings().weight
         shape = (self.slots.spare + 1, self.slots.length, len(layers) * embedding.shape[1])
-        return TargetFeatures(torch.zeros(shape, dtype=self.dtype, device=self.device), embedding)
+        self.features = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        self.layers = tuple(layers)
+        tap(self.module, layers)
+        return TargetFeatures(self.features, embedding)
 
     def traced(
-        self, buffers: Sequence[Tensor], slots: Tensor, tokens: Tensor, starts: Tensor, length: int, head: bool = True
+        self, buffers: Sequence[Tensor], slots: Tensor, tokens: Tensor, starts: Tensor, head: bool = True
     ) -> Tensor:
-        """Like `forward`, for graphs, with slots [rows] as a tensor and the cache's `buffers` as arguments."""
-        positions, cache = self._placed(buffers, slots, tokens, starts, length)
-        return self._run(tokens, positions, length, cache, head)
-
-    def _placed(
-        self, buffers: Sequence[Tensor], slots: Tensor, tokens: Tensor, starts: Tensor, length: int
-    ) -> tuple[Tensor, GatheredSlots]:
-        positions = self._positions(starts, tokens.shape[1])
-        return positions, GatheredSlots(buffers, slots, positions, self.slots.length, length)
+        """Like `forward`, for graphs: slots [rows] are a tensor, the cache's `buffers` and the features arguments."""
+        positions, length = self._positions(starts, tokens.shape[1]), self.slots.length
+        cache = GatheredSlots(buffers, slots, positions, length)
+        out = self._run(tokens, positions, length, cache, head)
+        if self.layers:
+            cache.store(buffers[-1], self.layers)
+        return out
 
     def _run(self, tokens: Tensor, positions: Tensor, length: int, cache: object, head: bool) -> Tensor:
         run = self.module if head else self.module.base_model
@@ -191,8 +180,8 @@ def load_module(
     """Loads a model with slot attention. `source` and `shard` are from_pretrained's arguments."""
     from transformers import AutoModelForCausalLM
 
-    from tandem.runners.torch.accounting import refuse_weights
     from tandem.runners.torch.kernels import register_attention
+    from tandem.runners.torch.module_checks import refuse_weights
 
     register_attention()
     module, info = AutoModelForCausalLM.from_pretrained(

@@ -78,7 +78,7 @@ class TorchRunner:
         slots = model.slots
         traits = {
             Trait.SHARED: model.ranks > 1,
-            Trait.WHOLE_SLOTS: model.hands_out or not slots.on_demand,
+            Trait.WHOLE_SLOTS: model.features is not None or not slots.on_demand,
             Trait.INEXACT: not self.shapes.bit_exact,
         }
         form = page_format(slots, model.ranks, self.limits, torch.get_num_threads())

@@ -8,6 +8,8 @@ has `stride` positions per slot and head, which fill whole pages.
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,8 +17,36 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from tandem.runners.torch.on_demand import OnDemandBuffer, page_stride, whole_pages
 from tandem.runners.torch.platforms import Platform
+
+MAPPED_PAGE = mmap.PAGESIZE
+
+
+def page_stride(positions: int, row_bytes: int) -> int:
+    """The least number of positions, at least `positions`, whose rows of `row_bytes` fill whole pages."""
+    step = MAPPED_PAGE // math.gcd(MAPPED_PAGE, row_bytes)
+    return -(-positions // step) * step
+
+
+def whole_pages(count: int) -> int:
+    """Bytes of the pages that `count` bytes cover."""
+    return -(-count // MAPPED_PAGE) * MAPPED_PAGE
+
+
+class OnDemandBuffer:
+    """A tensor of zeros that takes memory as it is written, in small pages: large ones hold several positions."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        size = math.prod(shape) * dtype.itemsize
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        self._memory = mmap.mmap(-1, size, flags=flags)
+        self._memory.madvise(mmap.MADV_NOHUGEPAGE)
+        self.tensor = torch.frombuffer(self._memory, dtype=dtype).view(shape)
+
+    def give_back(self, start: int, size: int) -> None:
+        """Frees whole pages from byte `start` on; they then read as zeros."""
+        if size:
+            self._memory.madvise(mmap.MADV_DONTNEED, start, size)
 
 
 @dataclass(slots=True)
@@ -95,6 +125,24 @@ class SlotLayer(CacheLayerMixin):
         return self.length, 0
 
 
+class Catching:
+    """A cache that decoder layers leave hidden states in (tandem/runners/eagle/hidden_states.py)."""
+
+    caught: dict[int, Tensor]
+
+    def caught_after(self, layers: Sequence[int]) -> Tensor:
+        """The run's hidden states after `layers`, [rows, width, layers * hidden]."""
+        found = torch.cat([self.caught[layer] for layer in layers], dim=-1)
+        self.caught.clear()
+        return found
+
+
+class LayeredSlots(Catching, Cache):
+    def __init__(self, layers: list[SlotLayer]) -> None:
+        super().__init__(layers=layers)
+        self.caught = {}
+
+
 class SlotCache:
     """All layers' slots as a transformers cache; with `ranks`, this process's heads."""
 
@@ -121,7 +169,7 @@ class SlotCache:
             SlotLayer(slots + 1, kv_heads // ranks, self.length, head_dim, dtype, platform, stride)
             for _ in range(int(config.num_hidden_layers))  # type: ignore[attr-defined]
         ]
-        self.cache = Cache(layers=self.layers)
+        self.cache = LayeredSlots(layers=self.layers)
 
     @property
     def buffers(self) -> list[Tensor]:
@@ -172,24 +220,21 @@ class SlotCache:
             layer.plan = plan
 
 
-class GatheredSlots:
+class GatheredSlots(Catching):
     """The slots inside a graph: a transformers cache for one step.
 
-    `buffers` are SlotCache's; slots [rows] and positions [rows, width] are int32. `caught`: hidden states before these
-    decoder layers.
+    `buffers` are SlotCache's, of `length` positions a slot; slots [rows] and positions [rows, width] are int32.
     """
 
-    def __init__(
-        self, buffers: Sequence[Tensor], slots: Tensor, positions: Tensor, slot_length: int, length: int
-    ) -> None:
+    def __init__(self, buffers: Sequence[Tensor], slots: Tensor, positions: Tensor, length: int) -> None:
         self._buffers, self._slots = buffers, slots
-        self._write = (slots[:, None] * slot_length + positions).reshape(-1).long()  # what index_copy_ takes
-        self._slot_length, self._length = slot_length, length
-        self.caught: dict[int, Tensor] = {}
+        self._write = (slots[:, None] * length + positions).reshape(-1).long()  # what index_copy_ takes
+        self._length = length
+        self.caught = {}
 
     def store(self, values: Tensor, layers: Sequence[int]) -> None:
         """Writes hidden states of `layers` to values [1, slots * slot_length, layers * hidden]."""
-        found = torch.cat([self.caught[layer] for layer in layers], dim=-1)
+        found = self.caught_after(layers)
         values.index_copy_(1, self._write, found.reshape(1, -1, found.shape[-1]))
 
     def update(
@@ -202,8 +247,7 @@ class GatheredSlots:
     def _write_read(self, buffer: Tensor, new: Tensor) -> Tensor:
         rows, heads, width, dim = new.shape
         buffer.index_copy_(1, self._write, new.transpose(0, 1).reshape(heads, rows * width, dim))
-        by_slot = buffer.view(heads, -1, self._slot_length, dim)[:, :, : self._length]
-        return by_slot.index_select(1, self._slots).transpose(0, 1)
+        return buffer.view(heads, -1, self._length, dim).index_select(1, self._slots).transpose(0, 1)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0

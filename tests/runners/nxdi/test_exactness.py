@@ -8,9 +8,8 @@ import pytest
 
 from tandem.clients.distributed import connect_distributed
 from tandem.engine.batcher import Batcher
-from tandem.engine.drafting import Drafting
 from tandem.engine.engine import Engine
-from tandem.engine.generators import drafted_generator, plain_generator
+from tandem.engine.generators import Drafting, drafted_generator, plain_generator
 from tandem.engine.loading import Loaded
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.model_drafter import ModelDrafter

@@ -27,7 +27,7 @@ class FeatureTarget:
     def __init__(self, source: dict[str, object], layers: Sequence[int] | None, device: str, batch: int) -> None:
         from transformers import AutoModelForCausalLM
 
-        from tandem.runners.eagle.hidden_states import Taps, decoder_layers
+        from tandem.runners.eagle.hidden_states import decoder_layers, tap
         from tandem.runners.loading import choose_dtype, transformers_logging
         from tandem.runners.torch.platforms import choose_platform
 
@@ -39,11 +39,14 @@ class FeatureTarget:
         self.layers = tuple(layers or default_layers(count))
         if len(self.layers) != 3 or not all(1 <= layer <= count for layer in self.layers):
             raise ValueError(f"layers: {list(self.layers)} are not three of the target's {count}, counted from 1")
-        self._taps, self._batch = Taps(module, self.layers, torch.empty(0)), batch
+        tap(module, self.layers)
+        self._batch = batch
 
     @torch.inference_mode()
     def features(self, data: Sequence[TrainingSequence]) -> list[Tensor]:
         """Features [tokens, 3 * hidden] of each sequence, on the target's device, in its dtype."""
+        from transformers import DynamicCache
+
         sequences = [np.concatenate((one.prompt, one.answer)) for one in data]
         made: list[Tensor] = [torch.empty(0)] * len(sequences)
         order = sorted(range(len(sequences)), key=lambda i: (len(sequences[i]), i))
@@ -53,8 +56,10 @@ class FeatureTarget:
             padded = torch.zeros(len(group), longest, dtype=torch.int64)
             for row, i in enumerate(group):  # padding stands behind, where no token sees it
                 padded[row, : len(sequences[i])] = torch.from_numpy(sequences[i].astype(np.int64))
-            self._module.base_model(input_ids=padded.to(self.device), use_cache=False)
-            caught = self._taps.caught()
+            cache: Any = DynamicCache()
+            cache.caught = {}
+            self._module.base_model(input_ids=padded.to(self.device), past_key_values=cache)
+            caught = torch.cat([cache.caught[layer] for layer in self.layers], dim=-1)
             for row, i in enumerate(group):
                 made[i] = caught[row, : len(sequences[i])].clone()
         return made
