@@ -22,6 +22,7 @@ from tandem.checkpoints.head_config import (
     MAPS,
     OUTPUT,
     HeadConfig,
+    check_tensors,
     default_layers,
     head_fields,
     head_shapes,
@@ -62,16 +63,8 @@ def check_head(folder: Path, tensors: Tensors) -> HeadConfig:
     required, optional = head_shapes(head, eagle1=kind == 1)
     if kind == 3 and head.draft_vocab_size != head.vocab_size:
         required["d2t"] = optional["d2t"]
-    if missing := sorted(plain(name) for name in required if name not in names):
-        raise CheckpointError(f"{folder}: the head lacks {', '.join(missing[:3])}")
-    known = required | optional
-    if unknown := sorted(plain(name) for name in names if name not in known and not name.endswith("_proj.bias")):
-        raise CheckpointError(f"{folder}: the head has {', '.join(unknown[:3])}, which EAGLE-{kind} heads do not have")
-    for name in sorted(set(names) & set(known)):
-        found = tensors.shape(names[name])
-        if found != known[name]:
-            shape = list(known[name])
-            raise CheckpointError(f"{folder}: {plain(name)} is {list(found)}, not {shape} as config.json has it")
+    shapes = {own: tensors.shape(name) for own, name in names.items() if kind == 3 or not own.endswith("_proj.bias")}
+    check_tensors(folder, required, optional, shapes, kind)
     return head
 
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tandem.checkpoints.family import MATRICES, FamilyConfig, UnsupportedFamily
-from tandem.checkpoints.family_configs import FULL, SLIDING, family_of, table
+from tandem.checkpoints.family_configs import FULL, MATRICES, SLIDING, FamilyConfig, UnsupportedFamily, family_of, table
 from tandem.checkpoints.gguf_blocks import MATRIX_NAMES, StoredWeights
 
 _FOLDER = "module code serves its folder of safetensors, if transformers has the family"

@@ -187,6 +187,24 @@ def head_shapes(head: HeadConfig, eagle1: bool = False) -> tuple[dict[str, Shape
     return {FC: (hidden, TAPS * head.target_hidden_size), **layer, **norms, **output}, {**embedding, **maps}
 
 
+def check_tensors(
+    folder: Path,
+    required: Mapping[str, Shape],
+    optional: Mapping[str, Shape],
+    found: Mapping[str, Shape],
+    kind: int = 3,
+) -> None:
+    """Checks names and shapes of an EAGLE-`kind` head's tensors. Raises CheckpointError."""
+    known = {**required, **optional}
+    if missing := sorted(set(required) - set(found)):
+        raise CheckpointError(f"{folder}: the head lacks {', '.join(missing[:3])}")
+    if unknown := sorted(set(found) - set(known)):
+        raise CheckpointError(f"{folder}: the head has {', '.join(unknown[:3])}, which EAGLE-{kind} heads do not have")
+    for name, shape in found.items():
+        if shape != known[name]:
+            raise CheckpointError(f"{folder}: {name} is {list(shape)}, not {list(known[name])} as config.json has it")
+
+
 def write_head_config(folder: Path, head: HeadConfig, dtype: str) -> None:
     """Writes config.json. `dtype`: of the weights."""
     (folder / "config.json").write_text(json.dumps(head_fields(head, dtype), indent=2) + "\n", encoding="utf-8")
@@ -250,7 +268,8 @@ def read_head_weights(folder: Path) -> tuple[HeadWeights, Stored | None]:
     if OUTPUT in found:
         _complete_vocabulary(config, found)
     required, optional = head_shapes(config)
-    _check(folder, required | {name: optional[name] for name in MAPS}, found)
+    maps = {name: optional[name] for name in MAPS}
+    check_tensors(folder, required | maps, {}, {name: stored.shape for name, stored in found.items()})
     dtype = next((name for name, kind in DTYPES.items() if kind == found[FC].dtype), "float32")
     made = HeadWeights(config, {name: each if name in MAPS else each.to(dtype) for name, each in found.items()})
     _check_vocabulary(folder, made)
@@ -267,16 +286,6 @@ def _complete_vocabulary(config: HeadConfig, found: dict[str, Stored]) -> None:
         drafted = np.zeros(config.vocab_size, dtype=np.bool_)
         drafted[ids[(ids >= 0) & (ids < config.vocab_size)]] = True
         found["t2d"] = Stored("BOOL", drafted)
-
-
-def _check(folder: Path, wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, Stored]) -> None:
-    if missing := sorted(set(wanted) - set(found)):
-        raise CheckpointError(f"{folder}: the head lacks {', '.join(missing[:3])}")
-    if unknown := sorted(set(found) - set(wanted)):
-        raise CheckpointError(f"{folder}: the head has {', '.join(unknown[:3])}, which EAGLE-3 heads do not have here")
-    for name, shape in wanted.items():
-        if found[name].shape != shape:
-            raise CheckpointError(f"{folder}: {name} is {list(found[name].shape)}, not {list(shape)}")
 
 
 def _check_vocabulary(folder: Path, head: HeadWeights) -> None:

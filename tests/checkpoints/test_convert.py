@@ -133,7 +133,7 @@ OTHER = {
     "half a layer": (
         {name: one for name, one in WHOLE.items() if "k_proj" not in name},
         {},
-        "the head lacks layers.0.self_attn.k_proj.weight",
+        "the head lacks midlayer.self_attn.k_proj.weight",
     ),
     "EAGLE-3": (WHOLE | {"d2t": torch.ones(4)}, {}, "the head has d2t, which EAGLE-1 heads do not have"),
 }

@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 
-from tandem.checkpoints.family import UnsupportedFamily
+from tandem.checkpoints.family_configs import UnsupportedFamily
 from tandem.checkpoints.family_weights import GgufWeights, check_complete
 from tandem.checkpoints.generation_config import all_end_ids
 from tandem.checkpoints.gguf_blocks import REPACKED, StoredWeights, repacked

@@ -11,8 +11,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from tandem.checkpoints.locate import Checkpoint
-from tandem.checkpoints.token_text import decoding_steps, held_tokens
-from tandem.checkpoints.tokenizers import HuggingFaceTokenizer
+from tandem.checkpoints.tokenizers import HuggingFaceTokenizer, decoding_steps, held_tokens
 from tandem.speculation.stopping import Stopping, StopRules
 
 SCRIPTS = (

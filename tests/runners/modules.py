@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from tandem.checkpoints.family import UnsupportedFamily
-from tandem.checkpoints.family_configs import family_of
+from tandem.checkpoints.family_configs import UnsupportedFamily, family_of
 from tandem.checkpoints.family_weights import rows_together
 from tandem.checkpoints.numbers import Stored
 from tandem.runners.eagle.hidden_states import TargetFeatures, of_native

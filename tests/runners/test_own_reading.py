@@ -11,8 +11,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from tandem.checkpoints.family import UnsupportedFamily
-from tandem.checkpoints.family_configs import family_of, read_family, table
+from tandem.checkpoints.family_configs import UnsupportedFamily, family_of, read_family, table
 from tandem.checkpoints.family_weights import FolderWeights, GgufWeights, check_complete
 from tandem.checkpoints.head_config import read_head_weights
 from tandem.checkpoints.locate import EMBEDDED_DRAFT, EMBEDDED_HEAD, CheckpointError, find

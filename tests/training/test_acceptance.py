@@ -26,8 +26,7 @@ from tandem.speculation.rounds import DraftedRounds
 from tandem.speculation.stopping import Stopping, StopRules
 from tandem.speculation.types import Request, SamplingParams, SpeculationStats
 from tandem_train.accept import AcceptConfig, PairMeasurement, measure, print_measured
-from tandem_train.replay import Agreement, Continuation, RoundFigures, drafts_of
-from tandem_train.step_costs import PairCosts
+from tandem_train.replay import Agreement, Continuation, PairCosts, RoundFigures, drafts_of
 from tests.support import GREEDY, SAMPLED, oracle, run, toy
 from tests.toy import ToyConfig
 

@@ -31,8 +31,7 @@ from tandem.runners.protocol import Limits, PrefillRow, RunnerIdentity
 from tandem.runners.torch.platforms import platform_of
 from tandem.speculation.types import SamplingParams
 from tandem_train.accept import AcceptConfig, measure
-from tandem_train.heads.loop import FeatureTarget, HeadTraining
-from tandem_train.heads.loss import head_states, make_head_batch, step_losses
+from tandem_train.heads.loop import FeatureTarget, HeadTraining, head_states, make_head_batch, step_losses
 from tandem_train.heads.train import main as train_main
 from tandem_train.heads.train import train
 from tandem_train.shards import ShardFolder

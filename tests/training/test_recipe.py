@@ -21,9 +21,8 @@ from tandem.comparison.measuring.workloads import built_in_prompts
 from tandem_train.generate import GenerateConfig, generate
 from tandem_train.loop import Training
 from tandem_train.prompts import OwnTexts, grammar, training_prompt
-from tandem_train.settings import TrainConfig
+from tandem_train.settings import StudentConfig, TrainConfig
 from tandem_train.shards import ShardFolder
-from tandem_train.student import StudentConfig
 from tandem_train.train import train
 
 TEMPLATE = "{% for m in messages %}<u>{{ m['content'] }}</u>{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from tandem_train.distill import Softmax, copies, loss_of, make_batch
+from tandem_train.loop import Softmax, copies, loss_of, make_batch
+from tandem_train.settings import StudentConfig
 from tandem_train.shards import TrainingSequence
-from tandem_train.student import StudentConfig, build
+from tandem_train.student import build
 from tandem_train.train import most_frequent
 
 VOCABULARY = 600

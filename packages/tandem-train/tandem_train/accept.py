@@ -28,8 +28,7 @@ from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.estimate import Estimate
 from tandem.speculation.lookup_policy import PolicedLookup
 from tandem.speculation.types import Chunk, Draft, GenerationRequest, Request, SamplingParams
-from tandem_train.replay import Agreement, Continuation, RoundFigures, drafts_of
-from tandem_train.step_costs import PairCosts, measure_costs
+from tandem_train.replay import Agreement, Continuation, PairCosts, RoundFigures, drafts_of, measure_costs
 
 Show = Callable[[str], None]
 ALL = "all"

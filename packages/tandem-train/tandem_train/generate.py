@@ -24,8 +24,8 @@ from torch import Tensor
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import find, weights_revision
 from tandem.runners.loading import end_ids
-from tandem_train.command import Command, setting, show
 from tandem_train.prompts import OwnTexts, TrainingPrompt, grammar, training_prompt
+from tandem_train.settings import Command, setting, show
 from tandem_train.shards import ShardFolder, TrainingSequence
 
 

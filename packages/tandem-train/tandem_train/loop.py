@@ -10,10 +10,177 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from tandem_train.distill import Softmax, batch_groups, copies, loss_of, make_batch
 from tandem_train.settings import RunConfig, TrainConfig
 from tandem_train.shards import TrainingSequence
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingBatch:
+    """A training batch; "answered" tokens are the target's.
+
+    tokens: int64 [rows, length]. where: int64 [answered, 2], (row, column) that predicts each answered token. The
+    target's best tokens: ids int64 and probs float32, [answered, top].
+    """
+
+    tokens: Tensor
+    where: Tensor
+    ids: Tensor
+    probs: Tensor
+
+    def to(self, device: str) -> TrainingBatch:
+        return TrainingBatch(*(part.to(device) for part in (self.tokens, self.where, self.ids, self.probs)))
+
+
+def batch_groups(lengths: Sequence[tuple[int, int]], tokens: int, rng: np.random.Generator) -> list[list[int]]:
+    """Indices of all sequences in random groups of about `tokens` answered tokens and similar lengths.
+
+    `lengths`: (prompt tokens, answered tokens).
+    """
+    order = rng.permutation(len(lengths)).tolist()
+    groups: list[list[int]] = []
+    for start in range(0, len(order), 2048):
+        group: list[int] = []
+        size = 0
+        for i in sorted(order[start : start + 2048], key=lambda i: sum(lengths[i])):
+            group.append(i)
+            size += lengths[i][1]
+            if size >= tokens:
+                groups.append(group)
+                group, size = [], 0
+        if group:
+            groups.append(group)
+    return [groups[g] for g in rng.permutation(len(groups)).tolist()]
+
+
+def make_batch(data: Sequence[TrainingSequence]) -> TrainingBatch:
+    """Pads and stacks sequences."""
+    length = max(len(s.prompt) + len(s.answer) for s in data) - 1
+    tokens = np.zeros((len(data), length), np.int64)
+    where = []
+    for r, s in enumerate(data):
+        whole = np.concatenate((s.prompt, s.answer))[:-1]
+        tokens[r, : len(whole)] = whole
+        columns = np.arange(len(s.prompt) - 1, len(whole))
+        where.append(np.stack((np.full_like(columns, r), columns), 1))
+    logprobs = np.concatenate([s.logprobs for s in data]).astype(np.float32)
+    return TrainingBatch(
+        torch.from_numpy(tokens),
+        torch.from_numpy(np.concatenate(where)),
+        torch.from_numpy(np.concatenate([s.ids for s in data]).astype(np.int64)),
+        torch.softmax(torch.from_numpy(logprobs), -1),
+    )
+
+
+def copies(data: Sequence[TrainingSequence], count: int, rng: np.random.Generator) -> list[TrainingSequence]:
+    """`count` sequences that repeat a span of `data`; the answer is the repetition.
+
+    Copying from the context is a small model's most useful skill, and the last it learns (Olsson et al. 2022).
+    """
+    made = []
+    for i in rng.integers(len(data), size=count):
+        whole = np.concatenate((data[i].prompt, data[i].answer))
+        length = min(int(rng.integers(8, 64)), len(whole))
+        start = int(rng.integers(len(whole) - length + 1))
+        span, begun = whole[start : start + length], min(int(rng.integers(1, 4)), length - 1)
+        between = whole[int(rng.integers(len(whole))) :][: int(rng.integers(0, 24))]
+        answer = span[begun:]
+        ids = np.zeros((len(answer), data[i].ids.shape[1]), np.int32)
+        logprobs = np.full(ids.shape, -np.inf, np.float16)
+        ids[:, 0], logprobs[:, 0] = answer, 0
+        prompt = np.concatenate((span, between, span[:begun]))
+        made.append(TrainingSequence("copy", 1.0, prompt, answer, ids, logprobs))
+    return made
+
+
+class Softmax:
+    """A training step's vocabulary: `seen` ids and a random sample of the others."""
+
+    def __init__(self, seen: Tensor, vocab_size: int, others: int, device: str) -> None:
+        self.seen = seen.to(device)
+        unseen = torch.ones(vocab_size, dtype=torch.bool)
+        unseen[seen] = False
+        self._rest = unseen.nonzero()[:, 0].to(device)
+        self._others = min(others, len(self._rest))
+        self._at = torch.full((vocab_size,), -1, dtype=torch.int64)
+        self._at[seen] = torch.arange(len(seen))
+        self._at = self._at.to(device)
+
+    def sample(self) -> Tensor:
+        """A step's ids, int64 [seen + others], `seen` first."""
+        picked = torch.randint(len(self._rest), (self._others,), device=self.seen.device) if self._others else None
+        return self.seen if picked is None else torch.cat((self.seen, self._rest[picked]))
+
+    def columns(self, ids: Tensor) -> Tensor:
+        """Columns of `ids` in a sample, int64 of the same shape; -1 outside `seen`."""
+        return self._at[ids]
+
+
+def loss_of(student: Any, batch: TrainingBatch, softmax: Softmax, hard: float) -> tuple[Tensor, Tensor]:
+    """The mean loss over answered tokens, and how many of them the student's best token matches.
+
+    `hard`: weight of the target's best token.
+    """
+    hidden = student.model(input_ids=batch.tokens, use_cache=False).last_hidden_state
+    rows = hidden[batch.where[:, 0], batch.where[:, 1]]
+    ids = softmax.sample()
+    columns = softmax.columns(batch.ids)
+    probs = batch.probs * (1 - hard)
+    probs[:, 0] += hard
+    weight = student.get_input_embeddings().weight[ids]
+    loss, best = _CrossEntropy.apply(rows, weight, columns.clamp(min=0), probs * (columns >= 0))
+    return loss, (best == columns[:, 0]).sum()
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Cross-entropy of softmax(rows @ weight.T) against sparse targets, a few rows at a time.
+
+    rows [n, h], weight [s, h], columns [n, top] and probs [n, top] (sum at most 1). Returns the mean loss and each
+    row's best column. The gradient is computed while a block of logits is in the CPU's cache; n x s logits at once
+    would be read from memory ten times.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, columns: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
+        kind = torch.bfloat16 if torch.is_autocast_enabled(rows.device.type) else rows.dtype
+        n, block = len(rows), 512 if rows.device.type == "cpu" else 8192
+        rows_, weight_ = rows.to(kind), weight.to(kind)
+        grad_rows, grad_weight = torch.empty_like(rows), torch.zeros_like(weight)
+        loss, best = rows.new_zeros((), dtype=torch.float32), columns.new_empty(n)
+        for start in range(0, n, block):
+            part = slice(start, start + block)
+            logits = (rows_[part] @ weight_.T).float()
+            best[part] = logits.argmax(-1)
+            log_z = logits.logsumexp(-1, keepdim=True)
+            loss -= (probs[part] * (logits.gather(1, columns[part]) - log_z)).sum()
+            slope = logits.sub_(log_z).exp_().mul_(probs[part].sum(-1, keepdim=True))
+            slope = slope.scatter_add_(1, columns[part], -probs[part]).to(kind)
+            grad_rows[part] = slope @ weight_
+            grad_weight += slope.T @ rows_[part]
+        ctx.save_for_backward(grad_rows / n, grad_weight / n)
+        ctx.mark_non_differentiable(best)
+        return loss / n, best
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        grad_rows, grad_weight = ctx.saved_tensors
+        return grad_rows * grad, grad_weight * grad, None, None
+
+
+@torch.inference_mode()
+def agreement(student: Any, data: Sequence[TrainingSequence], rows: int = 32) -> float:
+    """Share of the tokens of greedy continuations that are the student's best."""
+    right = tokens = 0
+    greedy = sorted((s for s in data if s.temperature == 0), key=lambda s: len(s.prompt) + len(s.answer))
+    student.eval()
+    for at in range(0, len(greedy), rows):
+        batch = make_batch(greedy[at : at + rows]).to(student.device.type)
+        hidden = student.model(input_ids=batch.tokens, use_cache=False).last_hidden_state
+        best = student.get_output_embeddings()(hidden[batch.where[:, 0], batch.where[:, 1]]).argmax(-1)
+        right, tokens = right + int((best == batch.ids[:, 0]).sum()), tokens + len(best)
+    student.train()
+    return right / max(1, tokens)
 
 
 @dataclass(frozen=True, slots=True)

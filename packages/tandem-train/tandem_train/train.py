@@ -22,12 +22,10 @@ from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import FREQUENT_TOKENS, find, weights_revision
 from tandem.checkpoints.tensors import save_whole
 from tandem.checkpoints.tokenizers import write_tokenizer
-from tandem_train.command import Command, show
-from tandem_train.distill import Softmax, agreement
-from tandem_train.loop import Training, TrainingData
-from tandem_train.settings import HELD_OUT, TrainConfig
+from tandem_train.loop import Softmax, Training, TrainingData, agreement
+from tandem_train.settings import HELD_OUT, Command, StudentConfig, TrainConfig, show
 from tandem_train.shards import ShardFolder
-from tandem_train.student import StudentConfig, build
+from tandem_train.student import build
 
 
 def read_data(folder: Path, revision: str, vocab_size: int, best: int) -> TrainingData:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.checkpoints.family import NO_ROPE
+from tandem.checkpoints.family_configs import NO_ROPE
 from tandem.checkpoints.numbers import Floats, Stored
 from tandem.runners.native import NativeUnavailable
 from tandem.runners.native.features import NativeFeatures

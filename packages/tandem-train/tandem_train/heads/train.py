@@ -21,9 +21,8 @@ from tandem.checkpoints.head_config import HeadConfig
 from tandem.checkpoints.locate import find, weights_revision
 from tandem.runners.eagle.files import write_head
 from tandem.runners.eagle.module import EagleHead
-from tandem_train.command import Command, show
 from tandem_train.heads.loop import FeatureTarget, HeadTraining
-from tandem_train.settings import HeadTrainConfig
+from tandem_train.settings import Command, HeadTrainConfig, show
 from tandem_train.train import most_frequent, read_data
 
 
