@@ -161,7 +161,11 @@ def hash_file(file: Path) -> str:
     """Returns SHA-256 of name, size and content, cached for large files. Raises OSError, also if the file changes."""
     with file.open("rb") as stream:
         facts = _facts(stream.fileno())
-        note = _hash_note(file) if facts[0] >= REMEMBERED_BYTES else None
+        note = None
+        with contextlib.suppress(OSError):
+            if facts[0] >= REMEMBERED_BYTES:
+                name = hashlib.sha256(os.path.realpath(file).encode()).hexdigest()
+                note = private_folder(cache_root() / "hashes") / f"{name}.json"
         if note and (known := _remembered(note, file, facts)):
             return known
         digest = hashlib.sha256(f"{file.name}:{facts[0]}".encode())
@@ -172,14 +176,6 @@ def hash_file(file: Path) -> str:
         with contextlib.suppress(OSError):
             write_whole(note, json.dumps({"name": file.name, "facts": facts, "sha256": digest.hexdigest()}))
     return digest.hexdigest()
-
-
-def _hash_note(file: Path) -> Path | None:
-    try:
-        folder = private_folder(cache_root() / "hashes")
-    except OSError:
-        return None
-    return folder / f"{hashlib.sha256(os.path.realpath(file).encode()).hexdigest()}.json"
 
 
 def _remembered(note: Path, file: Path, facts: list[int]) -> str | None:

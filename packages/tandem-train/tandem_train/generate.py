@@ -131,7 +131,6 @@ class BatchSampler:
 
 
 TEMPERATURES = (0.0, 0.6, 0.9)  # one continuation of each prompt at each
-_OWN_FILE, _RAW_FILE = "own_prompts.json", "own_texts.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,24 +259,17 @@ class _Target:
 
 
 def _own_texts(config: GenerateConfig, target: _Target, show: Callable[[str], None]) -> OwnTexts:
-    instructions: tuple[str, ...] = ()
-    if target.tokenizer.chat_template and config.own:
-        instructions = _made_once(config.output / _OWN_FILE, config.own, "prompts", target.write_prompts, show)
-    raw: tuple[str, ...] = ()
-    if config.own_raw:
-        raw = _made_once(config.output / _RAW_FILE, config.own_raw, "raw texts", target.write_texts, show)
-    return OwnTexts(instructions, raw)
-
-
-def _made_once(
-    file: Path, count: int, what: str, make: Callable[[int], list[str]], show: Callable[[str], None]
-) -> tuple[str, ...]:
+    file = config.output / "own_texts.json"
     if not file.exists():
-        show(f"generating {count} {what} with the target")
-        partial_file = file.with_suffix(".partial")
-        partial_file.write_text(json.dumps(make(count), indent=0))
-        partial_file.rename(file)
-    return tuple(json.loads(file.read_text()))
+        show(f"generating {config.own} prompts and {config.own_raw} raw texts with the target")
+        made = {
+            "instructions": target.write_prompts(config.own) if target.tokenizer.chat_template else [],
+            "raw": target.write_texts(config.own_raw),
+        }
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps(made, indent=0))
+        partial.rename(file)
+    return OwnTexts(**{name: tuple(texts) for name, texts in json.loads(file.read_text()).items()})
 
 
 def main(argv: Sequence[str] | None = None) -> int:

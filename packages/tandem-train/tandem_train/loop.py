@@ -123,49 +123,13 @@ def loss_of(student: Any, batch: TrainingBatch, softmax: Softmax, hard: float) -
     `hard`: weight of the target's best token.
     """
     hidden = student.model(input_ids=batch.tokens, use_cache=False).last_hidden_state
-    rows = hidden[batch.where[:, 0], batch.where[:, 1]]
-    ids = softmax.sample()
-    columns = softmax.columns(batch.ids)
+    rows, columns = hidden[batch.where[:, 0], batch.where[:, 1]], softmax.columns(batch.ids)
     probs = batch.probs * (1 - hard)
     probs[:, 0] += hard
-    weight = student.get_input_embeddings().weight[ids]
-    loss, best = _CrossEntropy.apply(rows, weight, columns.clamp(min=0), probs * (columns >= 0))
-    return loss, (best == columns[:, 0]).sum()
-
-
-class _CrossEntropy(torch.autograd.Function):
-    """Cross-entropy of softmax(rows @ weight.T) against sparse targets, a few rows at a time.
-
-    rows [n, h], weight [s, h], columns [n, top] and probs [n, top] (sum at most 1). Returns the mean loss and each
-    row's best column. The gradient is computed while a block of logits is in the CPU's cache; n x s logits at once
-    would be read from memory ten times.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, columns: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
-        kind = torch.bfloat16 if torch.is_autocast_enabled(rows.device.type) else rows.dtype
-        n, block = len(rows), 512 if rows.device.type == "cpu" else 8192
-        rows_, weight_ = rows.to(kind), weight.to(kind)
-        grad_rows, grad_weight = torch.empty_like(rows), torch.zeros_like(weight)
-        loss, best = rows.new_zeros((), dtype=torch.float32), columns.new_empty(n)
-        for start in range(0, n, block):
-            part = slice(start, start + block)
-            logits = (rows_[part] @ weight_.T).float()
-            best[part] = logits.argmax(-1)
-            log_z = logits.logsumexp(-1, keepdim=True)
-            loss -= (probs[part] * (logits.gather(1, columns[part]) - log_z)).sum()
-            slope = logits.sub_(log_z).exp_().mul_(probs[part].sum(-1, keepdim=True))
-            slope = slope.scatter_add_(1, columns[part], -probs[part]).to(kind)
-            grad_rows[part] = slope @ weight_
-            grad_weight += slope.T @ rows_[part]
-        ctx.save_for_backward(grad_rows / n, grad_weight / n)
-        ctx.mark_non_differentiable(best)
-        return loss / n, best
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        grad_rows, grad_weight = ctx.saved_tensors
-        return grad_rows * grad, grad_weight * grad, None, None
+    logits = (rows @ student.get_input_embeddings().weight[softmax.sample()].T).float()
+    logprobs = logits.gather(1, columns.clamp(min=0)) - logits.logsumexp(-1, keepdim=True)
+    loss = -(probs * (columns >= 0) * logprobs).sum() / len(rows)
+    return loss, (logits.argmax(-1) == columns[:, 0]).sum()
 
 
 @torch.inference_mode()
