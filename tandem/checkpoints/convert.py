@@ -219,14 +219,18 @@ def _eagle(config: ConvertConfig, tensors: Tensors) -> None:
     head, eagle3 = check_head(config.source, tensors), is_head(config.source)
     names = {plain(name): name for name in tensors.files if plain(name) not in MAPS}
     if eagle3:
-        check_taken(config.source, head, _text_config(config.target))
+        settings = read_object(config.target / "config.json")
+        check_taken(config.source, head, settings.get("text_config") or settings)
     elif OUTPUT in names:
         raise CheckpointError(f"{config.source}: has {OUTPUT} already")
     target = Tensors(config.target)
     grafted = {} if OUTPUT in names else {OUTPUT: _first(target, (OUTPUT, *EMBEDDINGS))}  # tied: the embeddings alone
     grafted |= {} if EMBEDDING in names else {EMBEDDING: _first(target, EMBEDDINGS)}
+    sides = (("vocab_size", head.vocab_size, "rows"), ("hidden_size", head.hidden_size, "columns"))
     for name, source in grafted.items():
-        _check_sides(config.source, head, name, target.shape(source))
+        for (field, size, side), there in zip(sides, target.shape(source), strict=True):
+            if size != there:
+                raise CheckpointError(f"{config.source}: {field}: {size}, and the target's {name} has {there} {side}")
     fc, widens = tensors[names[FC]], head.draft_vocab_size != head.vocab_size
 
     def load(name: str) -> Tensor:
@@ -252,18 +256,6 @@ def _eagle(config: ConvertConfig, tensors: Tensors) -> None:
     _write(config, sizes, load, own)
     for line in said:
         print(line)
-
-
-def _text_config(folder: Path) -> dict[str, Any]:
-    config = read_object(folder / "config.json")
-    return config.get("text_config") or config
-
-
-def _check_sides(folder: Path, head: HeadConfig, name: str, shape: tuple[int, ...]) -> None:
-    sides = (("vocab_size", head.vocab_size, "rows"), ("hidden_size", head.hidden_size, "columns"))
-    for (field, own, side), theirs in zip(sides, shape, strict=True):
-        if own != theirs:
-            raise CheckpointError(f"{folder}: {field}: {own}, and the target's {name} has {theirs} {side}")
 
 
 def _first(tensors: Tensors, names: tuple[str, ...]) -> str:

@@ -214,7 +214,10 @@ async def _replayed(
 
 async def _of_model(config: AcceptConfig, one: Continuation, target: Loaded, draft: Loaded) -> dict[str, list[Draft]]:
     request = Request(config.sampling, adapter=config.adapter)
-    read = await _features(target, one, request) if is_head(draft) else None
+    read = None
+    if is_head(draft):  # the head finds the features in the target's slot of its number
+        read = await TargetSequence.admitted(target.engine, request, len(one.prompt))
+        await read.fill((*one.prompt, *one.answer))
     try:
         drafter = ModelDrafter(draft.engine, request, target.runner.limits.vocab_size)
         model = await drafts_of(drafter, one, config.longest)
@@ -225,13 +228,6 @@ async def _of_model(config: AcceptConfig, one: Continuation, target: Loaded, dra
     copies = [lookup.copy(text, config.longest) for text in one.texts()]
     hybrid = [copied if copied.token_ids else own for copied, own in zip(copies, model, strict=True)]
     return {"model": model, "hybrid": hybrid}
-
-
-async def _features(target: Loaded, one: Continuation, request: Request) -> TargetSequence:
-    # The target's slot has the head's number, so that the head finds the features.
-    sequence = await TargetSequence.admitted(target.engine, request, len(one.prompt))
-    await sequence.fill((*one.prompt, *one.answer))
-    return sequence
 
 
 def print_measured(found: PairMeasurement, console: Console) -> None:

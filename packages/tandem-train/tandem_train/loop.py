@@ -203,17 +203,8 @@ class Resumable:
         partial.replace(self._run.state)
         self.saved = time.monotonic()
 
-    @property
-    def due(self) -> bool:
-        """Whether to save now."""
-        return time.monotonic() - self.saved > 60 * self._run.save_minutes
-
-    @property
-    def minutes_left(self) -> float:
-        return self.seconds / self.step * (self.total - self.step) / 60
-
     def groups(self, sequences: Sequence[TrainingSequence]) -> Iterator[list[int]]:
-        """Batches of the remaining steps; call `count` between them."""
+        """Batches of the remaining steps; call `take_step` between them."""
         lengths = [(len(one.prompt), len(one.answer)) for one in sequences]
         epoch = first = 0
         while self.step < self.total:
@@ -222,15 +213,21 @@ class Resumable:
             first += len(groups)
             epoch += 1
 
-    def set_rate(self) -> None:
-        """Sets the optimizer's rate for this step."""
+    def take_step(self, loss: Tensor, began: float, most: float, described: str) -> None:
+        """Takes the step of `loss`, with gradients of norm `most` at most; shows and saves now and then."""
         for part in self.optimizer.param_groups:
             part["lr"] = rate_at(self.step, self.total, self._run.warm_up) * self._run.rate
-
-    def count(self, began: float) -> None:
-        """Counts a step that began at this time."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self._trained.parameters(), most)
+        self.optimizer.step()
         self.step += 1
         self.seconds += time.monotonic() - began
+        if self.step % 50 == 0 or self.step == self.total:
+            left = self.seconds / self.step * (self.total - self.step) / 60
+            self.show(f"step {self.step:,} of {self.total:,}: {described}, {left:.0f} min left")
+        if time.monotonic() - self.saved > 60 * self._run.save_minutes:
+            self.save()
 
 
 class Training(Resumable):
@@ -247,21 +244,12 @@ class Training(Resumable):
         """Trains to the last step; returns the seconds, earlier runs included."""
         self.student.train()
         for group in self.groups(self.data.train):
-            began = time.monotonic()
-            loss, hits, tokens = self.train_group(group)
-            self.count(began)
-            if self.step % 50 == 0 or self.step == self.total:
-                self.show(
-                    f"step {self.step:,} of {self.total:,}: loss {loss:.3f}, agreement {hits / tokens:.3f},"
-                    f" {self.minutes_left:.0f} min left"
-                )
-            if self.due:
-                self.save()
+            self.train_group(group)
         return self.seconds
 
-    def train_group(self, group: list[int]) -> tuple[float, int, int]:
-        """One step on a batch: loss, hits, tokens."""
-        self.set_rate()
+    def train_group(self, group: list[int]) -> None:
+        """One step on a batch."""
+        began = time.monotonic()
         torch.manual_seed(self.config.seed * 1_000_003 + self.step)
         said = [self.data.train[i] for i in group]
         rng = np.random.default_rng([self.config.seed, self.step])
@@ -269,8 +257,6 @@ class Training(Resumable):
         batch = make_batch([*said, *twice]).to(self.device)
         with torch.autocast(self.device, torch.bfloat16):
             loss, agreed = loss_of(self.student, batch, self.softmax, self.config.hard)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.student.parameters(), 1.0)
-        self.optimizer.step()
-        return float(loss.detach()), int(agreed), len(batch.ids)
+        self.take_step(
+            loss, began, 1.0, f"loss {float(loss.detach()):.3f}, agreement {int(agreed) / len(batch.ids):.3f}"
+        )

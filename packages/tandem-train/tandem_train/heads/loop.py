@@ -204,22 +204,10 @@ class HeadTraining(Resumable):
     def train_group(self, group: list[int]) -> None:
         """One step on a batch."""
         began = time.monotonic()
-        self.set_rate()
         losses = self._losses([self.data.train[i] for i in group])
         loss = torch.stack([self.config.decay**i * one.loss for i, one in enumerate(losses)]).sum()
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.head.parameters(), 0.5)
-        self.optimizer.step()
-        self.count(began)
-        if self.step % 50 == 0 or self.step == self.total:
-            hits = ", ".join(f"{float(one.hits.float().mean()):.3f}" for one in losses)
-            self.show(
-                f"step {self.step:,} of {self.total:,}: loss {float(losses[0].loss.detach()):.3f}, agreement by step"
-                f" {hits}, {self.minutes_left:.0f} min left"
-            )
-        if self.due:
-            self.save()
+        hits = ", ".join(f"{float(one.hits.float().mean()):.3f}" for one in losses)
+        self.take_step(loss, began, 0.5, f"loss {float(losses[0].loss.detach()):.3f}, agreement by step {hits}")
 
     def _losses(self, sequences: Sequence[TrainingSequence]) -> list[StepLoss]:
         with torch.autocast(self.device, torch.bfloat16, enabled=self.device != "cpu"):
