@@ -20,7 +20,6 @@ from tandem.checkpoints.tokenizer_files import (
     CONFIG,
     TEMPLATE,
     TOKENIZER,
-    TokenizerParts,
     converted_parts,
     folder_parts,
 )
@@ -138,7 +137,11 @@ _BYTES = {character: byte for byte, character in enumerate(byte_characters())}
 class HuggingFaceTokenizer:
     def __init__(self, checkpoint: Checkpoint) -> None:
         try:
-            self._parts = _parts_of(checkpoint)
+            if file := checkpoint.gguf_file:
+                self._parts = gguf_parts(file)
+            else:
+                folder = tokenizer_folder(checkpoint)
+                self._parts = folder_parts(folder) if (folder / TOKENIZER).is_file() else converted_parts(folder)
             self._shown: dict[bool, tool_prompts.Shown] = {}
             self._backend = self._parts.backend
             vocabulary = self._backend.get_vocab(with_added_tokens=True)
@@ -271,13 +274,6 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
     # transformers may add tokens on saving: keep ours.
     for name, content in HuggingFaceTokenizer(checkpoint).files().items():
         (folder / name).write_bytes(content)
-
-
-def _parts_of(checkpoint: Checkpoint) -> TokenizerParts:
-    if checkpoint.gguf_file:
-        return gguf_parts(checkpoint.gguf_file)
-    folder = tokenizer_folder(checkpoint)
-    return folder_parts(folder) if (folder / TOKENIZER).is_file() else converted_parts(folder)
 
 
 def same_tokens(draft: Tokenizer, target_sha256: str) -> None:

@@ -25,7 +25,7 @@ from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import find, weights_revision
 from tandem.runners.loading import end_ids
 from tandem_train.prompts import OwnTexts, TrainingPrompt, grammar, training_prompt
-from tandem_train.settings import Command, setting, show
+from tandem_train.settings import run_command, setting, show
 from tandem_train.shards import ShardFolder, TrainingSequence
 
 
@@ -273,14 +273,11 @@ def _own_texts(config: GenerateConfig, target: _Target, show: Callable[[str], No
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    command = Command("generate", description="Generates training data: the target's continuations of prompts.")
-    command.add_settings(GenerateConfig)
-
     def work(args: dict[str, Any]) -> None:
         config = GenerateConfig(**args)
         print(f"{config.output} holds {generate(config, show):,} tokens of the target's")
 
-    return command.run(argv, work)
+    return run_command("Generates training data: the target's continuations.", (GenerateConfig,), argv, work)
 
 
 if __name__ == "__main__":

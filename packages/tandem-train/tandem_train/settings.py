@@ -7,9 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
-
-Config = TypeVar("Config")
+from typing import Any
 
 
 def setting(text: str, default: Any = MISSING, flag: str | None = None) -> Any:
@@ -21,41 +19,33 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(filter(None, text.split(",")))
-
-
 TYPES: dict[str, Callable[[str], Any]] = {
-    "int": int, "float": float, "str": str, "Path": Path, "tuple[int, ...]": _numbers, "tuple[str, ...]": _words,
+    "int": int, "float": float, "str": str, "Path": Path, "tuple[int, ...]": _numbers,
 }  # fmt: skip
 
 
-class Command(argparse.ArgumentParser):
-    """Parses configurations; prints a ValueError as one line."""
-
-    def add_settings(self, kind: type) -> None:
-        for each in fields(kind):
-            if "help" not in each.metadata:
-                continue
-            name = each.metadata["flag"] or each.name
-            required = each.default is MISSING
-            default = None if required else each.default
-            self.add_argument(
-                *dict.fromkeys((f"--{name.replace('_', '-')}", f"--{name}")),
-                dest=each.name,
-                type=TYPES[str(each.type).removesuffix(" | None")],
-                required=required,
-                default=default,
-                help=each.metadata["help"] + (f" (default {default})" if default not in (None, ()) else ""),
-            )
-
-    def run(self, argv: Sequence[str] | None, work: Callable[[dict[str, Any]], None]) -> int:
-        try:
-            work(vars(self.parse_args(argv)))
-        except ValueError as error:
-            print(f"{self.prog}: {error}", file=sys.stderr)
-            return 2
-        return 0
+def run_command(
+    about: str, kinds: Sequence[type], argv: Sequence[str] | None, work: Callable[[dict[str, Any]], None]
+) -> int:
+    """Parses the fields of configurations; prints a ValueError as one line."""
+    parser = argparse.ArgumentParser(description=about)
+    for each in (each for kind in kinds for each in fields(kind) if "help" in each.metadata):
+        name = each.metadata["flag"] or each.name
+        default = None if each.default is MISSING else each.default
+        parser.add_argument(
+            *dict.fromkeys((f"--{name.replace('_', '-')}", f"--{name}")),
+            dest=each.name,
+            type=TYPES[str(each.type).removesuffix(" | None")],
+            required=each.default is MISSING,
+            default=default,
+            help=each.metadata["help"] + ("" if default is None else f" (default {default})"),
+        )
+    try:
+        work(vars(parser.parse_args(argv)))
+    except ValueError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def show(line: str) -> None:
