@@ -33,35 +33,7 @@ SAID_ELSEWHERE = {
     "torch-mlir": "Apache-2.0 WITH LLVM-exception",
 }
 
-HEAD = """# Dependencies
-
-This page lists everything that `make setup` may install, at the versions pinned in `requirements-serve.txt` (all that
-`make serve` installs), `requirements-compare.txt` (with it, all that `make compare` does), `requirements.txt` (torch,
-and what development needs), `constraints.txt`, `requirements-weights.txt` and `requirements-stubs.txt`, and the
-packages of `requirements-graphs.txt`, which only the strict check of graphs needs. Two versions belong to two ranges of
-Python; of `protobuf`, the second belongs to the generator of the stubs. Version ranges and extras are in
-`pyproject.toml`. `python tests/dependencies.py` writes the page, and `tests/test_dependencies.py` compares it with the
-pins, with the licences that installed packages state, and with what our modules import.
-
-On Linux with PyPI's own index, torch also brings NVIDIA's CUDA libraries (`nvidia-*`, `cuda-*`, proprietary; `triton`,
-MIT), which it pins itself; the CPU build (see `requirements.txt`) brings none. `docs/security.md` describes how to look
-for known vulnerabilities.
-
-`cryptography` makes what `make serve` installs 18 MB larger (16 MB itself, cffi and pycparser the rest, as installed).
-
-gRPC stays below 1.84: a call whose method name is no UTF-8 ends every asyncio server of grpcio 1.84.0 to 1.85.1,
-whoever sends it (`tests/reliability/test_fuzz.py`; 1.71.2, 1.76.0 to 1.83.2 were seen to survive it). Servers refuse to
-start with those versions.
-
-Python 3.14: every pin but the generator of the stubs has a wheel for it (x86-64 Linux, with all extras); grpcio-tools
-1.71.2 has none, so `make proto` needs 3.13 or older. With 3.14.10, gcc 16 and torch 2.13.0 on a CPU the 779 tests of
-`tests/speculation`, the 163 of `tests/engine` (the native runner was compiled there) and 168 of the 169 of `tests/rpc`
-passed on 22 November 2026. The other one, of traces, expected rounds, and the request had chosen a run. All other tests
-(runners, services, Ray, a comparison) and `make setup` have not been run on 3.14.
-
-| package | pinned | licence | why |
-|---|---|---|---|
-"""
+HEAD = "| package | pinned | licence | why |\n|---|---|---|---|\n"
 
 
 def pins() -> dict[str, list[str]]:
@@ -109,14 +81,13 @@ def who_needs(name: str) -> str:
 
 def page() -> str:
     """Returns the page as it should be, with `?` where a reason is missing."""
-    before = rows() if PAGE.exists() else {}
-    lines = []
+    before, lines = rows(), []
     for name, versions in pins().items():
         _, kind, why = before.get(name, ("", "?", "?"))
         lines.append(
             f"| `{name}` | {', '.join(versions)} | {licence(name) or kind} | {who_needs(name) if why == '?' else why} |"
         )
-    return HEAD + "\n".join(lines) + "\n"
+    return PAGE.read_text(encoding="utf-8").partition(HEAD)[0] + HEAD + "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -54,11 +54,6 @@ def test_the_command_line_comes_before_the_file(tmp_path: Path) -> None:
     assert "prompt" in asked.given and "top_p" not in asked.given
 
 
-def test_the_role_may_stand_in_the_file_and_a_value_may_begin_with_a_hyphen(tmp_path: Path) -> None:
-    options = parsed(tmp_path, "role: client\nprompt_text: --file\nport: 2\n")
-    assert (options.role, options.prompt_text, options.port) == ("client", "--file", 2)
-
-
 def test_the_arguments_that_start_a_role_again_have_what_was_in_the_file(tmp_path: Path) -> None:
     assert set(parsed(tmp_path, "batch: 3\n", "target").argv) == {"--role", "target", "--batch=3"}
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.metadata as metadata
 import sys
 
-import pytest
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tandem.host.packages import distributions
@@ -80,14 +78,3 @@ def test_what_our_modules_import_is_declared():
             if found and not found & known:
                 undeclared.add(f"{module}:{line} imports {top}, of {', '.join(sorted(found))}")
     assert sorted(undeclared) == []
-
-
-@pytest.mark.parametrize(("name", "by"), BROUGHT.items())
-def test_what_is_brought_by_another_is_really_brought_by_it(name, by):
-    try:
-        metadata.distribution(by)
-    except metadata.PackageNotFoundError:
-        pytest.skip(f"{by} is not installed: pip install -r requirements-graphs.txt")
-    else:
-        asked = {canonicalize_name(Requirement(line).name) for line in metadata.requires(by) or ()}
-        assert name in asked and by in declared(), f"{by} does not bring {name}"

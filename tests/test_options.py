@@ -54,10 +54,3 @@ def test_a_configuration_is_built_from_the_options_of_its_fields_names() -> None
     assert built(Config, options, other="x") == Config(3, False, "x", 0.5)
     assert built(Config, options, other="x", share=None).share is None  # computed, and so passed as it is
     assert built(Config, parser().parse_args(["--share", "1"]), other="x", loud=True) == Config(7, True, "x", 1.0)
-
-
-def test_a_wrong_value_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        parser().parse_args(["--most-words", "many"])
-    said = "p: argument --most-words/--most_words: invalid int value: 'many'\n"
-    assert (ended.value.code, capsys.readouterr().err) == (2, said)

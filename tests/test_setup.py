@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -98,12 +97,6 @@ def test_every_declared_dependency_has_one_pin_inside_its_range(python):
         assert ranges[name].contains(versions[0]), f"{name}=={versions[0]} is outside {ranges[name]}"
 
 
-@pytest.mark.parametrize("python", PYTHONS)
-def test_no_package_is_constrained_twice(python):
-    pins = pinned_for(python, *SETS, "constraints.txt", "requirements-weights.txt", "requirements-graphs.txt")
-    assert {name: versions for name, versions in pins.items() if len(versions) != 1} == {}
-
-
 def test_the_packages_to_install_are_those_on_disk():
     """services/, clients/ and workshops/ are links inside tandem/, and are packaged from where they are."""
     tools, elsewhere = TOOLS["setuptools"], {f"tandem/{top}": top for top in ("services", "clients", "workshops")}
@@ -149,34 +142,6 @@ def test_a_python_out_of_range_is_refused_in_words(checkout, version):
     assert f"Tandem needs Python 3.10, 3.11, 3.12, 3.13 or 3.14; {python} is none of them" in result.stderr
     assert "Traceback" not in result.stderr
     assert not (checkout / ".venv").exists()
-
-
-@NEEDS_MAKE
-@pytest.mark.parametrize("version", PYTHONS)
-def test_a_python_in_range_makes_the_environment(checkout, version):
-    result = make("-s", "setup", f"PYTHON={interpreter(checkout, version)}", cwd=checkout)
-    assert f"Setting up .venv with Python {version}.0" in result.stdout
-    assert "called with -m venv --clear .venv" in result.stdout  # the stand-in stops here
-    assert result.returncode != 0
-
-
-@NEEDS_MAKE
-def test_set_up_is_due_again_only_when_a_pin_has_changed(checkout):
-    (checkout / ".venv").mkdir()
-    for stamp in STAMPS:
-        (checkout / ".venv" / stamp).touch()
-    later = time.time() + 10
-
-    def due() -> list[str]:
-        return [name for name in STAMPS if make("--question", f".venv/{name}", cwd=checkout).returncode == 1]
-
-    assert due() == []
-    os.utime(checkout / "requirements.txt", (later, later))
-    assert due() == [".set-up"]
-    os.utime(checkout / "requirements-compare.txt", (later, later))
-    assert due() == [".set-up-compare", ".set-up"]
-    os.utime(checkout / "requirements-weights.txt", (later, later))
-    assert due() == [*STAMPS]
 
 
 @NEEDS_MAKE

@@ -55,7 +55,7 @@ class RoleParser(OptionParser[Options]):
     def parse_args(self, args: Sequence[str] | None = None) -> Options:  # type: ignore[override]
         """Raises ValueError for a flag that the role or its backend does not use."""
         argv = _served(with_config(sys.argv[1:] if args is None else args, FLAGS))
-        role = _role_in(argv)
+        role = _early(argv, "role", "ROLE")[0]
         if role is not None and role not in ROLES:
             known = ", ".join(ROLES)
             hint = meant(role, (*ROLES, *COMMANDS))
@@ -79,14 +79,15 @@ def _served(argv: Sequence[str]) -> tuple[str, ...]:
     return tuple(argv)
 
 
-def _role_in(argv: Sequence[str]) -> str | None:
+def _early(argv: Sequence[str], name: str, metavar: str) -> tuple[str | None, list[str]]:
+    """Returns a flag's value, or None, and the other arguments. Raises ValueError for a flag without a value."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    first.add_argument("--role")
+    first.add_argument(f"--{name}", dest="value")
     try:
-        role: str | None = first.parse_known_args(argv)[0].role
-    except argparse.ArgumentError:
-        return None
-    return role
+        found, rest = first.parse_known_args(argv)
+    except argparse.ArgumentError as error:
+        raise ValueError(f"{name}: give --{name} {metavar}") from error
+    return found.value, rest
 
 
 class Need(NamedTuple):
@@ -176,22 +177,18 @@ def _wants_port(hosts: str) -> bool:
 
 def with_config(argv: Sequence[str], flags: Mapping[str, Flag]) -> tuple[str, ...]:
     """Puts the flags of --config before the other arguments. Raises ValueError."""
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    first.add_argument("--config", type=Path)
-    try:
-        found, rest = first.parse_known_args(argv)
-    except argparse.ArgumentError as error:
-        raise ValueError("config: give --config FILE") from error
-    if found.config is None:
+    config, rest = _early(argv, "config", "FILE")
+    if config is None:
         return tuple(argv)
+    path = Path(config)
     names = {spelling: name for name, flag in flags.items() for spelling in flag.spellings(False)} | {"--role": "role"}
     given = {names.get(word.partition("=")[0]) for word in rest}
     words: list[str] = []
-    for key, value in _settings(found.config).items():
+    for key, value in _settings(path).items():
         if (name := names.get(f"--{key}")) is None:
-            raise ValueError(f"config: {found.config}: no flag is called {key!r}{meant(key, names.values())}")
+            raise ValueError(f"config: {path}: no flag is called {key!r}{meant(key, names.values())}")
         if name not in given:
-            words += _words(name, flags[name].kind if name in flags else "str", value, found.config)
+            words += _words(name, flags[name].kind if name in flags else "str", value, path)
     return (*words, *rest)
 
 

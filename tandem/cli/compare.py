@@ -21,6 +21,7 @@ from tandem.speculation.sampling import member_named
 from tandem.speculation.types import Rule, SamplingParams
 from tandem.workshops.planning.host_placement import HostPlacement, place_on_cpus, place_on_gpus, place_on_neuron
 from tandem.workshops.planning.plan import PlanConfig
+from tandem.workshops.planning.shapes import holds_head
 
 SPLIT = {architecture.name for architecture in COMPARED.values() if architecture.split}
 EMULATING = {"rtt_ms", "bandwidth_mbps", "up_mbps", "jitter_ms"}
@@ -134,11 +135,11 @@ def placement_of(options: CompareOptions, started: Collection[str]) -> HostPlace
 def _plan_of(options: CompareOptions) -> PlanConfig:
     if options.model is None:
         raise ValueError("model: give --model DIR, whose config.json tells how it can be divided among cores")
-    length = auto_or_count("speculation-length", options.speculation_length)
+    length, draft = auto_or_count("speculation-length", options.speculation_length), options.draft_model
     return PlanConfig(
         instance="found",
         target_model=options.model,
-        draft_model=None if options.draft == "ngram" else options.draft_model,
+        draft_model=None if not draft or options.draft == "ngram" or holds_head(draft) else draft,
         backend=options.backend,
         dtype=options.dtype,
         batch=4 if options.batch is None else options.batch,

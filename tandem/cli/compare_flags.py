@@ -11,13 +11,11 @@ from tandem.cli.option import DIR, FILE, LIST, NAME, SECONDS, OptionParser, flag
 from tandem.cli.roles import OURS, REAL, TORCH
 from tandem.comparison.links.settings import LINK_KINDS
 from tandem.comparison.measuring.architectures import HEADED, PIPELINED
-from tandem.comparison.measuring.config import CLIENTS, ONE_LENGTH, ComparisonConfig
+from tandem.comparison.measuring.config import ONE_LENGTH, ComparisonConfig
 from tandem.comparison.measuring.workloads import BUILT_IN, ON_REQUEST
+from tandem.speculation.types import Rule
 
-PROMPTS_PER_WORKLOAD = 4
-"""Keeps the default comparison within minutes on two cores."""
-
-
+PROMPTS_PER_WORKLOAD = 4  # keeps the default comparison within minutes on two cores
 STARTED = "servers that are started here"
 
 
@@ -35,24 +33,16 @@ class CompareOptions:
     prompt_file: Path | None = same("prompt_text", group="prompts")
     prompt: tuple[str, ...] = same("prompt")
     raw: bool = switch("give your own prompts as they are (default: in the model's chat template)")
-    workloads: LIST | None = option(
-        f"built-in prompts to use (default: {','.join(BUILT_IN)}; also {','.join(ON_REQUEST)})"
-    )
+    workloads: LIST | None = option(f"built-in prompts (default: {','.join(BUILT_IN)}; also {','.join(ON_REQUEST)})")
     prompts_per_workload: int | None = option(f"built-in prompts of each kind (default: {PROMPTS_PER_WORKLOAD})")
     num_runs: int = option("times each prompt is run; sampled: with seed, seed + 1, ...")
 
     max_new_tokens: int = option("tokens to generate", group="requests")
     speculation_length: str = option(
-        f"draft tokens per round; auto: the fastest by measurement, none too, and {ONE_LENGTH} on Neuron, whose servers"
-        " take one length",
-        default="auto",
-        metavar="auto|K",
+        f"draft tokens per round; auto: by measurement, {ONE_LENGTH} on Neuron", default="auto", metavar="auto|K"
     )
     temperature: LIST = option("0 is greedy; the first of several is the base", default="0")
-    rule: LIST = option(
-        "how drafts are verified: agreement, rejection or both",
-        default=",".join(rule.value for rule in ComparisonConfig.rules),
-    )
+    rule: LIST = option("how drafts are verified: agreement, rejection or both", default=Rule.AGREEMENT.value)
     top_k: int = option("keep the k most likely tokens, 0 keeps all", default=0)
     top_p: float = option("nucleus, in (0, 1]", default=1.0)
     min_p: float = option("drop tokens below this fraction of the best", default=0.0)
@@ -66,24 +56,14 @@ class CompareOptions:
     up_mbps: float | None = option("bandwidth from the draft's side to the target's, if it is another one")
     jitter_ms: float = option("delay segments by up to so much more each way, at random")
     link: tuple[str, ...] = option(
-        "a delay proxy on loopback (default), or a recorded link in Mahimahi's format that it replays (docs/links.md), "
-        "once for each of several",
+        "a delay proxy on loopback, or a recorded link (docs/links.md), once for each of several",
         default=(ComparisonConfig.link,),
         metavar="|".join(LINK_KINDS),
     )
 
-    concurrency: LIST = option(
-        "also measure with so many users at once, such as 1,4,8; each sends the next request when answered",
-        group="loads",
-    )
-    rate: LIST = option(
-        "also measure Poisson arrivals of so many requests per second, such as 0.5,2; --seed is theirs too"
-    )
-    capacity: float | None = option(
-        "find how many clients one target serves with a 95th percentile of the time per token of at most so many "
-        f"milliseconds, each with a draft of its own, at --concurrency (default: {','.join(map(str, CLIENTS))})",
-        metavar="MS",
-    )
+    concurrency: LIST = option("also measure with so many users at once, such as 1,4,8", group="loads")
+    rate: LIST = option("also measure Poisson arrivals of so many requests per second, such as 0.5,2")
+    capacity: float | None = option("find the clients within MS a token at the 95th percentile", metavar="MS")
     max_num_completed_requests: int | None = option(
         "requests of each load (default: the prompts times --num-runs, and at least 4 for each user)"
     )
@@ -99,11 +79,10 @@ class CompareOptions:
     token_file: FILE | None = same("token_file")
     token_env: NAME | None = same("token_env")
     architectures: LIST = option(
-        f"architectures to compare; {PIPELINED.name} and {HEADED.name} too",
-        default=",".join(ComparisonConfig.architectures),
+        f"to compare; also {PIPELINED.name} and {HEADED.name}", default=",".join(ComparisonConfig.architectures)
     )
     connect: tuple[str, ...] = option(
-        "use a running server; openai=URL: any OpenAI server; ARCH=URL: one of vLLM (docs/vllm.md); may be repeated",
+        "a running server; openai=URL: any OpenAI server; ARCH=URL: one of vLLM (docs/vllm.md); may be repeated",
         default=(),
         metavar="ARCH=HOST:PORT",
     )
@@ -128,27 +107,16 @@ class CompareOptions:
     device: str = same("device")
     tp_degree: int = same("tp_degree")
     cores: LIST | None = same(
-        "cores",
-        "cores of this host that each architecture has, such as 0-15; they are then measured in turn (default: the"
-        " system's choice; on Neuron as few as suffice, see --role plan)",
+        "cores", "cores of this host for each architecture in turn, such as 0-15 (docs/comparison.md)"
     )
-    draft_cores: LIST | None = option(
-        "those of them that the draft has where it is apart (default: the last ones, as few as suffice)", (), REAL
-    )
-    draft_device: str | None = option(
-        "where the draft runs that is apart: on the host's CPU (default: on the target's kind of device)",
-        (),
-        REAL,
-        metavar="cpu",
-    )
+    draft_cores: LIST | None = option("those of them for a draft that is apart (default: the last ones)", (), REAL)
+    draft_device: str | None = option("cpu: a draft that is apart runs on the host's CPU", (), REAL, metavar="cpu")
     compiled_dir: DIR | None = same("compiled_dir")
     neuron_config: str | None = same("neuron_config")
     draft_neuron_config: str | None = same("draft_neuron_config")
     startup_timeout: SECONDS = option("how long a server may take to start", default=ComparisonConfig.startup_timeout_s)
 
-    render: Path | None = option(
-        "measure nothing; write the page of this comparison.json", metavar="FILE", group="files"
-    )
+    render: Path | None = option("only write the page of this comparison.json", metavar="FILE", group="files")
     from_records: Path | None = option("measure nothing; analyse and report this records.jsonl", metavar="FILE")
     output_dir: Path | None = option("folder for the files (default: results/<timestamp>)", metavar="DIR")
 
@@ -168,7 +136,6 @@ def build_parser(program: str = "compare_architectures.py") -> OptionParser[Comp
         said="error: ",
         prog=program,
         description="Compare autoregressive, distributed, fused and remote-draft decoding on the same prompts.",
-        epilog="Exit code: 0; 1 when a request or a file failed; 2 for a bad argument; 4 when a server"
-        " died; 130 by Ctrl-C, 143 by SIGTERM. What"
-        " was measured by then is reported.",
+        epilog="Exit code: 0; 1 when a request or a file failed; 2 for a bad argument; 4 when a server died; 130 by"
+        " Ctrl-C, 143 by SIGTERM. What was measured by then is reported.",
     )

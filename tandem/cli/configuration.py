@@ -17,10 +17,10 @@ from tandem.engine.step_watch import parse_step_seconds
 from tandem.rpc.endpoint_pool import parse_addresses
 from tandem.runners.startup import Startup
 from tandem.services.http.address import HttpAddress
-from tandem.services.launch import run_role
 from tandem.services.observability.setup import ObservabilityConfig
 from tandem.services.receipts import ReceiptConfig
 from tandem.services.role_config import RoleConfig
+from tandem.services.roles import run_role
 from tandem.services.security.config import Security
 from tandem.services.security.limits import MESSAGE_BYTES, ServerLimits, message_bytes
 from tandem.services.security.tls import tls_config

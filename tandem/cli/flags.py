@@ -47,6 +47,7 @@ from tandem.cli.roles import (
 )
 
 ADAPTED = (*TARGETS, "prefill", *ALONE, "accept", "check")
+MODELS = "models (default: the embedded SmolLM2-135M-Instruct)"
 _CALLING = {"nxdi": (*ASKING, *SESSIONS)}  # a fused_target calls PrefillWorkers alone
 
 
@@ -55,9 +56,7 @@ class Options:
     """`argv`: the parsed arguments; `given`: names of the options in them."""
 
     model: str | None = option(
-        "model folder, .gguf file or hub id of the role's own model",
-        (*LOADING, "plan", "convert"),
-        group="models (default: the embedded SmolLM2-135M-Instruct)",
+        "model folder, .gguf file or hub id of the role's own model", (*LOADING, "plan", "convert"), group=MODELS
     )
     target_model: str | None = option(
         "the target, for roles with two models; draft, draft_worker: for its tokenizer and embedding",
@@ -65,65 +64,42 @@ class Options:
     )
     draft_model: str | None = option("the draft model, or EAGLE-3 head", (*DRAFTING, "verify_draft", "plan", "convert"))
     draft: str = choice(
-        "hybrid: prompt lookup, else the draft model; eagle: an EAGLE-3 head; ngram: lookup alone",
+        "hybrid: lookup, else the model; eagle: an EAGLE-3 head; ngram: lookup",
         "auto|hybrid|model|eagle|ngram",
         DRAFTING,
     )
     hand_out_features: str = choice(
-        "the layers whose hidden states go to EAGLE-3 heads elsewhere; on: the usual ones",
-        "off|on|L1,L2,L3",
-        ("target",),
-        OURS,
+        "layers whose hidden states go to EAGLE-3 heads elsewhere; on: the usual", "off|on|L1,L2,L3", ("target",), OURS
     )
     feature_format: str = choice("number format of the features of an EAGLE-3 head", "bfloat16|int8", APART)
-    feature_context: int = option(
-        "an EAGLE-3 head gets the features of the last N positions of a prompt", APART, default=256
-    )
-    adapters: ADAPTERS | None = option(
-        "LoRA adapters of the target, in PEFT's folders, which requests choose by name",
-        ADAPTED,
-        OURS,
-    )
+    feature_context: int = option("positions of a prompt whose features an EAGLE-3 head gets", APART, default=256)
+    adapters: ADAPTERS | None = option("LoRA adapters of the target (PEFT's folders)", ADAPTED, OURS)
     draft_adapters: ADAPTERS | None = option(
-        "LoRA adapters of the draft model, for requests with the target's of that name",
-        ("fused_target", "draft_worker", "draft", "accept"),
-        OURS,
+        "LoRA adapters of the draft model, by the target's names", ("fused_target", *APART, "accept"), OURS
     )
     backend: str = choice("nxdi: NxD Inference, on Neuron; toy: for tests", "torch|nxdi|toy", SHAPED)
     device: str = choice("where models run; neuron: Trn2, Trn3", "auto|cpu|cuda|neuron", LOADING, TORCH)
-    dtype: str = choice(
-        "number format of activations, KV cache and unquantised weights", "auto|float32|bfloat16|float16", SHAPED, REAL
-    )
+    dtype: str = choice("format of activations, KV cache and weights", "auto|float32|bfloat16|float16", SHAPED, REAL)
     weights: str = choice(
-        "how weights lie in memory; int8, q4: quantised once; as-stored: the blocks of a .gguf file; auto: as "
-        "stored if native steps can run that and no --dtype is given, else in the dtype",
+        "weights in memory; int8, q4: quantised once; as-stored: blocks of a .gguf file; auto: as stored if possible",
         "auto|bfloat16|float32|int8|q4|as-stored",
         LOADING,
         TORCH,
     )
-    threads: int | None = option(
-        "CPU threads per model (default: torch's choice, or a rank's share of the CPUs)", LOADING, TORCH
-    )
+    threads: int | None = option("CPU threads per model (default: by the CPUs)", LOADING, TORCH)
     compile: str = choice(
-        "how steps run; native: C++; inductor, neuron: graphs; off: module code",
-        "auto|native|inductor|neuron|off",
-        LOADING,
-        TORCH,
+        "how steps run; native: C++; off: module code", "auto|native|inductor|neuron|off", LOADING, TORCH
     )
     recertify: bool = switch("check native steps though they passed on this CPU before", LOADING, TORCH)
     untested_model: bool = switch("try a family of models that was never tested here (docs/models.md)", LOADING, TORCH)
     fast: bool = switch("use all step shapes, even if their results differ in the last bits", VERIFYING, REAL)
     sequence_length: int | None = option(
-        "tokens per sequence, prompt included (default: the model's own, as far as memory allows; else 512)",
+        "tokens per sequence, prompt included (default: the model's, as memory allows; else 512)",
         (*LOADING, "client", "fused_client", "plan"),
     )
-    batch: int = option(
-        "sequences in memory at once (default: 4; servers with the model's own length: up to 8)", SHAPED, default=4
-    )
+    batch: int = option("sequences in memory (default: 4; with the model's own length: up to 8)", SHAPED, default=4)
     kv_cache_mb: int | None = option(
-        "MiB that the KV slots of all models share (on the CPU, without graphs; default: each has its full length)",
-        SERVERS,
-        OURS,
+        "MiB that all KV slots share on the CPU (default: each has its full length)", SERVERS, OURS
     )
     speculation_length: str | None = option(
         "draft tokens per round; auto (default): by measurement. Clients: the server's choice",
@@ -131,11 +107,9 @@ class Options:
         also="gamma",
         metavar="auto|K",
     )
-    max_speculation_length: int | None = option(
-        "the maximum on a server (default: its speculation_length; for auto, 5)", SHAPED
-    )
+    max_speculation_length: int | None = option("a server's maximum (default: speculation_length; auto: 5)", SHAPED)
     rehearse: NAME | None = option(
-        "take the step times of another device, a preset or a file (docs/rehearsal.md)", SERVERS, OURS
+        "step times of another device, a preset or a file (docs/rehearsal.md)", SERVERS, OURS
     )
     tp_degree: int = option(
         "cores that share a target (torch: one process per core)",
@@ -144,145 +118,96 @@ class Options:
         only={"torch": (*TARGETS, "compile", "plan")},
         default=1,
     )
-    cores: LIST | None = option(
-        "cores of the device that this server uses, such as 0-3; on a CPU, CPUs (default: all)", LOADING, REAL
-    )
-    compiled_dir: DIR | None = option(
-        "folder for compiled models, which servers may share (default: in ~/.cache/tandem)", LOADING, REAL
-    )
-    artifacts: DIR | None = option(
-        "store of compiled models, such as a mounted bucket; compile writes it, servers read it", LOADING, NXDI
-    )
+    cores: LIST | None = option("cores (on a CPU: CPUs) of this server, such as 0-3 (default: all)", LOADING, REAL)
+    compiled_dir: DIR | None = option("compiled models, shared by servers (default: in ~/.cache/tandem)", LOADING, REAL)
+    artifacts: DIR | None = option("store of compiled models; compile writes it, servers read it", LOADING, NXDI)
     compile_for: str | None = option("which of target, draft and fused to compile (default: all)", ("compile",))
-    batch_buckets: LIST | None = option(
-        "batch sizes to compile graphs for, such as 1,4 (default: by the device)", LOADING, TORCH
-    )
-    draft_buckets: LIST | None = option(
-        "draft lengths to compile graphs for, such as 2,5 (default: by the device)", LOADING, TORCH
-    )
+    batch_buckets: LIST | None = option("batch sizes of graphs, such as 1,4 (default: by the device)", LOADING, TORCH)
+    draft_buckets: LIST | None = option("draft lengths of graphs, such as 2,5 (default: by the device)", LOADING, TORCH)
     prefill_chunk: int | None = option("prompt tokens per step (default 64)", SHAPED, TORCH)
     neuron_config: JSON | None = option("fields of NeuronConfig, as JSON or a JSON file", LOADING, NXDI)
     draft_neuron_config: JSON | None = option("the NeuronConfig fields that differ for the draft", FUSING, NXDI)
     eagle: bool = switch("the draft is an EAGLE head of the target", FUSING, NXDI)
-    pair: str = choice(
-        "load the pair as one greedy graph (fused), as two models, or both", "both|fused|apart", FUSING, NXDI
-    )
+    pair: str = choice("load the pair as one greedy graph (fused), or two models", "both|fused|apart", FUSING, NXDI)
 
     host: HOST = option("address a server listens on", LISTENING, default="127.0.0.1", group="network")
-    port: int = option(
-        "port a server listens on, or a client connects to; 0: any free port", (*LISTENING, *ASKING), default=50051
-    )
+    port: int = option("port of a server; 0: any free port", (*LISTENING, *ASKING), default=50051)
     target_host: HOST = option(
-        "the server, HOST or HOST:PORT; draft, draft_worker: a list, for failover",
-        (*ASKING, "draft_worker"),
-        default="127.0.0.1",
+        "HOST or HOST:PORT; draft, draft_worker: a list, for failover", (*ASKING, "draft_worker"), default="127.0.0.1"
     )
     target_port: int = option("port of its TargetVerifier", ("draft_worker",), default=50051)
     propose_only: bool = switch("have no target; only draft for targets that ask", ("draft_worker",))
     draft_host: ADDRESS | None = option("use drafts from the DraftWorker at this address", ("target",))
     draft_seconds: SECONDS = option("how long a draft may take", ("target",), default=5.0)
     pipeline: str = choice(
-        "with a remote target or draft; off: each round waits for its verdict; on: rounds are sent ahead; "
-        "never-waiting: the target steps on by itself",
+        "off: a round waits for its verdict; on: rounds are sent ahead; never-waiting: the target steps on by itself",
         "auto|off|on|never-waiting",
         ("draft", "draft_worker", "target"),
     )
     health_port: int | None = option("also answer health checks on this port, without TLS (for probes)", LISTENING)
     ready_file: FILE | None = option("file to write the address and process id to once ready", LISTENING)
     drain_seconds: SECONDS = option("how long running requests may finish after SIGTERM", LISTENING, default=30.0)
-    step_seconds: str = option(
-        "a longer device step counts as hung; auto: from measured times; 0: no limit", LISTENING, default="auto"
-    )
+    step_seconds: str = option("a longer step counts as hung; auto: measured; 0: no limit", LISTENING, default="auto")
     lease_seconds: SECONDS = option("how long a session lives without a Verify", SESSIONS, default=60.0)
     connect_seconds: SECONDS | None = option(
-        "how long to wait for a server that does not listen yet (default: clients 0, else 120)",
-        (*ASKING, "draft_worker"),
+        "wait for a server that does not listen yet (default: clients 0, else 120)", (*ASKING, "draft_worker")
     )
     reconnect_seconds: SECONDS = option(
         "how long to retry a request while no server answers, or all are full", (*ASKING, "draft_worker"), default=60.0
     )
     queue: int = option("requests that may wait for a slot", SERVERS, default=256)
-    prefill: ADDRESSES | None = option(
-        "have long prompts computed by these servers of --role prefill (docs/prefill.md)", TARGETS, OURS
-    )
-    prefill_min_tokens: int = option(
-        "prompts with fewer tokens to process are processed in place", TARGETS, OURS, default=256
-    )
-    prefill_timeout_s: SECONDS = option(
-        "how long the next part may take to arrive before the rest is processed in place", TARGETS, OURS, default=5.0
-    )
+    prefill: ADDRESSES | None = option("servers of --role prefill for long prompts (docs/prefill.md)", TARGETS, OURS)
+    prefill_min_tokens: int = option("prompts with fewer new tokens are processed in place", TARGETS, OURS, default=256)
+    prefill_timeout_s: SECONDS = option("wait for the next part; then the rest is in place", TARGETS, OURS, default=5.0)
     timeout: SECONDS | None = option("deadline of a request (default: none)", ASKING)
 
     http_port: int | None = option(
-        "port for OpenAI clients, over HTTP; 0: any free port (default: none)",
-        SERVERS,
-        group="OpenAI clients (docs/openai.md)",
+        "port for OpenAI clients, over HTTP; 0: any free port (default: none)", SERVERS, group="OpenAI (docs/openai.md)"
     )
     http_host: HOST = option("address for that port", SERVERS, default="127.0.0.1")
     allowed_hosts: str = option(
-        "further Host names for browsers at that port where no key is asked for; * for any",
-        SERVERS,
-        default="",
-        metavar="NAME,...",
+        "further Host names for browsers where no key is asked for; * for any", SERVERS, default="", metavar="NAME,..."
     )
     http_keep_alive_seconds: SECONDS = option(
         "how long a connection of that port may be idle; above 60, as balancers close theirs", SERVERS, default=75.0
     )
 
     tls_cert: FILE | None = option(
-        "the server's certificate (PEM, with its chain); turns TLS on",
-        LISTENING,
-        group="security of a server (docs/security.md)",
+        "certificate (PEM, with its chain); turns TLS on", LISTENING, group="security of a server (docs/security.md)"
     )
     tls_key: FILE | None = option("its private key", LISTENING)
     tls_client_ca: FILE | None = option("require client certificates that one of these CAs signed", LISTENING)
     accept_tokens: FILE | None = option("require a token from this file of `identity token` lines", LISTENING)
-    insecure: bool = switch(
-        "allow other machines without TLS: listen for them, or send them a token", (*LISTENING, *ASKING)
-    )
-    max_message_bytes: int | None = option(
-        "maximum size of a request (default: enough for the longest prompt, at most 4 MiB)", LISTENING
-    )
-    max_prompt_bytes: int | None = option(
-        "maximum size of a text prompt (default: 64 per token of the sequence length)", SERVERS
-    )
+    insecure: bool = switch("allow other machines without TLS: listen, or send a token", (*LISTENING, *ASKING))
+    max_message_bytes: int | None = option("maximum size of a request (default: by the prompt, to 4 MiB)", LISTENING)
+    max_prompt_bytes: int | None = option("maximum size of a text prompt (default: 64 per token of length)", SERVERS)
     max_sessions_per_identity: int | None = option("maximum open sessions of one caller (default: no limit)", SESSIONS)
     max_requests_per_identity: int | None = option(
-        "maximum concurrent Generate calls of one caller (default: no limit)", LISTENING
+        "maximum requests of a caller at once (default: no limit)", LISTENING
     )
     prefix_sharing: str = choice(
-        "with whose prompts and answers a prompt may share its beginning; identity: the caller's own",
-        "identity|all|off",
-        LISTENING,
+        "whose prompts and answers may share their beginning; identity: a caller's own", "identity|all|off", LISTENING
     )
     prefix_cache_mb: int = option("memory for them in MiB, of target and draft together", LISTENING, default=64)
     log_prompts: bool = switch("log prompts and answers; otherwise they are never logged", SERVERS)
     receipt_keys: DIR | None = option(
-        "sign receipts with the key in this folder, made by the first start (default: none)",
+        "sign receipts with this folder's key, made by the first start (default: none)",
         SERVERS,
-        group="receipts (docs/receipts.md)",
+        group="receipts of servers",
     )
-    receipt_key_days: float = option(
-        "a start replaces a key that is older, and goes on publishing it", SERVERS, default=90.0
-    )
+    receipt_key_days: float = option("a start replaces an older key, and publishes both", SERVERS, default=90.0)
 
     tls_ca: FILE | None = option(
         "call with TLS; one of these CAs signed the server's certificate",
         CALLING,
         only=_CALLING,
-        group="security of outgoing calls",
+        group="outgoing calls",
     )
-    tls_client_cert: FILE | None = option(
-        "the caller's own certificate, for a server with mTLS", CALLING, only=_CALLING
-    )
+    tls_client_cert: FILE | None = option("the caller's certificate, for a server with mTLS", CALLING, only=_CALLING)
     tls_client_key: FILE | None = option("its private key", CALLING, only=_CALLING)
-    tls_server_name: NAME | None = option(
-        "the name in the server's certificate, if it is not its host", CALLING, only=_CALLING
-    )
+    tls_server_name: NAME | None = option("name in the server's certificate, if not its host", CALLING, only=_CALLING)
     token_file: FILE | None = option("a file with the token to send with every call", CALLING, only=_CALLING)
-    token_env: NAME | None = option(
-        "the environment variable with that token, instead of a file", CALLING, only=_CALLING
-    )
+    token_env: NAME | None = option("the environment variable with that token", CALLING, only=_CALLING)
 
     prompt: tuple[str, ...] = option(
         "a prompt; may be repeated (check: its file: text, or JSON token ids or a chat)",
@@ -291,96 +216,65 @@ class Options:
         group="requests (on a server: their defaults)",
     )
     prompt_text: FILE | None = option("a file with one prompt per line", PROMPTS, also="prompt_file")
-    messages: FILE | None = option(
-        "a file with a chat in its place: a JSON list of messages, as OpenAI has them", PROMPTED
-    )
+    messages: FILE | None = option("a file with a chat in its place: a JSON list of OpenAI's messages", PROMPTED)
     chat: bool = switch("put each prompt into the model's chat template", PROMPTS)
-    max_new_tokens: int | None = option(
-        "maximum tokens to generate (default: a server's, else up to the sequence length)", GENERATING
-    )
+    max_new_tokens: int | None = option("maximum to generate (default: a server's, else up to the length)", GENERATING)
     temperature: float | None = option("0 is greedy (default: a server's, else 0)", GENERATING)
     top_k: int | None = option("keep the k most likely tokens; 0 keeps all (default: a server's, else 0)", GENERATING)
-    top_p: float | None = option(
-        "keep the likeliest tokens up to this total probability (default: a server's, else 1)", GENERATING
-    )
-    min_p: float | None = option(
-        "drop tokens below this share of the likeliest (default: a server's, else 0)", GENERATING
-    )
+    top_p: float | None = option("keep the likeliest up to this probability (default: a server's, else 1)", GENERATING)
+    min_p: float | None = option("drop below this share of the likeliest (default: a server's, else 0)", GENERATING)
     seed: int | None = option("seed of the draws (default: a server's, else 0)", GENERATING)
     repetition_penalty: float | None = option(
         "divide the logits of tokens of the prompt and output (0.01 to 2; default: a server's, else 1)", GENERATING
     )
-    generation_config: str = choice(
-        "auto: defaults of sampling are those of the model's generation_config.json", "auto|none", SERVERS
-    )
-    logprobs: int | None = option(
-        "print every token's log-probability, and the N likeliest tokens in its place (0 to 20)", PROMPTED
-    )
+    generation_config: str = choice("auto: defaults are those of generation_config.json", "auto|none", SERVERS)
+    logprobs: int | None = option("print log-probabilities, and the N likeliest tokens of each (0 to 20)", PROMPTED)
     adapter: NAME | None = option("the server's LoRA adapter to use, or one of --adapters (default: none)", PROMPTS)
     rule: str = choice("how drafts are verified", "agreement|rejection", ASKING)
-    drafts: str = choice(
-        "what drafts for a request; auto: the server's choice", "auto|none|lookup|model|head", PROMPTED
-    )
+    drafts: str = choice("what drafts; auto: the server's choice", "auto|none|lookup|model|head", PROMPTED)
     stop: tuple[str, ...] = option("a string that ends the output; may be repeated", PROMPTED, default=())
     ignore_eos: bool = switch("go on past the end-of-sequence token", PROMPTED)
     receipts: DIR | None = option(
-        "ask for a receipt of each answer, and write it to this folder", ("client", "fused_client")
+        "ask for a receipt of each answer, written to this folder", ("client", "fused_client")
     )
     service: str | None = option("the service to call (default: whichever answers)", ("client",))
 
     metrics_port: int | None = option(
-        "port for Prometheus metrics; 0: any free port (default: none)",
-        LISTENING,
-        group="observability (docs/observability.md)",
+        "port for Prometheus metrics; 0: any free port (default: none)", LISTENING, group="docs/observability.md"
     )
     metrics_host: HOST = option("address for metrics", LISTENING, default="127.0.0.1")
-    otlp_endpoint: URL | None = option(
-        "http://HOST:PORT of the OTLP/gRPC collector to send traces to (default: none)", (*LISTENING, *PROMPTED)
-    )
+    otlp_endpoint: URL | None = option("OTLP/gRPC collector for traces (default: none)", (*LISTENING, *PROMPTED))
     log_format: str = choice("json: one object per line", "text|json", EVERY)
     profile: bool = switch("write performance_*.csv and .json: a row for each request", (*SERVERS, *PROMPTED))
     debug: bool = switch("log more, and show tracebacks", EVERY)
 
     output: str | None = option(
-        "accept: JSON file for the figures; convert: empty folder to write to",
-        ("accept", "convert"),
-        group="measuring and advice",
+        "accept: JSON file for the figures; convert: empty folder to write to", ("accept", "convert"), group="tools"
     )
     report: str | None = option("the comparison.json to use", ("advise",))
-    rtt_ms: float | None = option("round trip between client and target (default: as measured)", ("advise",))
+    rtt_ms: float | None = option("round trip between client and target (default: the base's)", ("advise",))
     clients: int = option("clients of one target at once", ("advise",), default=1)
 
-    receipt: FILE | None = option(
-        "the receipt; also without --receipt, after the role", ("check",), group="receipts (role check)"
-    )
-    keys: FILE | None = option(
-        "the server's public keys, as it publishes them at /v1/receipt_keys (default: not compared)", ("check",)
-    )
+    receipt: FILE | None = option("the receipt; also without --receipt, after the role", ("check",))
+    keys: FILE | None = option("the server's published keys, of /v1/receipt_keys (default: not compared)", ("check",))
     sample: int | None = option("draw only so many spans of 64 tokens again (default: all)", ("check",))
     margin: float = option(
-        "how far a token may be from being drawn, in logits, where arithmetic differs", ("check",), default=0.5
+        "logits that a token may be from being drawn under other arithmetic", ("check",), default=0.5
     )
     signature_only: bool = switch("check signature and digests, without a model", ("check",))
 
     convert: str | None = option(
-        "rescale FP8 weights for Neuron; complete an EAGLE head (--draft_model); or write safetensors",
+        "rescale FP8 weights; complete an EAGLE head (--draft_model); write safetensors",
         ("convert",),
         metavar="fp8|eagle|safetensors",
-        group="converting checkpoints (docs/trainium-nxdi.md)",
     )
     shard_gb: float = option("most GB of a file", ("convert",), default=5.0)
 
-    instance: str | None = option(
-        "an instance type such as trn2.48xlarge, or FAMILY:CHIPS such as trn3:4",
-        ("plan",),
-        group="planning (docs/trainium.md)",
-    )
+    instance: str | None = option("an instance type, or FAMILY:CHIPS such as trn3:4 (docs/trainium.md)", ("plan",))
     lnc: int | None = option("physical cores per logical one (default: the chip's, 2 on Trn2 and Trn3)", ("plan",))
-    quantization: str = choice(
-        "quantization of the target; auto: as config.json says", "auto|none|int8|f8e4m3|f8e5m2", ("plan",)
-    )
+    quantization: str = choice("of the target; auto: as config.json says", "auto|none|int8|f8e4m3|f8e5m2", ("plan",))
     modules_to_not_convert: LIST = option("modules to leave unquantized", ("plan",), default="lm_head")
-    log: FILE | None = option("a log: name its known errors, with cause and next command (docs/errors.md)", ("doctor",))
+    log: FILE | None = option("a log: name its known errors, cause and next command (docs/errors.md)", ("doctor",))
     json: bool = switch("print JSON", ("plan", "doctor", "check"))
 
     role: str

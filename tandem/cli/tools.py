@@ -77,7 +77,7 @@ def convert(args: Options) -> Run:
 
 def advise(args: Options) -> Run:
     """Prints a comparison's decision."""
-    from tandem.comparison.report.advice import run_advice
+    from tandem.comparison.report.terminal import run_advice
 
     if args.report is None:
         raise ValueError("report: give --report comparison.json, which compare_architectures.py writes")

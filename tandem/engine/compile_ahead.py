@@ -97,7 +97,6 @@ def _compile_by_backend(models: ModelConfig, wanted: tuple[str, ...]) -> int:
 def _made(models: ModelConfig, platform: Platform, wanted: tuple[str, ...], head: Checkpoint | None) -> Iterator[str]:
     startup = Startup()
     yield from _with_head(models, wanted, head, startup) if head else _of_models(models, wanted, startup)
-    platform.synchronize()
     yield f"{platform.kept(models.execution.compiled)}: ready after {startup.total():.1f} s ({startup.line()})"
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tandem.checkpoints.adapter_files import Adapter, AdapterChoice, read_adapter
 from tandem.checkpoints.convert import is_eagle1
 from tandem.checkpoints.family_configs import end_ids as ids_of
 from tandem.checkpoints.generation_config import all_end_ids
@@ -20,6 +21,7 @@ from tandem.checkpoints.locate import (
     Checkpoint,
     CheckpointError,
     check_sizes,
+    find,
     first_line,
     frequent_tokens,
     weights_revision,
@@ -27,6 +29,7 @@ from tandem.checkpoints.locate import (
 from tandem.checkpoints.scaled_weights import INT8, ScaledWeights, check_dense, quantisation_of
 from tandem.host.cores import usable_cores
 from tandem.host.memory import given_on_demand
+from tandem.runners.backends import Backend, LoadRequest
 from tandem.runners.families import UnsupportedModel, check_family
 from tandem.runners.native import LibraryMissing, NativeUnavailable
 from tandem.runners.protocol import TAIL, Limits, Runner, RunnerIdentity
@@ -336,3 +339,37 @@ def choose_dtype(name: str, device: str) -> Any:
     import torch
 
     return getattr(torch, dtype_name(name, device))
+
+
+class TorchBackend(Backend):
+    """Also runs native steps. Loads models separately, with `Capabilities.fuse` for a pair's graphs."""
+
+    def find(self, model: str | None) -> Checkpoint:
+        return find(model)
+
+    def adapter(self, choice: AdapterChoice) -> Adapter:
+        return read_adapter(choice)
+
+    def load(self, checkpoint: Checkpoint, request: LoadRequest, startup: Startup) -> Runner:
+        more = (request.shape, request.verifies, request.sole_model, startup)
+        runner = load_runner(checkpoint, request.execution, *more)
+        if request.head is not None:
+            from tandem.runners.eagle.load import expect_head
+
+            expect_head(request.head, runner)
+        return runner
+
+    def is_head(self, checkpoint: Checkpoint) -> bool:
+        return checkpoint.gguf is None and is_head(Path(checkpoint.folder))
+
+    def load_head(
+        self, checkpoint: Checkpoint, target: Runner | Checkpoint, request: LoadRequest, startup: Startup
+    ) -> Runner:
+        from tandem.runners.eagle.load import load_head, load_remote_head
+
+        if isinstance(target, Checkpoint):
+            return load_remote_head(checkpoint, target, request.execution, request.shape, startup)
+        return load_head(checkpoint, target, startup, request.execution)
+
+
+BACKEND = TorchBackend()

@@ -9,13 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from benchmarks.bandwidth import Reading, limit_of, measure
-from benchmarks.bars import Bar, fastest, fused_bar, many_bars
+from benchmarks.bandwidth import limit_of
+from benchmarks.bars import many_bars
 from benchmarks.contenders import Answered
 from benchmarks.fast import main, parse
-from benchmarks.fast_report import Outcome, document, tables
 from benchmarks.figures import Sample, decoding, identity, quantile, speedup
 from benchmarks.load import Load, measure_load
 
@@ -38,12 +36,6 @@ def test_the_limit_is_the_bytes_of_weights_and_kv_over_the_bandwidth(tmp_path: P
     assert limit.seconds(10) == pytest.approx((1744 + 480) / 1000)
 
 
-def test_a_buffer_is_read_in_every_way_with_one_thread_and_with_all() -> None:
-    readings = measure(2, megabytes=(1,), seconds=0.0)
-    assert {reading.threads for reading in readings} == {1, 2} and len({reading.kernel for reading in readings}) == 3
-    assert all(reading.best >= reading.median > 0 for reading in readings)
-
-
 def test_a_speedup_is_the_median_over_requests_that_both_answered() -> None:
     pairs = {"a": (10.0, 20.0), "b": (40.0, 44.0), "c": (50.0, 55.0)}
     both = [sample(who, prompt, ms[i]) for prompt, ms in pairs.items() for i, who in enumerate(("ours", "theirs"))]
@@ -57,26 +49,6 @@ def test_identity_counts_tokens_up_to_the_first_end_of_sequence() -> None:
     samples += [sample("plain", "b", 1, (1, 2, 3, 4)), sample("x", "b", 1, (1, 9, 3, 4))]
     found = identity(samples, "x", "plain", {0})
     assert found is not None and (found.same, found.requests, found.share) == (1, 2, pytest.approx(3 / 6))
-
-
-@pytest.mark.parametrize(
-    ("bar", "verdict"),
-    [
-        (Bar("", 1.0, 1.0), "met"),
-        (Bar("", 0.99, 1.0), "missed"),
-        (Bar("", 1.11, 1.1, at_most=True), "missed"),
-        (Bar("", None, 1.0), "not measured"),
-    ],
-)
-def test_a_bar_is_judged_on_its_own_side(bar: Bar, verdict: str) -> None:
-    assert bar.verdict == verdict
-
-
-def test_our_fastest_format_is_held_against_the_fastest_of_llama_cpp() -> None:
-    samples = [sample("fused", "a", 6.0), sample("fused int8", "a", 4.0), sample("llama.cpp Q8_0", "a", 10.0)]
-    bar = fused_bar([*samples, sample("llama.cpp BF16", "a", 12.0)])
-    assert (bar.title, bar.value) == ("fused int8 / llama.cpp Q8_0", pytest.approx(2.5))
-    assert fastest([], ["fused"]) is None
 
 
 def test_eight_requests_at_once_are_held_against_one_and_the_best_peer() -> None:
@@ -106,19 +78,6 @@ def test_every_level_answers_the_same_prompts_in_waves_of_its_size() -> None:
     asyncio.run(measure_load([crowd], [[1], [2]], (1, 2, 4), 2, lambda text: None, loads))
     assert crowd.waves[3:] == [[[1]], [[2]], [[1], [2]], [[1], [2], [1], [2]]]  # after a warm-up of every level
     assert [(one.requests, one.tokens, one.as_alone) for one in loads] == [(2, 4, 2), (2, 4, 2), (4, 8, 0)]
-
-
-def test_every_measured_part_has_a_table_and_a_place_in_the_document() -> None:
-    outcome = Outcome(2, 11, [Reading("sum", 256, 2, 4e10, 3e10)])
-    outcome.samples = [sample("autoregressive", "a", 8.0), sample("fused", "a", 5.0)]
-    outcome.loads = [Load("fused", 1, 1, 30, 1.0, 1), Load("fused", 8, 8, 130, 1.0, 8)]
-    console = Console(width=200)
-    with console.capture() as capture:
-        for table in tables(outcome):
-            console.print(table)
-    assert all(word in capture.get() for word in ("40.0", "125", "130", "not measured"))
-    assert len(json.loads(json.dumps(document({"runs": 1}, outcome), default=str))["samples"]) == 2
-    assert len(tables(Outcome(2, 1))) == 1
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import links
 from benchmarks.links import main
 from benchmarks.links_judged import Cell, bars_of
-from tandem.comparison.links.trace import read_trace
+from tandem.comparison.links.settings import read_trace
 
 GOOD = Cell("20 ms", 0.026, 0.020, 0.018, 4, 4)
 
@@ -24,14 +24,6 @@ def test_bars_hold_only_where_every_cell_does() -> None:
     assert said[1][0].endswith("1.01 at 50 ms")
     assert not bars_of([Cell("20 ms", 0.026, 0.020, 0.018, 3, 4)])[0][1]
     assert not bars_of([Cell("20 ms", 0.020, 0.020, 0.018, 4, 4)])[2][1]
-
-
-def test_generated_links_are_recorded_links_with_half_the_bandwidth_up(tmp_path: Path) -> None:
-    made = links.made_up(tmp_path)
-    assert len(made) == 8
-    for link in made:
-        up, down = (read_trace(path) for path in link.split(","))
-        assert len(up) / up[-1] < len(down) / down[-1]
 
 
 def test_a_file_that_is_no_trace_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,19 +52,6 @@ def test_cells_are_chosen_by_name_or_part_and_a_name_that_is_none_is_one_line(
         main(["--only", "20", "--output", str(tmp_path)])
     assert ended.value.code == 2
     assert "--only: 20 is none of constant, recorded, hostile, 10ms" in capsys.readouterr().err
-
-
-def test_a_list_says_how_long_cells_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--list", "--output", str(tmp_path / "all")]) == 0
-    all_lines = capsys.readouterr().out.splitlines()
-    assert main(["--list", "--prompts-per-workload", "1", "--output", str(tmp_path / "one")]) == 0
-    few_lines = capsys.readouterr().out.splitlines()
-    assert len(all_lines) == 17 and all_lines[0].startswith("10ms (constant): not measured, about ")
-    seconds = [int(line.rpartition("about ")[2].split()[0]) for line in (*all_lines[:5], *few_lines[:5])]
-    assert seconds[:5] == sorted(set(seconds[:5])) and all(
-        few < many for many, few in zip(seconds[:5], seconds[5:], strict=True)
-    )
-    assert all_lines[-1].startswith("left: about ") and all_lines[-1].endswith(" minutes")
 
 
 @pytest.mark.thorough

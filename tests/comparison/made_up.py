@@ -10,7 +10,7 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from tandem.comparison.links.overhead import LinkOverhead
+from tandem.comparison.links.link import LinkOverhead
 from tandem.comparison.measuring.architectures import CONNECTABLE, PIPELINED, PLAIN, WIDTH_1
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 
@@ -57,14 +56,6 @@ def test_a_comparison_is_measured_written_and_returned(tmp_path: Path, capsys: p
 def test_without_a_folder_nothing_is_left_behind() -> None:
     found = compare(["one"], architectures=("autoregressive",), backend="toy", max_new_tokens=4)
     assert not found.config.output_dir.exists()
-
-
-def test_a_notebook_whose_event_loop_runs_can_compare_too() -> None:
-    async def cell() -> int:
-        found = compare(["one"], architectures=("autoregressive",), backend="toy", max_new_tokens=4)
-        return len(found.records)
-
-    assert asyncio.run(cell()) == 1
 
 
 def test_what_cannot_be_measured_raises_at_once(tmp_path: Path) -> None:

@@ -89,15 +89,3 @@ def test_every_client_has_a_draft_of_its_own_and_the_page_has_what_a_target_serv
     assert all((one.clients, one.at_least) == (3, True) and one.tokens_per_second for one in served.values())
     page = (folder / "report.html").read_text().replace("\u00a0", " ")
     assert "Clients of one target at 1000 ms a token" in page and "≥ 3" in page
-
-
-@pytest.mark.thorough
-def test_one_that_exceeds_the_bound_gets_no_more_clients(tmp_path: Path) -> None:
-    arguments = [
-        "--backend", "toy", "--model", "step=0.01", "--architectures", "autoregressive,lookup", "--prompt", "one",
-        "--max-new-tokens", "8", "--capacity", "1", "--concurrency", "1,2,4", "--output-dir", str(tmp_path / "run"),
-    ]  # fmt: skip
-    assert compare.main(arguments) == 0
-    found = read_comparison(tmp_path / "run" / "comparison.json")
-    assert [point.load.concurrency for point in found.loads] == [1]
-    assert found.capacity and [one.clients for one in found.capacity.served] == [0, 0]

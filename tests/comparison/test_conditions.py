@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring.conditions import plan
 from tandem.speculation.types import GenerationRequest, Rule, SamplingParams
@@ -15,13 +13,6 @@ def names(*args, **settings) -> list[str]:  # type: ignore[no-untyped-def]
 
 def asked(**sampling: float) -> GenerationRequest:
     return GenerationRequest(text="", sampling=SamplingParams(**sampling))  # type: ignore[arg-type]
-
-
-def test_nothing_varied_is_the_base_alone_with_nothing_between() -> None:
-    (base,) = plan(asked())
-    assert (base.name, base.varies, base.request.rule) == ("base", "base", Rule.AGREEMENT)
-    assert base.link.rtt_ms is None
-    assert str(base.link) == "not emulated"
 
 
 def test_links_and_sampling_are_varied_one_at_a_time() -> None:
@@ -41,14 +32,3 @@ def test_links_and_sampling_are_varied_one_at_a_time() -> None:
 def test_greedy_tokens_are_the_same_under_every_rule_so_one_is_measured() -> None:
     found = names(asked(), temperatures=(0.0, 0.8), rules=(Rule.AGREEMENT, Rule.REJECTION))
     assert found == ["base", "temperature 0.8, agreement", "temperature 0.8, rejection"]
-
-
-def test_names_are_unique() -> None:
-    found = names(asked(temperature=0.5), (0, 5, 50), 10.0, (0.5, 0.8, 1.0), (Rule.REJECTION, Rule.AGREEMENT))
-    assert len(set(found)) == len(found)
-
-
-def test_a_payload_takes_its_time_on_a_limited_link() -> None:
-    assert LinkSettings(20.0, 8.0).transfer(1_000_000) == pytest.approx(1.0)
-    assert LinkSettings(20.0).transfer(1_000_000) == 0.0
-    assert LinkSettings(20.0).seconds == 0.02

@@ -13,7 +13,7 @@ from tandem.checkpoints.locate import EMBEDDED_HEAD
 from tandem.cli import main
 from tandem.comparison.measuring.architectures import COMPARED
 from tandem.comparison.measuring.config import ComparisonConfig
-from tandem.comparison.measuring.deployment import Endpoint, baseline_of, deploy, incomparable
+from tandem.comparison.measuring.deployment import Endpoint, baseline_of, deploy
 from tandem.launch import LAUNCH
 from tandem.rpc.credentials import Credentials
 from tandem.speculation.types import ModelInfo, SamplingParams
@@ -133,11 +133,6 @@ def test_placed_servers_have_the_same_cores_in_every_architecture() -> None:
         assert main.parser().parse_args(command[len(LAUNCH) :])
 
 
-def test_a_wide_placed_target_gets_its_baseline_in_a_turn_of_its_own() -> None:
-    assert list(turn("autoregressive", plain_width=6)) == ["autoregressive"]
-    assert placed(turn("autoregressive_width_1", plain_width=6)["autoregressive_width_1"]) == ("0-7", "8")
-
-
 def test_nxdi_servers_are_given_their_configuration() -> None:
     config = {"backend": "nxdi", "neuron_config": '{"fused_qkv": true}', "draft_neuron_config": '{"quantized": false}'}
     fused, plain = turn("fused", **config)["fused"], turn("autoregressive", **config)["autoregressive"]
@@ -164,13 +159,6 @@ def test_a_draft_on_the_hosts_cpu_is_a_torch_server_whatever_the_target_is() -> 
         assert main.parser().parse_args(command[len(LAUNCH) :])
 
 
-def test_ranks_without_a_placement_share_every_target() -> None:
-    commands, _ = deployed(device="cpu", tp_degree=2)
-    degrees = {name: value(each, "--tp_degree") for name, each in commands.items() if "--tp_degree" in each}
-    assert degrees == {"autoregressive": "2", "lookup": "2", "fused": "2", "remote_draft": "2"}
-    assert not any("--cores" in command for command in commands.values())
-
-
 def test_the_draft_worker_is_told_where_the_target_is() -> None:
     commands, endpoints = deployed(architectures=("distributed",))
     assert list(commands) == ["autoregressive", "distributed"]
@@ -179,15 +167,6 @@ def test_the_draft_worker_is_told_where_the_target_is() -> None:
     assert names(endpoints) == ["distributed"]  # the target serves, it is not compared
     assert baseline_of(endpoints) is None
     assert value(commands["distributed"], "--pipeline") == "off"
-
-
-def test_a_pipelined_worker_and_one_that_never_waits_are_of_their_own_beside_that_of_stop_and_wait() -> None:
-    commands, endpoints = deployed(architectures=("distributed", "never_waiting", "pipelined"), pipeline="auto")
-    assert list(commands) == ["autoregressive", "distributed", "pipelined", "never_waiting"]
-    pipelines = [value(commands[name], "--pipeline") for name in ("distributed", "pipelined", "never_waiting")]
-    assert pipelines == ["auto", "on", "never-waiting"]
-    assert value(commands["pipelined"], "--target_port") == value(commands["never_waiting"], "--target_port") == "5001"
-    assert names(endpoints) == ["distributed", "never_waiting", "pipelined"]
 
 
 def test_a_head_stands_beside_the_draft_model_at_the_same_target() -> None:
@@ -229,19 +208,6 @@ def test_connected_architectures_are_not_started() -> None:
     assert all(endpoint.log is None for endpoint in endpoints)
 
 
-@pytest.mark.parametrize(("asked", "allowed"), [(0, "5"), (3, "5"), (5, "5"), (8, "8")])
-def test_servers_allow_at_least_five_draft_tokens_whatever_is_compared(asked: int, allowed: str) -> None:
-    commands, _ = deployed(plain_width=6, speculation_length=asked)
-    widths = {name: value(command, "--max_speculation_length") for name, command in commands.items()}
-    assert widths.pop("autoregressive_width_1") == "0"
-    assert set(widths.values()) == {allowed}
-
-
-def test_servers_of_a_short_sequence_length_allow_what_fits() -> None:
-    commands, _ = deployed(speculation_length=1, sequence_length=4, max_new_tokens=2)
-    assert {value(command, "--max_speculation_length") for command in commands.values()} == {"3"}
-
-
 def test_the_target_that_drives_asks_the_draft_worker_of_distributed() -> None:
     commands, endpoints = deployed()
     worker = next(endpoint for endpoint in endpoints if endpoint.architecture.name == "distributed")
@@ -258,16 +224,6 @@ def test_without_distributed_a_draft_worker_is_started_that_only_proposes() -> N
     assert value(commands["draft_worker"], "--draft") == "ngram"
     assert value(commands["remote_draft"], "--draft_host") == "127.0.0.1:5001"
     assert names(endpoints) == ["remote_draft"]  # the worker serves, it is not compared
-
-
-def test_different_weights_are_remarked() -> None:
-    _, endpoints = deployed()
-    assert incomparable(endpoints) == []
-    other = replace(endpoints[2], model=replace(MODEL, weights_revision="other", bit_exact=False))
-    remarks = incomparable([*endpoints[:2], other])
-    assert remarks[0] == "weights_revision differs: autoregressive rev, lookup rev, distributed other"
-    assert "not bit-exact" in remarks[1]
-    assert "distributed" in remarks[1]
 
 
 def test_servers_started_here_show_certificates_and_tokens_to_connected_ones_alone(monkeypatch) -> None:

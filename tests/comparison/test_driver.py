@@ -165,14 +165,6 @@ def lines_of(config: ComparisonConfig, kind: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["kind"] == kind]
 
 
-@pytest.mark.thorough  # daily: the test before
-def test_speedups_are_against_width_one_where_the_target_is_wide(config: ComparisonConfig) -> None:
-    assert run_comparison(config, Network(wide=True).connect) == 0
-    found = written(config)
-    assert found["baseline"] == "autoregressive_width_1"
-    assert servers_of(found)[:2] == ["autoregressive_width_1", "autoregressive"]
-
-
 def test_divergences_are_shown_with_the_gap_of_a_second_pass_and_are_no_failure(
     config: ComparisonConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -239,20 +231,6 @@ def test_an_address_that_does_not_answer_is_one_line(
         "compare_architectures.py: error: FusedSpeculativeServer at 127.0.0.1:1004 does not answer:"
         " UNAVAILABLE: connection refused"
     ]
-
-
-def test_an_address_where_something_else_answers_is_said_to_refuse(
-    config: ComparisonConfig, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Another(FakeGenerator):
-        async def model_info(self, wait=True):  # type: ignore[no-untyped-def]
-            raise FakeError("UNIMPLEMENTED", "Method not found!")
-
-    network = Network(generators=[Another("fused")])
-    connected = replace(config, architectures=("fused",), connect={"fused": "127.0.0.1:1004"})
-    assert run_comparison(connected, network.connect) == 1
-    said = "FusedSpeculativeServer at 127.0.0.1:1004 refuses the call: UNIMPLEMENTED: Method not found!"
-    assert capsys.readouterr().err == f"compare_architectures.py: error: {said}\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from tandem.comparison.measuring.identity import Divergence, MarginTrace, first_difference, identity
+from tandem.comparison.measuring.identity import Divergence, MarginTrace, identity
 from tandem.comparison.measuring.records import Failure, Record
 from tests.comparison.fakes import record
-
-
-def test_equal_sequences_have_no_first_difference() -> None:
-    assert first_difference((1, 2), (1, 2)) is None
-
-
-def test_a_sequence_that_ends_early_differs_where_it_ends() -> None:
-    assert first_difference((1, 2, 3), (1, 2)) == 2
-    assert first_difference((), (1,)) == 0
 
 
 def test_a_divergence_names_both_tokens_and_the_logit_gap() -> None:
@@ -43,9 +34,3 @@ def test_only_pairs_that_both_completed_are_counted() -> None:
     failed = Record("autoregressive", "code/b", "code", 0, error=Failure("UNAVAILABLE", "gone"))
     found = identity([record("fused", "a"), record("fused", "b")], [record("autoregressive", "a"), failed])
     assert (found.count, found.total) == (1, 1)
-
-
-def test_each_run_is_compared_with_its_own() -> None:
-    plain = [record("autoregressive", run=0), record("autoregressive", run=1, output_token_ids=(9, 9, 9))]
-    found = identity([record("fused", run=0), record("fused", run=1)], plain)
-    assert [(d.run, d.position) for d in found.divergences] == [(1, 0)]

@@ -11,9 +11,14 @@ import pytest
 
 from tandem.cli.compare import build_config
 from tandem.cli.compare_flags import build_parser
-from tandem.comparison.links.delay_wire import Wire
-from tandem.comparison.links.settings import SEGMENT_BYTES, Impairments, LinkSettings, traces_named
-from tandem.comparison.links.trace import TracedLink, described, read_trace
+from tandem.comparison.links.delay_proxy import Wire
+from tandem.comparison.links.settings import (
+    SEGMENT_BYTES,
+    Impairments,
+    TracedLink,
+    described,
+    read_trace,
+)
 from tests.comparison.reference_queue import departures, generated
 from tests.comparison.test_delay_proxy import Proxy, listener, proxy, received, send_in_chunks
 
@@ -41,14 +46,6 @@ def test_a_replayed_trace_agrees_with_the_queue_computed_offline(seed: int) -> N
     wire.set(trace=TracedLink(times, began=0.0))
     found = [wire.due(at, size) for at, size in sent]
     assert found == pytest.approx(departures(times, sent), abs=1e-9)
-
-
-def test_a_segment_fills_an_opportunity_and_small_ones_share_one() -> None:
-    link = TracedLink((10, 20, 30), began=100.0)
-    assert link.leaves(100.0, 1500) == pytest.approx(100.010)
-    assert [link.leaves(100.0, 500) for _ in range(4)] == pytest.approx([100.020] * 3 + [100.030])
-    assert link.leaves(100.025, 1500) == pytest.approx(100.040)  # 1,000 bytes of that at 30, the rest in the next lap
-    assert link.leaves(107.001, 1500) == pytest.approx(107.010)
 
 
 def test_a_recorded_link_begins_where_it_is_told_to(proxy: Proxy, listener: socket.socket, tmp_path: Path) -> None:
@@ -97,14 +94,6 @@ def test_jitter_is_within_its_bound_and_the_same_after_every_set() -> None:
     assert sum(found[0]) / 500 == pytest.approx(0.0025, rel=0.1)
 
 
-def test_bandwidth_may_differ_by_direction() -> None:
-    but = Impairments(up_mbps=1.0)
-    link = LinkSettings(40.0, 10.0, but)
-    assert str(link) == "RTT 40 ms, 10 Mbit/s, 1 Mbit/s up"
-    assert link.transfer(2_000_000) == pytest.approx(8.8)
-    assert LinkSettings(40.0, 10.0).transfer(2_000_000) == pytest.approx(1.6)
-
-
 def test_nothing_is_lost_or_reordered_on_a_hostile_link(proxy: Proxy, listener: socket.socket, tmp_path: Path) -> None:
     near, far = proxy.connected(listener)
     noise = random.Random(9)
@@ -143,16 +132,6 @@ def test_a_link_that_cannot_be_is_refused_in_one_line(flags: tuple[str, ...], sa
     with pytest.raises(ValueError, match=said) as error:
         build_config(options)
     assert "\n" not in str(error.value)
-
-
-def test_a_comparison_on_a_recorded_link_names_it(tmp_path: Path) -> None:
-    up, down = written(tmp_path, [1, 2], "there.up"), written(tmp_path, [3], "there.down")
-    options = build_parser().parse_args(["--link", f"trace:{up},{down}", "--rtt-ms", "40", "--jitter-ms", "3"])
-    config = build_config(options)
-    assert traces_named(config.link) == (up, down)
-    (condition,) = config.conditions
-    assert str(condition.link) == "RTT 40 ms, recorded there, jitter 3 ms"
-    assert not condition.link.but.predictable
 
 
 def test_several_recorded_links_are_each_measured_at_every_round_trip(tmp_path: Path) -> None:

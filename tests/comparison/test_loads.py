@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from random import Random
 
 import pytest
 
@@ -15,7 +14,7 @@ from tandem.comparison.analysis.summary import summarize
 from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring.conditions import Condition, Load
 from tandem.comparison.measuring.config import ComparisonConfig
-from tandem.comparison.measuring.loading import LoadRequest, arrivals, drawn_length, load_requests, measure_loads
+from tandem.comparison.measuring.loading import LoadRequest, arrivals, load_requests, measure_loads
 from tandem.comparison.measuring.records import Failure, Record
 from tandem.comparison.measuring.run import Contender
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, SamplingParams
@@ -112,20 +111,6 @@ def test_bytes_of_a_request_are_its_own_although_others_run_beside_it() -> None:
     assert {(r.measurement.bytes_up, r.measurement.bytes_down) for r in records if r.measurement} == {(100, 30)}
 
 
-def test_a_failing_request_is_a_record_and_the_others_go_on() -> None:
-    records = measured(
-        BASE.under(Load(6, concurrency=2)), contenders=[Contender("fused", FakeGenerator("fused", fail_on="two"))]
-    )
-    assert [bool(r.error) for r in sorted(records, key=lambda r: r.prompt)] == [False] * 4 + [True] * 2
-
-
-def test_prompts_repeat_with_the_next_run_and_so_the_next_seed() -> None:
-    found = asked(5)
-    assert [(a.prompt, a.run) for a in found] == [
-        ("code/one", 0), ("prose/two", 0), ("code/three", 0), ("code/one", 1), ("prose/two", 1),
-    ]  # fmt: skip
-
-
 def test_prompts_are_cut_to_exactly_the_drawn_length_and_outputs_ignore_the_end() -> None:
     of = config(mean_input_tokens=40, stddev_input_tokens=10, mean_output_tokens=20, stddev_output_tokens=5)
     found = asked(200, of)
@@ -139,11 +124,6 @@ def test_prompts_are_cut_to_exactly_the_drawn_length_and_outputs_ignore_the_end(
     assert "".join(map(chr, found[1].request.token_ids or ())).startswith("text of two\n\ntext of three")
 
 
-def test_a_length_without_spread_is_that_length_and_fits() -> None:
-    of = config(mean_input_tokens=500, mean_output_tokens=12)
-    assert {(len(a.request.token_ids or ()), a.request.max_new_tokens) for a in asked(9, of)} == {(500, 12)}
-
-
 @pytest.mark.parametrize("sequence_length", [12, 20, 200])
 def test_no_draw_exceeds_the_sequence(sequence_length: int) -> None:
     of = config(
@@ -153,23 +133,6 @@ def test_no_draw_exceeds_the_sequence(sequence_length: int) -> None:
     for one in asked(300, of):
         assert one.request.token_ids and one.request.max_new_tokens
         assert len(one.request.token_ids) + one.request.max_new_tokens <= sequence_length
-
-
-def test_draws_are_positive() -> None:
-    assert {drawn_length(Random(i), 1, 1, 3) for i in range(200)} == {1, 2, 3}
-
-
-def test_all_loads_answer_the_same_number_of_requests() -> None:
-    assert {load.requests for load in config(concurrency=(1, 8), rate=(2.0,)).loads} == {32}
-    assert {load.requests for load in config(num_runs=5).loads} == {15}
-    assert {load.requests for load in config(max_num_completed_requests=2).loads} == {2}
-    assert [load.name for load in config(rate=(0.5,)).loads] == ["concurrency 1", "rate 0.5/s"]
-
-
-def test_servers_get_a_slot_for_every_user() -> None:
-    assert config(concurrency=()).slots is None
-    assert [config(concurrency=(users,)).slots for users in (1, 4, 16)] == [4, 4, 16]
-    assert config(concurrency=(16,), batch=2).slots == 2
 
 
 def loaded(architecture: str, name: str, sent: float, ended: float, tokens: int = 10, users: int = 2) -> Record:
@@ -193,12 +156,6 @@ def test_figures_are_over_the_time_from_the_first_request_to_the_last_end() -> N
     assert found.num_completed_requests_per_minute == 30.0
     assert found.mean_output_throughput_token_per_s == 10.0
     assert found.error_code_frequency == {"UNAVAILABLE": 1}
-
-
-def test_without_records_or_time_a_figure_is_none_and_nothing_fails() -> None:
-    nothing, at_once = load_figures([]), load_figures([loaded("fused", "a", 0.0, 0.0)])
-    assert (nothing.num_completed_requests_per_minute, nothing.seconds) == (None, 0.0)
-    assert at_once.mean_output_throughput_token_per_s is None
 
 
 def test_the_most_tokens_per_second_decide_a_load() -> None:

@@ -50,10 +50,6 @@ def test_beside_servers_that_others_started_their_share_is_not_known(proc: Path)
     assert watched(proc, all_ours=False) == MachineLoad(17.0, waiting=5, others=None, steal=0.2)
 
 
-def test_beside_requests_of_our_own_it_is_not_known_who_waits(proc: Path) -> None:
-    assert watched(proc, alone=False).waiting is None
-
-
 def test_a_system_without_these_files_tells_its_load_average_alone(proc: Path) -> None:
     watch = asyncio.run(LoadWatch.started())
     assert watch.ended() == MachineLoad(17.0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -78,16 +77,6 @@ def test_a_server_that_dies_is_quoted_with_the_end_of_its_log(tmp_path: Path) ->
     assert "line 5\n" not in message
 
 
-def test_a_server_that_refuses_its_arguments_is_quoted_in_one_line(tmp_path: Path) -> None:
-    source = "import sys; print('main.py: error: no such model folder', file=sys.stderr); sys.exit(2)"
-    with pytest.raises(ServerFailed) as caught:
-        start_one(tmp_path, source)
-    assert str(caught.value) == (
-        "server target exited with code 2 while starting: main.py: error: no such model folder"
-    )
-    assert caught.value.returncode == 2
-
-
 def test_a_server_that_is_never_ready_is_given_up_and_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that jumps once it has said something."""
     log = tmp_path / "logs" / "target.log"
@@ -110,44 +99,3 @@ def test_a_ready_file_of_an_earlier_run_does_not_count(tmp_path: Path) -> None:
     logs.mkdir()
     (logs / "target.ready.json").write_text('{"host": "127.0.0.1", "port": 1, "pid": 1, "startup_seconds": 0}')
     assert start_one(tmp_path, WAIT).port == 4321
-
-
-def test_only_two_servers_start_at_a_time(tmp_path: Path) -> None:
-    slow = "import time; time.sleep(0.4)\n" + WAIT
-    waiting: list[str] = []
-
-    async def run() -> float:
-        async with Fleet(tmp_path, on_wait=lambda name, seconds: waiting.append(name)) as fleet:
-            began = time.monotonic()
-            await asyncio.gather(*(fleet.start(name, python(slow)) for name in ("a", "b", "c")))
-            return time.monotonic() - began
-
-    assert asyncio.run(run()) > 0.8
-    assert set(waiting) == {"a", "b", "c"}
-    assert waiting.index("c") > waiting.index("b")
-
-
-def test_a_server_that_dies_later_is_reported(tmp_path: Path) -> None:
-    async def run() -> list[str]:
-        async with Fleet(tmp_path) as fleet:
-            server = await fleet.start("fused", python(WAIT))
-            assert fleet.deaths() == []
-            server.process.kill()
-            await server.process.wait()
-            return fleet.deaths()
-
-    assert asyncio.run(run()) == ["server fused was killed by signal 9: hello from the log"]
-
-
-def test_an_error_in_the_comparison_stops_every_server(tmp_path: Path) -> None:
-    servers: list[Server] = []
-
-    async def run() -> None:
-        async with Fleet(tmp_path) as fleet:
-            servers.append(await fleet.start("a", python(WAIT)))
-            servers.append(await fleet.start("b", python(WAIT)))
-            raise RuntimeError("something else went wrong")
-
-    with pytest.raises(RuntimeError, match="something else"):
-        asyncio.run(run())
-    assert not any(is_running(server) for server in servers)

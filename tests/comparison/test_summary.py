@@ -70,15 +70,3 @@ def test_a_summary_has_llmperfs_names_and_every_workload() -> None:
     assert found.identical is not None and (found.identical.count, found.identical.total) == (1, 2)
     assert found.workloads["code"].speedup.ratio == pytest.approx(4.0)
     assert (found.bytes_up_per_token, found.bytes_down_per_token) == (10, 20)
-
-
-def test_a_summary_of_nothing_but_failures_has_no_figures() -> None:
-    failed = Record("fused", "code/a", "code", 0, error=Failure("UNAVAILABLE", "gone"))
-    found = summarize("fused", [failed], None)
-    assert (found.requests, found.failed, found.tpot_s, found.acceptance.rate, found.identical) == (
-        1,
-        1,
-        None,
-        None,
-        None,
-    )

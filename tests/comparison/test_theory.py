@@ -6,9 +6,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from tandem.comparison.analysis.costs import costs_by_architecture, line
 from tandem.comparison.analysis.summary import summarize
-from tandem.comparison.analysis.theory import Theory, theory_of
+from tandem.comparison.analysis.theory import Theory, costs_by_architecture, line, theory_of
 from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring.conditions import plan
 from tandem.comparison.measuring.records import Calibration, Measurement, Record, Seconds

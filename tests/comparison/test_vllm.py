@@ -14,7 +14,7 @@ import pytest
 from tandem.cli.compare import main
 from tandem.comparison.analysis.comparison import Comparison, read_comparison
 from tandem.comparison.measuring.config import ComparisonConfig
-from tandem.comparison.measuring.vllm_counters import AT_POSITION, DRAFTED, DRAFTS, parsed, stats_of
+from tandem.comparison.measuring.vllm import AT_POSITION, DRAFTED, DRAFTS, parsed, stats_of
 from tandem.comparison.measuring.workloads import given_prompts
 
 FAKE = Path(__file__).with_name("fake_vllm.py")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.comparison.measuring.workloads import BUILT_IN, built_in_prompts, given_prompts, read_prompt_file
+from tandem.comparison.measuring.workloads import built_in_prompts, read_prompt_file
 
 
 def test_every_workload_has_at_least_four_prompts_with_names_of_their_own() -> None:
@@ -17,32 +17,9 @@ def test_every_workload_has_at_least_four_prompts_with_names_of_their_own() -> N
     assert len({prompt.text for prompt in prompts}) == len(prompts)
 
 
-def test_built_in_prompts_are_short_and_end_where_a_tokenizer_likes_it() -> None:
-    for prompt in built_in_prompts():
-        assert 20 < len(prompt.text) < 600, prompt.name  # 600 characters are below 200 tokens
-        assert not prompt.text.endswith(" "), prompt.name
-
-
-def test_extraction_prompts_contain_the_passage() -> None:
-    assert all(len(prompt.text.splitlines()) >= 3 for prompt in built_in_prompts(["extraction"]))
-
-
 def test_prompts_are_chosen_by_kind_and_number() -> None:
     prompts = built_in_prompts(["prose", "code"], per_workload=2)
     assert [prompt.kind for prompt in prompts] == ["prose", "prose", "code", "code"]
-
-
-@pytest.mark.parametrize(
-    ("kinds", "number", "message"),
-    [
-        (["poetry"], None, r"workloads: 'poetry' is not one of counting_and_lists, "),
-        (["code", "code"], None, "named twice"),
-        (list(BUILT_IN), 0, "prompts-per-workload: 0 is below 1"),
-    ],
-)
-def test_a_wrong_choice_is_refused(kinds: list[str], number: int | None, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        built_in_prompts(kinds, number)
 
 
 def test_every_non_empty_line_of_a_prompt_file_is_a_prompt(tmp_path: Path) -> None:
@@ -67,8 +44,3 @@ def test_a_prompt_file_that_is_missing_empty_or_not_text_is_named(tmp_path: Path
         with pytest.raises(ValueError, match=message) as caught:
             read_prompt_file(path)
         assert str(path) in str(caught.value)
-
-
-def test_an_empty_prompt_is_refused() -> None:
-    with pytest.raises(ValueError, match="empty prompt"):
-        given_prompts(["hello", " "])

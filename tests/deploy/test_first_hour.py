@@ -191,7 +191,7 @@ def commands_for(instance: str) -> list[str]:
     printed = subprocess.run(
         [sys.executable, SCRIPT, instance, "--print"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
-    others = ("#", "python -m pip", "python deploy/first-hour/same_tokens.py")
+    others = ("#", "python -m pip", "python deploy/first-hour/first_hour.py same")
     return [line for line in printed.splitlines() if not line.startswith(others)]
 
 
@@ -248,18 +248,3 @@ def test_what_is_compiled_for_nxd_inference_is_what_the_comparison_loads(monkeyp
     assert len(compiled) == 2 and len(loaded) > 4
     assert [each for each in loaded if each not in compiled] == []
     assert [each for each in compiled if each not in loaded] == []
-
-
-def test_the_baseline_of_vllm_neuron_has_the_first_hours_model_and_sizes() -> None:
-    from tandem.host.device_times import times_named
-
-    page = (ROOT / "docs/trainium-vllm.md").read_text(encoding="utf-8")
-    theirs = shlex.split(next(line for line in page.splitlines() if " vllm serve " in line))
-    probe = shlex.split(next(line for line in commands_for("trn2.3xlarge") if "compare_architectures.py" in line))
-    same = {"--tensor-parallel-size": "--tp-degree", "--max-num-seqs": "--batch", "serve": "--model"}
-    for their, own in (same | {"--max-model-len": "--sequence-length", "--dtype": "--dtype"}).items():
-        assert theirs[theirs.index(their) + 1] == probe[probe.index(own) + 1]
-    times = times_named("trn2-qwen3-4b")
-    one, four = times.target.steps.points
-    said = f"{one.ms} ms for {one.width} token of Qwen3-4B, {four.ms} for {four.width}"
-    assert times.target.model == "Qwen3-4B" and said in " ".join(page.split())

@@ -179,7 +179,7 @@ def test_an_editable_install_imports_each_module_under_one_name(user: Path) -> N
     for top in ("services", "clients", "workshops", "main", "compare_architectures"):
         assert "ModuleNotFoundError" in run(python, elsewhere, "-c", f"import {top}").stderr
     code = (
-        "import os, sys, tandem.services.launch, tandem.clients.local, tandem.clients.client;"
+        "import os, sys, tandem.services.roles, tandem.clients.local, tandem.clients.client;"
         "files = [os.path.realpath(m.__file__) for m in list(sys.modules.values()) if getattr(m, '__file__', None)];"
         "ours = [f for f in files if f.startswith(sys.argv[1])]; print(len(ours) - len(set(ours)), len(ours) > 50)"
     )

@@ -65,17 +65,6 @@ def test_a_command_said_to_run_elsewhere_is_on_a_page(begins: str) -> None:
     assert [line for line in COMMANDS if re.match(begins, line)]
 
 
-@pytest.mark.parametrize("pattern", walk.PLACEHOLDERS)
-def test_a_placeholder_is_on_a_page(pattern: str) -> None:
-    assert [line for line in COMMANDS if re.search(pattern, line)]
-
-
-def test_what_makes_a_comparison_short_is_said_by_its_page() -> None:
-    page = " ".join((ROOT / "docs" / "comparison.md").read_text(encoding="utf-8").split())
-    assert f"`{walk.SHORT}` a comparison is short" in page
-    assert f"`{walk.SHORT_LOAD.rpartition(' ')[0]} N`" in page
-
-
 COMPARISONS = [line for line in dict.fromkeys(COMMANDS) if walk.COMPARISON.match(line)]
 
 
@@ -85,26 +74,3 @@ def test_a_shortened_comparison_of_a_page_is_one_that_can_be_configured(line: st
     arguments = shlex.split(words[2].removeprefix("ARGS=")) if words[0] == "make" else words[2:]
     config = compare.build_config(compare.build_parser().parse_args(arguments))
     assert config.max_new_tokens == 8 and len(config.prompts) in (2, 5)
-
-
-def test_a_shortened_comparison_is_the_written_one_with_more_words() -> None:
-    more = f"{walk.SHORT} {walk.SHORT_LOAD}"
-    assert walk.shortened("tandem compare --prompt-file FILE") == "tandem compare --prompt-file FILE --max-new-tokens 8"
-    assert walk.shortened("make compare      # text") == f'make compare       ARGS="{walk.SHORT}"'
-    assert walk.shortened('make compare ARGS="--seed 1"') == f'make compare ARGS="--seed 1 {walk.SHORT}"'
-    assert walk.shortened("tandem compare --rate 1") == f"tandem compare --rate 1 {more}"
-
-
-@pytest.mark.parametrize(
-    ("line", "ports"),
-    [
-        ("tandem serve DIR --http_port 9000", (0, 9000)),
-        ("make serve   # text", (0, 8080)),
-        ("python main.py --role target", (50051, 0)),
-        ("tandem target --port 7 --http_port 8", (7, 8)),
-        ("python main.py --role client --prompt x", None),
-        ("curl http://127.0.0.1:8080/health", None),
-    ],
-)
-def test_a_server_is_known_by_its_command(line: str, ports: tuple[int, int] | None) -> None:
-    assert walk.ports_of(line) == ports

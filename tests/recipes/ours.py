@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tandem.cli import asking, compare, main, models, tools
-from tandem.comparison.measuring.commands import server_command, target_of, whole_of
+from tandem.comparison.measuring.commands import beside_command, target_command, worker_command
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.host.devices import Devices
 from tandem.host.instances import instance_named
@@ -63,15 +63,10 @@ def compared_servers(command: Command, monkeypatch: pytest.MonkeyPatch) -> list[
 def _server_commands(config: ComparisonConfig) -> list[list[str]]:
     """Returns the arguments of the servers that a comparison starts here."""
     started = set(config.architectures) - set(config.connect)
-    group = whole_of(config)
-    commands = [server_command(config, "target", group=group)] if "autoregressive" in started else []
-    commands += [server_command(config, "fused_target", group=group)] if "fused" in started else []
+    commands = [target_command(config)] if "autoregressive" in started else []
+    commands += [beside_command(config, "fused")] if "fused" in started else []
     if "distributed" in started:
-        draft = config.placement.draft if config.placement else None
-        commands += [
-            server_command(config, "target", group=target_of(config)),
-            server_command(config, "draft_worker", group=draft),
-        ]
+        commands += [target_command(config, ("distributed",)), worker_command(config, "distributed", "127.0.0.1:1")]
     return [command[len(LAUNCH) :] for command in commands]
 
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from tandem.checkpoints.family_configs import UnsupportedFamily, family_of
 from tandem.checkpoints.family_weights import rows_together
-from tandem.checkpoints.numbers import Stored
+from tandem.checkpoints.head_config import HeadWeights
+from tandem.checkpoints.numbers import STORAGE, Stored
 from tandem.runners.eagle.hidden_states import TargetFeatures, of_native
+from tandem.runners.eagle.module import EagleHead
 from tandem.runners.native import NativeUnavailable
 from tandem.runners.native.features import NativeFeatures
 from tandem.runners.native.load import load_native
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.weights import UNQUANTISED, Packing
 from tandem.runners.protocol import Limits, RunnerIdentity
-from tandem.runners.torch.from_tensors import stored_of
 
 
 def dtype_of(tensor: torch.Tensor) -> str:
@@ -71,3 +73,17 @@ def torch_features(features: Any) -> TargetFeatures:
         return features
     assert isinstance(features, NativeFeatures)
     return of_native(features)
+
+
+def stored_of(tensor: torch.Tensor) -> Stored:
+    """The tensor as numpy, sharing contiguous memory."""
+    tensor = tensor.detach().contiguous()
+    if tensor.dtype is torch.bfloat16:
+        return Stored("BF16", tensor.view(torch.uint16).numpy())
+    values = tensor.numpy()
+    return Stored(next(name for name, kind in STORAGE.items() if np.dtype(kind) == values.dtype), values)
+
+
+def weights_of(head: EagleHead) -> HeadWeights:
+    """A module's weights, sharing memory."""
+    return HeadWeights(head.config, {name: stored_of(tensor) for name, tensor in head.state_dict().items()})

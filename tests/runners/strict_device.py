@@ -117,10 +117,10 @@ def no_runtime() -> Any:
 
 def install() -> None:
     """Puts the stand-in in the place of the platform `neuron`."""
-    here = {"absent": lambda: None, "memory": CPU.memory, "synchronize": lambda: None, "backend": DEVICE.backend}
+    here = {"absent": lambda: None, "memory": CPU.memory, "backend": DEVICE.backend}
     here["collectives"] = CPU.collectives
     if platforms.compiles_only():  # AWS's wheels are there, as it were, and no device
-        del here["absent"], here["memory"], here["synchronize"]
+        del here["absent"], here["memory"]
         platforms._neuron_package, platforms._neuron = lambda: None, no_runtime
     platforms.PLATFORMS["neuron"] = replace(NEURON, device="cpu", **here)
     os.environ.update({str(NEURON.code): "", **dict.fromkeys(NEURON.environment, "")})

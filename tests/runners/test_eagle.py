@@ -27,11 +27,10 @@ from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.runners.eagle.files import read_head, write_head
 from tandem.runners.eagle.module import EagleHead
-from tandem.runners.loading import Execution, Shape
+from tandem.runners.loading import BACKEND, Execution, Shape
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import Limits, PrefillRow, RunnerIdentity
 from tandem.runners.startup import Startup
-from tandem.runners.torch.backend import BACKEND
 from tandem.speculation.types import Chunk, GenerationRequest, Rule, SamplingParams, SpeculationStats
 from tests.daily import daily
 from tests.rows import propose_row, verify_row

@@ -22,11 +22,10 @@ from tandem.engine.loading import Loaded, load_pair
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.runners.eagle.files import write_head
 from tandem.runners.eagle.runner import EagleRunner
-from tandem.runners.loading import Execution, Shape, load_runner
+from tandem.runners.loading import BACKEND, Execution, Shape, load_runner
 from tandem.runners.protocol import PrefillRow
 from tandem.runners.startup import Startup
 from tandem.runners.torch import graphs
-from tandem.runners.torch.backend import BACKEND
 from tandem.runners.torch.graph_model import GraphModel
 from tandem.runners.torch.graph_modules import PrefillModule, VerifyModule
 from tandem.runners.torch.graph_runner import GraphRunner

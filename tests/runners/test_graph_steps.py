@@ -273,5 +273,5 @@ def test_sampled_rows_follow_the_seeded_law_on_graphs_too(pair: Pair) -> None:
 
 
 def test_a_row_that_failed_says_so() -> None:
-    assert isinstance(graph_runner.verdict_of([1, 2, 0, 0], 2), RuntimeError)
-    assert graph_runner.verdict_of([1, 2, 1, 1], 2).token_ids == (1, 2)  # type: ignore[union-attr]
+    assert isinstance(graph_modules.verdict_of([1, 2, 0, 0], 2), RuntimeError)
+    assert graph_modules.verdict_of([1, 2, 1, 1], 2).token_ids == (1, 2)  # type: ignore[union-attr]

@@ -13,23 +13,22 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tandem.engine.compatibility import able
-from tandem.runners.eagle.files import weights_of, write_head
+from tandem.runners.eagle.files import write_head
 from tandem.runners.eagle.load import load_head
 from tandem.runners.eagle.module import EagleHead
 from tandem.runners.eagle.runner import EagleRunner
-from tandem.runners.loading import Execution
+from tandem.runners.loading import BACKEND, Execution
 from tandem.runners.native.features import NativeFeatures
 from tandem.runners.native.head import NativeHead, NativeHeadRunner, load_native_head
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.weights import UNQUANTISED, packing
 from tandem.runners.protocol import TAIL, Limits, PrefillRow, Proposal, ProposeRow, RunnerIdentity
 from tandem.runners.startup import Startup
-from tandem.runners.torch.backend import BACKEND
 from tandem.runners.torch.platforms import platform_of
 from tandem.speculation.types import Rule, SamplingParams
 from tests.daily import daily
 from tests.rows import changed, propose_row
-from tests.runners.modules import native_of, torch_features
+from tests.runners.modules import native_of, torch_features, weights_of
 from tests.runners.test_eagle import CONFIG, a_head
 from tests.runners.tiny import model_folder
 

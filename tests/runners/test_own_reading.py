@@ -16,7 +16,7 @@ from tandem.checkpoints.family_weights import FolderWeights, GgufWeights, check_
 from tandem.checkpoints.head_config import read_head_weights
 from tandem.checkpoints.locate import EMBEDDED_DRAFT, EMBEDDED_HEAD, CheckpointError, find
 from tandem.checkpoints.numbers import Stored, from_bfloat16, to_bfloat16
-from tandem.runners.eagle.files import head_module, weights_of
+from tandem.runners.eagle.files import head_module
 from tandem.runners.eagle.load import load_head
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.native.load import load_native
@@ -24,9 +24,8 @@ from tandem.runners.native.rotary import rotary_tables
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.weights import packing
 from tandem.runners.startup import Startup
-from tandem.runners.torch.from_tensors import stored_of
 from tests.runners import real
-from tests.runners.modules import ModuleWeights, native_of
+from tests.runners.modules import ModuleWeights, native_of, stored_of, weights_of
 from tests.runners.test_native import LLAMA3, SIZES, every_model, module_of, native, sequence
 from tests.runners.tiny import model_folder
 

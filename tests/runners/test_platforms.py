@@ -92,7 +92,6 @@ def test_without_a_device_a_chip_is_named_to_compile_for_and_the_runtime_is_not_
     )
     monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
     assert NEURON.absent() is None
-    NEURON.synchronize()
     assert NEURON.describe() == "neuron (no device: graphs are compiled for trn2)"
     runner = GraphRunner.__new__(GraphRunner)
     runner.model = SimpleNamespace(platform=NEURON)  # type: ignore[assignment]
@@ -202,6 +201,5 @@ def test_buckets_are_few_where_graphs_are_dear_and_those_asked_for_besides() -> 
 
 def test_the_cpu_is_described() -> None:
     assert CPU.absent() is None
-    CPU.synchronize()
     assert CPU.describe().startswith("cpu (") and CPU.memory() > 2**28
     assert choose_platform("auto") is (CUDA if torch.cuda.is_available() else CPU)

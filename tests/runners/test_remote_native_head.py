@@ -17,12 +17,11 @@ from tandem.runners.eagle.files import write_head
 from tandem.runners.eagle.hidden_states import TargetFeatures
 from tandem.runners.eagle.load import load_head, load_remote_head
 from tandem.runners.eagle.runner import EagleRunner
-from tandem.runners.loading import Execution, Shape
+from tandem.runners.loading import BACKEND, Execution, Shape
 from tandem.runners.native.head import NativeHead, NativeHeadRunner
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.protocol import TAIL, PrefillRow, Proposal, ProposeRow
 from tandem.runners.startup import Startup
-from tandem.runners.torch.backend import BACKEND
 from tandem.runners.torch.platforms import platform_of
 from tandem.speculation.features import FeatureFormat, FeatureInbox, FeatureSpec
 from tandem.speculation.types import Rule

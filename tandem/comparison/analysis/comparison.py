@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,13 +14,13 @@ from tandem.comparison.analysis.summary import Summary, completed, summarize
 from tandem.comparison.analysis.theory import Theory, theory_of
 from tandem.comparison.analysis.verdict import Verdict, host_of, measured_verdict, predicted_verdict
 from tandem.comparison.analysis.words import joined, name_in_sentence, plural
-from tandem.comparison.links.overhead import LinkOverhead
+from tandem.comparison.links.link import LinkOverhead
 from tandem.comparison.links.settings import MAX_RTT_MS, LinkSettings
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE
 from tandem.comparison.measuring.attempt import tried
 from tandem.comparison.measuring.conditions import BASE, LINK, LOAD, SAMPLING, Condition, Load
 from tandem.comparison.measuring.config import ComparisonConfig
-from tandem.comparison.measuring.deployment import Endpoint, baseline_of, incomparable
+from tandem.comparison.measuring.deployment import Endpoint, baseline_of
 from tandem.comparison.measuring.environment import Machine, Versions
 from tandem.comparison.measuring.json_form import decoded, encoded, read_text
 from tandem.comparison.measuring.record_log import RunData
@@ -152,23 +152,23 @@ def analyse(measured: RunData) -> Comparison:
     baseline = baseline_of(list(endpoints))
     plain = baseline.architecture.name if baseline else None
     summaries = {c.name: tuple(_summaries(measured, c, records, plain, remarks)) for c in conditions}
-    theory = tried(
-        remarks, "Theory beside measurement", lambda: theory_of(conditions, summaries, measured.calibrations), None
-    )
+    made = partial(theory_of, conditions, summaries, measured.calibrations)
+    theory = tried(remarks, "Theory beside measurement", made, None)
     verdicts, loads = list[Verdict](), list[LoadPoint]()
     for on in conditions:
+        what = f"The decision under {on.name}"
         if on.load:
-            point = partial(load_point, on, on.load, summaries[on.name], records)
-            if made := tried(remarks, f"The decision under {on.name}", point, None):
-                loads.append(made)
+            point = tried(remarks, what, partial(load_point, on, on.load, summaries[on.name], records), None)
+            loads += [point] if point else []
         else:
-            judged = partial(measured_verdict, on, summaries[on.name], records, endpoints, cores)
-            if found := tried(remarks, f"The decision under {on.name}", judged, None):
-                verdicts.append(found)
-    bound, law = config.capacity_ms, theory.capacity_gain if theory else None
+            judge = partial(measured_verdict, on, summaries[on.name], records, endpoints, cores)
+            verdict = tried(remarks, what, judge, None)
+            verdicts += [verdict] if verdict else []
     served = None
-    if bound is not None:
-        served = tried(remarks, "The capacity", lambda: capacity(bound / 1000, loads, summaries, law), None)
+    if config.capacity_ms is not None:
+        gain = theory.capacity_gain if theory else None
+        counted = partial(capacity, config.capacity_ms / 1000, loads, summaries, gain)
+        served = tried(remarks, "The capacity", counted, None)
     return Comparison(
         SCHEMA_VERSION,
         measured.started_at,
@@ -257,65 +257,54 @@ def _plain_with_fewest_beside(records: Sequence[Record]) -> list[Record]:
     return list(first.values())
 
 
-def _remarks(measured: RunData) -> list[str]:
-    return [*incomparable(list(measured.endpoints)), *_not_adaptive(measured), *_ended_early(measured)]
-
-
-def _not_adaptive(measured: RunData) -> list[str]:
-    """Names servers with a fixed length although auto was requested."""
-    fixed = [e for e in measured.endpoints if e.model.draft_name and not e.model.adaptive_speculation_length]
-    if measured.config.speculation_length is not None or not fixed:
-        return []
-    each = ", ".join(f"{e.architecture.name} {e.model.default_speculation_length}" for e in fixed)
-    return [f"speculation-length auto: these servers were started with a fixed one: {each}"]
-
-
-def _ended_early(measured: RunData) -> list[str]:
+def _remarks(measured: RunData) -> Iterator[str]:
+    """Yields why figures or outputs may not be comparable, or say little."""
+    config, endpoints = measured.config, measured.endpoints
+    for field in ("weights_revision", "tokenizer_sha256", "dtype", "device"):
+        values = {e.architecture.name: getattr(e.model, field) for e in endpoints if getattr(e.model, field)}
+        if len(set(values.values())) > 1:
+            yield f"{field} differs: " + ", ".join(f"{name} {value}" for name, value in values.items())
+    if inexact := [e.architecture.name for e in endpoints if not e.model.bit_exact]:
+        yield f"not bit-exact on this device, outputs may differ where logits tie: {', '.join(inexact)}"
+    fixed = [e for e in endpoints if e.model.draft_name and not e.model.adaptive_speculation_length]
+    if config.speculation_length is None and fixed:
+        each = ", ".join(f"{e.architecture.name} {e.model.default_speculation_length}" for e in fixed)
+        yield f"speculation-length auto: these servers were started with a fixed one: {each}"
     tokens = [m.output_tokens for m in completed(measured.records)]
-    early = sum(count < EARLY_TOKENS for count in tokens)
-    if not early:
-        return []
-    raw = any(prompt.kind in OWN and not prompt.chat for prompt in measured.config.prompts)
-    hint = " Prompts of your own were given as they are (--raw, or the model has no chat template)." if raw else ""
-    return [
-        f"{early} of {len(tokens)} answers ended under {EARLY_TOKENS} tokens and say little about the time per token."
-        f" Ask for longer answers.{hint}"
-    ]
+    if early := sum(count < EARLY_TOKENS for count in tokens):
+        raw = any(prompt.kind in OWN and not prompt.chat for prompt in config.prompts)
+        hint = " Prompts of your own were given as they are (--raw, or the model has no chat template)." if raw else ""
+        yield (
+            f"{early} of {len(tokens)} answers ended under {EARLY_TOKENS} tokens and say little about the time per"
+            f" token. Ask for longer answers.{hint}"
+        )
 
 
-def caveats(endpoints: Sequence[Endpoint]) -> list[str]:
-    """Returns the caveats before any figure: rehearsed steps, unequal servers."""
+def caveats(endpoints: Sequence[Endpoint]) -> Iterator[str]:
+    """Yields the caveats before any figure: rehearsed steps, unequal servers."""
+    if of := [each for endpoint in endpoints for each in endpoint.model.rehearsals]:
+        steps, late = sum(each.steps for each in of), sum(each.late_steps for each in of)
+        by = f", by {1000 * sum(each.late_seconds for each in of) / late:.1f} ms on average" if late else ""
+        drafts = " (drafts; those of targets are in their logs)" if all(each.part == "draft" for each in of) else ""
+        yield (
+            f"Rehearsed: real models and a real wire, with steps that take the times of {of[0].device}"
+            f" ({of[0].source}), not this machine's; {late} of {plural(steps, 'step')} were late{by}{drafts}."
+        )
     given = [e for e in endpoints if e.log is None]
-    started = [e for e in endpoints if e.log is not None]
     hosts = list(dict.fromkeys(host_of(e) for e in endpoints))
-    found: list[str] = []
-    if given and started:
+    mixed = 0 < len(given) < len(endpoints)
+    if mixed:
         ran = joined([f"{name_in_sentence(e.architecture.name)} at {e.address}" for e in given])
-        found.append(
+        yield (
             f"{ran} ran already, other servers were started here: processor, threads and prefix sharing may differ."
             " Connect all of them, or none."
         )
     if len(hosts) > 1:
-        found.append(f"More than one machine is compared ({joined(hosts)}): a ratio may be that of the machines.")
+        yield f"More than one machine is compared ({joined(hosts)}): a ratio may be that of the machines."
     elif hosts and hosts[0] != "this machine":
-        found.append(f"All servers ran on {hosts[0]}: how busy that machine was is not known here.")
-    if found and (apart := _differing(endpoints)):
-        found.append(f"The servers' settings differ: {apart}.")
-    return [*_rehearsed(endpoints), *found]
-
-
-def _rehearsed(endpoints: Sequence[Endpoint]) -> list[str]:
-    """Names the rehearsed device, and its steps that took longer here."""
-    of = [each for endpoint in endpoints for each in endpoint.model.rehearsals]
-    if not of:
-        return []
-    steps, late = sum(each.steps for each in of), sum(each.late_steps for each in of)
-    by = f", by {1000 * sum(each.late_seconds for each in of) / late:.1f} ms on average" if late else ""
-    drafts = " (drafts; those of targets are in their logs)" if all(each.part == "draft" for each in of) else ""
-    return [
-        f"Rehearsed: real models and a real wire, with steps that take the times of {of[0].device} ({of[0].source}),"
-        f" not this machine's; {late} of {plural(steps, 'step')} were late{by}{drafts}."
-    ]
+        yield f"All servers ran on {hosts[0]}: how busy that machine was is not known here."
+    if (mixed or hosts not in ([], ["this machine"])) and (apart := _differing(endpoints)):
+        yield f"The servers' settings differ: {apart}."
 
 
 def _differing(endpoints: Sequence[Endpoint]) -> str:

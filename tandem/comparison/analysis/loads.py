@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tandem.comparison.analysis.doubt import Evidence, busy
 from tandem.comparison.analysis.summary import Summary
-from tandem.comparison.analysis.verdict import Verdict, loaded_verdict
+from tandem.comparison.analysis.verdict import Evidence, Verdict, busy, loaded_verdict
 from tandem.comparison.measuring.architectures import COMPARED, DISTRIBUTED, FUSED
 from tandem.comparison.measuring.conditions import Condition, Load
 from tandem.comparison.measuring.distributions import ratio
@@ -42,8 +41,7 @@ class LoadPoint:
 def load_figures(records: Sequence[Record]) -> LoadFigures:
     """Computes one architecture's figures under one load."""
     done = [record.measurement for record in records if record.measurement]
-    sent = [record.sent_s for record in records if record.sent_s is not None]
-    ended = [record.ended_s for record in records if record.ended_s is not None]
+    sent, ended = ([getattr(r, at) or 0.0 for r in records] for at in ("sent_s", "ended_s"))
     seconds = max(ended, default=0.0) - min(sent, default=0.0)
     errors = Counter(record.error.code for record in records if record.error)
     return LoadFigures(
@@ -59,18 +57,17 @@ def load_figures(records: Sequence[Record]) -> LoadFigures:
 
 def load_point(on: Condition, load: Load, summaries: Sequence[Summary], records: Sequence[Record]) -> LoadPoint:
     own = [record for record in records if record.condition == on.name]
-    by_name = {s.architecture: s for s in summaries}
-    figures = {name: load_figures([r for r in own if r.architecture == name]) for name in by_name}
-    latencies = {name: s.distributions["end_to_end_latency_s"].mean for name, s in by_name.items()}
+    figures = {s.architecture: load_figures([r for r in own if r.architecture == s.architecture]) for s in summaries}
+    means = {s.architecture: s.distributions["end_to_end_latency_s"].mean for s in summaries}
+    latencies = {name: latency for name, latency in means.items() if latency is not None}
     rates = {
         name: rate
         for name, of in figures.items()
-        if name in COMPARED and of.num_requests_started >= load.requests and latencies[name] is not None
+        if name in COMPARED and of.num_requests_started >= load.requests and name in latencies
         if (rate := of.mean_output_throughput_token_per_s)
     }
     evidence = Evidence(busy=busy([r.machine_load for r in own if r.machine_load], 1))
-    known = {name: latency for name, latency in latencies.items() if latency is not None}
-    return LoadPoint(on.name, load, figures, loaded_verdict(on, rates, known, evidence))
+    return LoadPoint(on.name, load, figures, loaded_verdict(on, rates, latencies, evidence))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,49 @@ more. Acceptance rate = accepted / drafted; mean acceptance length = committed t
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tandem.comparison.analysis.intervals import Interval, paired_interval
+import numpy as np
+
 from tandem.comparison.measuring.distributions import DISTRIBUTIONS, MetricDistribution, distribution, ratio
 from tandem.comparison.measuring.identity import MarginTrace, TokenIdentity, identity
 from tandem.comparison.measuring.records import CAUSES, Measurement, Record
 from tandem.speculation.types import rounds_by_length
+
+Interval = tuple[float, float]
+
+# 97.5 % points of t with 1, 2, ... degrees of freedom; `_student` approximates the rest
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+
+
+def paired_interval(numerators: Sequence[float], denominators: Sequence[float]) -> Interval | None:
+    """Returns the 95 % interval of sum(numerators) / sum(denominators); None for a single prompt.
+
+    Student's t on the logarithm of the ratio (delta method): a bootstrap is too narrow with few prompts.
+    """
+    above, below = np.asarray(numerators, float), np.asarray(denominators, float)
+    units = len(above)
+    if units < 2 or not (above.sum() > 0 and below.sum() > 0):
+        return None
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        apart = above / above.mean() - below / below.mean()
+        error = _student(units - 1) * float(np.sqrt((apart**2).sum() / units / (units - 1)))
+        middle = float(above.sum() / below.sum())
+    if not (0 < middle < math.inf and error < 700):  # exp(700) is still a number
+        return None
+    low, high = middle * math.exp(-error), middle * math.exp(error)
+    return (low, high) if math.isfinite(high) else None
+
+
+def _student(freedom: int) -> float:
+    if freedom <= len(STUDENT):
+        return STUDENT[freedom - 1]
+    z = 1.95996
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 
 def completed(records: Iterable[Record]) -> list[Measurement]:
@@ -92,12 +126,7 @@ def sum_counts(per_request: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 def sum_positions(per_request: Iterable[Sequence[int]]) -> list[int]:
     """Adds counts by position; missing ones are 0."""
-    totals: list[int] = []
-    for counts in per_request:
-        totals += [0] * (len(counts) - len(totals))
-        for position, count in enumerate(counts):
-            totals[position] += count
-    return totals
+    return [sum(counts) for counts in itertools.zip_longest(*per_request, fillvalue=0)]
 
 
 def milliseconds_per_token(measurements: Sequence[Measurement]) -> dict[str, float | None]:

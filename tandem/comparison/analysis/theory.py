@@ -6,19 +6,89 @@ Overlapping rounds (never waiting, pipelined) are not predicted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tandem.comparison.analysis.costs import Costs, costs_by_architecture
+import numpy as np
+
 from tandem.comparison.analysis.summary import Summary
 from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring import architectures as arch
 from tandem.comparison.measuring.conditions import BASE, LINK, Condition
 from tandem.comparison.measuring.distributions import ratio
-from tandem.comparison.measuring.records import Calibration
+from tandem.comparison.measuring.records import Calibration, Measurement
 
 MISSED = 1.25  # a prediction off by more than this factor is not relied on
 PREDICTED = (arch.DISTRIBUTED.name, arch.FUSED.name, arch.REMOTE_DRAFT.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Component times of one architecture, in seconds; slopes are per token or position."""
+
+    draft_fixed_s: float
+    draft_slope_s: float
+    verify_fixed_s: float
+    verify_slope_s: float
+    overhead_s: float  # rest of a round, waiting for the device included
+    rpc_s: float  # round trip without added delay
+    message_bytes: float  # payload of a round, both ways
+
+
+def costs_by_architecture(found: Sequence[Calibration], link: LinkSettings) -> dict[str, Costs]:
+    """Computes costs by architecture, without the configured delay of `link`."""
+    grouped: defaultdict[str, dict[int, list[Measurement]]] = defaultdict(lambda: defaultdict(list))
+    for one in found:
+        if one.measurement.rounds:
+            grouped[one.architecture][one.length].append(one.measurement)
+    return {name: _costs(by_length, link) for name, by_length in grouped.items()}
+
+
+def _costs(by_length: Mapping[int, list[Measurement]], link: LinkSettings) -> Costs:
+    def overhead(m: Measurement) -> float:
+        """The overhead of the rounds, without the request's own trip across the link."""
+        return m.seconds_by_cause.queue + max(0.0, m.seconds_by_cause.other - link.seconds)
+
+    everything = [m for ms in by_length.values() for m in ms]
+    # A target whose draft is elsewhere sends nothing in a round without a draft.
+    asking = [m for length, ms in by_length.items() if length for m in ms] or everything
+    message_bytes = _per_round(asking, lambda m: m.bytes_up + m.bytes_down)
+    drafts = [
+        (float(length), _per_round(ms, lambda m: m.seconds_by_cause.draft))
+        for length, ms in by_length.items()
+        if length
+    ]
+    verifications = [
+        (1 + _per_round(ms, lambda m: m.drafted), _per_round(ms, lambda m: m.seconds_by_cause.verify))
+        for ms in by_length.values()
+    ]
+    return Costs(
+        *line(drafts),
+        *line(verifications),
+        overhead_s=_per_round(everything, overhead),
+        rpc_s=max(0.0, _per_round(asking, lambda m: m.seconds_by_cause.network) - link.round_trip(message_bytes)),
+        message_bytes=message_bytes,
+    )
+
+
+def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Fits seconds = fixed + slope * size by least squares; returns (fixed, slope), neither below 0."""
+    if not points:
+        return 0.0, 0.0
+    sizes, seconds = np.array(points, float).T
+    mean = float(seconds.mean())
+    if np.ptp(sizes) < 1e-9 * sizes.mean():
+        return mean, 0.0
+    slope, fixed = map(float, np.polyfit(sizes, seconds, 1))
+    if slope < 0:
+        return mean, 0.0
+    return (fixed, slope) if fixed >= 0 else (0.0, mean / float(sizes.mean()))
+
+
+def _per_round(measurements: Sequence[Measurement], value: Callable[[Measurement], float]) -> float:
+    rounds = sum(m.rounds for m in measurements)
+    return sum(map(value, measurements)) / rounds if rounds else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +131,7 @@ class Prediction:
 
     @property
     def missed(self) -> bool:
-        share = None if self.error is None else 1 + self.error
-        return share is not None and not 1 / MISSED <= share <= MISSED
+        return self.error is not None and not 1 / MISSED <= 1 + self.error <= MISSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +150,11 @@ class Theory:
     @property
     def plain_tpot_s(self) -> float:
         return self.plain_s + self.plain_overhead_s
+
+    @property
+    def missed(self) -> list[str]:
+        """The architectures whose predictions are not relied on."""
+        return sorted({prediction.architecture for prediction in self.predictions if prediction.missed})
 
     def round_s(self, name: str, rounds: Rounds) -> tuple[float, float]:
         """Returns the seconds of a round's draft and verification."""
@@ -163,10 +237,5 @@ def _best_length(model: Theory, name: str, link: LinkSettings, found: Sequence[C
 def _capacity_gain(model: Theory) -> float | None:
     if arch.FUSED.name not in model.rounds:
         return None
-    draft, verify = model.round_s(arch.FUSED.name, model.rounds[arch.FUSED.name])
-    gain = ratio(draft, verify)
+    gain = ratio(*model.round_s(arch.FUSED.name, model.rounds[arch.FUSED.name]))
     return None if gain is None else 1 + gain
-
-
-def missed(theory: Theory | None) -> list[Prediction]:
-    return [prediction for prediction in (theory.predictions if theory else ()) if prediction.missed]

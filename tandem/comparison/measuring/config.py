@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
@@ -34,6 +34,7 @@ REQUESTS_PER_USER = 4  # least requests of a load per concurrent user
 LEAST_FOR_CAPACITY = 8  # least requests for a percentile
 CLIENTS = (1, 2, 4, 8, 16, 32, 64)  # default of a capacity
 ONE_LENGTH = 3  # default speculation length of servers with a single one
+LIST_FLAGS = {"rtts_ms": "rtt-ms", "temperatures": "temperature", "rules": "rule"}
 MAX_CONCURRENCY, MAX_RATE = 1000, 1000.0
 MIN_SLOTS = 4  # least KV slots under load; a server's own default
 
@@ -127,9 +128,13 @@ class ComparisonConfig:
             object.__setattr__(self, "speculation_length", ONE_LENGTH)
         self._check_choices()
         self._check_numbers()
-        self._check_connected()
-        self._check_links()
-        self._check_loads()
+        for address in self.connect.values():
+            self.credentials.check(server_url(address).netloc if "://" in address else address)
+        for wrong, why in (*self._wrong_servers(), *self._wrong_links(), *self._wrong_loads()):
+            if wrong:
+                raise ValueError(why)
+        for condition in self.conditions:
+            condition.link.check()
         if self.rehearse is not None:
             times_named(self.rehearse)
         for folder in (self.output_dir, *self.output_dir.parents):
@@ -150,23 +155,6 @@ class ComparisonConfig:
             ("pipeline", self.pipeline, ("off", "on", "never-waiting", "auto")),
         ):
             _check_names(flag, (chosen,), known)
-        here = set(self.architectures) - set(self.connect)
-        for wrong, why in (
-            (not self.prompts, "prompt: no prompt is given"),
-            (OPENAI.name in here, "architectures: openai is a server that runs: name it with --connect openai=URL"),
-            (
-                HEADED.name in here and not self.head,
-                f"head: {HEADED.name} needs --head DIR, the folder of an EAGLE-3 head",
-            ),
-            (self.adapters and not self.adapter, "adapters: name the one that requests have with --adapter"),
-            (
-                self.adapter and not self.adapters and here,
-                "adapter: give --adapters as well, for the servers that are started here",
-            ),
-            (self.draft_adapters and not self.adapters, "draft-adapters: give --adapters as well"),
-        ):
-            if wrong:
-                raise ValueError(why)
 
     def _check_numbers(self) -> None:
         longest = self.sequence_length - 1
@@ -190,96 +178,85 @@ class ComparisonConfig:
                 raise ValueError(f"{flag}: {value} is not between {least} and {most}")
             if value is not None and value < least:
                 raise ValueError(f"{flag}: {value} is below {least}")
-        for flag, number, most_of in (
+        for flag, number, limit in (
             ("timeout", self.timeout_s, math.inf),
             ("startup-timeout", self.startup_timeout_s, math.inf),
             ("capacity", self.capacity_ms, math.inf),
             *(("rate", rate, MAX_RATE) for rate in self.rate),
         ):
-            if number is not None and not (math.isfinite(number) and 0 < number <= most_of):
-                limit = "" if math.isinf(most_of) else f" and at most {most_of:g} requests per second"
-                raise ValueError(f"{flag}: {number:g} is not a finite number above 0{limit}")
-        for flag, values in (
-            ("rtt-ms", self.rtts_ms),
-            ("temperature", self.temperatures),
-            ("rule", self.rules),
-            ("concurrency", self.concurrency),
-            ("rate", self.rate),
-        ):
-            if len(set(values)) < len(values):
-                raise ValueError(f"{flag}: a value is named twice")
-        if self.max_new_tokens >= self.sequence_length:
-            raise ValueError(
-                f"max-new-tokens: {self.max_new_tokens} leaves no room for a prompt"
-                f" in a sequence length of {self.sequence_length}"
-            )
+            if number is not None and not (math.isfinite(number) and 0 < number <= limit):
+                most_of = "" if math.isinf(limit) else f" and at most {limit:g} requests per second"
+                raise ValueError(f"{flag}: {number:g} is not a finite number above 0{most_of}")
+        for flag in ("rtts_ms", "temperatures", "rules", "concurrency", "rate"):
+            if len(set(getattr(self, flag))) < len(getattr(self, flag)):
+                raise ValueError(f"{LIST_FLAGS.get(flag, flag)}: a value is named twice")
 
-    def _check_connected(self) -> None:
-        if self.rehearse is not None and set(self.architectures) & set(self.connect):
-            raise ValueError("rehearse: is for servers that are started here, and some are connected")
-        if self.credentials != Credentials(insecure=self.credentials.insecure) and not self.connect:
-            raise ValueError("connect: certificates and tokens are only for connected servers, and none is named")
-        for address in self.connect.values():
-            self.credentials.check(server_url(address).netloc if "://" in address else address)
-        if not self.over_http:
-            return
-        for name in (*self.architectures, *self.connect):
-            if name not in SERVED_BY_VLLM and name != OPENAI.name:
-                raise ValueError(f"connect: vLLM has no {name}; URLs are for {', '.join(SERVED_BY_VLLM)}")
-            if "://" not in self.connect.get(name, ""):
-                raise ValueError(f"connect: {name} needs a URL as the others have: {name}=http://HOST:PORT")
+    def _wrong_servers(self) -> Iterator[tuple[object, str]]:
+        """Yields whether something is wrong with prompts or servers, and what."""
+        here = set(self.architectures) - set(self.connect)
+        secured = self.credentials != Credentials(insecure=self.credentials.insecure)
+        yield not self.prompts, "prompt: no prompt is given"
+        yield OPENAI.name in here, "architectures: openai is a server that runs: name it with --connect openai=URL"
+        yield HEADED.name in here and not self.head, f"head: {HEADED.name} needs --head DIR, an EAGLE-3 head"
+        yield self.adapters and not self.adapter, "adapters: name the one that requests have with --adapter"
+        no_adapters = "adapter: give --adapters as well, for the servers that are started here"
+        yield self.adapter and not self.adapters and here, no_adapters
+        yield self.draft_adapters and not self.adapters, "draft-adapters: give --adapters as well"
+        some_connected = "rehearse: is for servers that are started here, and some are connected"
+        yield self.rehearse is not None and set(self.architectures) - here, some_connected
+        unused = "connect: certificates and tokens are only for connected servers, and none is named"
+        yield secured and not self.connect, unused
+        for name in (*self.architectures, *self.connect) if self.over_http else ():
+            served = name in SERVED_BY_VLLM or name == OPENAI.name
+            yield not served, f"connect: vLLM has no {name}; URLs are for {', '.join(SERVED_BY_VLLM)}"
+            url = f"connect: {name} needs a URL as the others have: {name}=http://HOST:PORT"
+            yield "://" not in self.connect.get(name, ""), url
         for flag, given in (
             ("rule", self.rules != (Rule.AGREEMENT,)),
-            ("adapter", bool(self.adapter)),
+            ("adapter", self.adapter),
             ("mean-input-tokens", self.mean_input_tokens is not None),
         ):
-            if given:
-                raise ValueError(f"{flag}: servers of vLLM are not compared so")
+            yield self.over_http and given, f"{flag}: servers of vLLM are not compared so"
 
-    def _check_links(self) -> None:
-        if self.temperatures and self.temperatures[0] != self.sampling.temperature:
-            raise ValueError("temperature: the first of the list is the base's")
-        links = (self.link, *self.other_links)
-        if self.link not in LINK_KINDS and not self.link.startswith(TRACE):
-            raise ValueError(f"link: {self.link!r} is not one of {', '.join(LINK_KINDS)}")
-        if self.other_links and not all(link.startswith(TRACE) for link in links):
-            raise ValueError(f"link: of several, each is {TRACE}UP,DOWN")
-        if len(set(links)) < len(links):
-            raise ValueError("link: one is named twice")
-        if self.link.startswith(TRACE) and (self.bandwidth_mbps or self.up_mbps):
-            raise ValueError("link: a recorded link has its own bandwidth")
-        for condition in self.conditions:
-            condition.link.check()
-            if condition.link.rtt_ms is not None and self.connect:
-                raise ValueError("rtt-ms: only servers that are started here can be put behind an emulated link")
+    def _wrong_links(self) -> Iterator[tuple[object, str]]:
+        links, traced = (self.link, *self.other_links), self.link.startswith(TRACE)
+        temperatures = self.temperatures or (self.sampling.temperature,)
+        yield temperatures[0] != self.sampling.temperature, "temperature: the first of the list is the base's"
+        yield not traced and self.link not in LINK_KINDS, f"link: {self.link!r} is not one of {', '.join(LINK_KINDS)}"
+        untraced = self.other_links and not all(link.startswith(TRACE) for link in links)
+        yield untraced, f"link: of several, each is {TRACE}UP,DOWN"
+        yield len(set(links)) < len(links), "link: one is named twice"
+        yield traced and (self.bandwidth_mbps or self.up_mbps), "link: a recorded link has its own bandwidth"
+        emulated = any(condition.link.rtt_ms is not None for condition in self.conditions)
+        yield emulated and self.connect, "rtt-ms: only servers that are started here can be put behind an emulated link"
 
-    def _check_loads(self) -> None:
-        if self.capacity_ms is not None:
-            if self.max_num_completed_requests is not None:
-                raise ValueError("max-num-completed-requests: --capacity has as many for each client")
-            if self.connect:
-                raise ValueError("capacity: is for servers that are started here, and some are connected")
-            if self.placement:
-                raise ValueError("capacity: clients with drafts of their own cannot be placed on chosen cores")
+    def _wrong_loads(self) -> Iterator[tuple[object, str]]:
+        room = f"a sequence length of {self.sequence_length}"
+        full = f"max-new-tokens: {self.max_new_tokens} leaves no room for a prompt in {room}"
+        yield self.max_new_tokens >= self.sequence_length, full
+        capacity, requests = self.capacity_ms is not None, self.max_num_completed_requests
+        counted = "max-num-completed-requests: --capacity has as many for each client"
+        yield capacity and requests is not None, counted
+        connected = "capacity: is for servers that are started here, and some are connected"
+        yield capacity and self.connect, connected
+        placed = "capacity: clients with drafts of their own cannot be placed on chosen cores"
+        yield capacity and self.placement, placed
         for flag, value in (
-            ("max-num-completed-requests", self.max_num_completed_requests),
+            ("max-num-completed-requests", requests),
             ("mean-input-tokens", self.mean_input_tokens),
             ("mean-output-tokens", self.mean_output_tokens),
         ):
-            if value is not None and not (self.users or self.rate):
-                raise ValueError(f"{flag}: is for --concurrency and --rate, and neither is given")
+            alone = value is not None and not (self.users or self.rate)
+            yield alone, f"{flag}: is for --concurrency and --rate, and neither is given"
         for which, mean, stddev in (
             ("input", self.mean_input_tokens, self.stddev_input_tokens),
             ("output", self.mean_output_tokens, self.stddev_output_tokens),
         ):
-            if stddev and mean is None:
-                raise ValueError(f"stddev-{which}-tokens: is for --mean-{which}-tokens, which is not given")
+            no_mean = f"stddev-{which}-tokens: is for --mean-{which}-tokens, which is not given"
+            yield stddev and mean is None, no_mean
         inputs, outputs = self.mean_input_tokens or 1, self.mean_output_tokens or self.max_new_tokens
-        if inputs + outputs > self.sequence_length:
-            raise ValueError(
-                f"mean-input-tokens: {inputs} and {outputs} new tokens"
-                f" exceed a sequence length of {self.sequence_length}"
-            )
+        long = f"mean-input-tokens: {inputs} and {outputs} new tokens exceed {room}"
+        yield inputs + outputs > self.sequence_length, long
 
     @property
     def conditions(self) -> tuple[Condition, ...]:

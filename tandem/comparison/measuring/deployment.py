@@ -19,7 +19,7 @@ from tandem.comparison.measuring.commands import (
 )
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.servers import Fleet
-from tandem.comparison.measuring.vllm_counters import version_at
+from tandem.comparison.measuring.vllm import version_at
 from tandem.speculation.types import ModelInfo
 
 T = TypeVar("T")
@@ -191,15 +191,3 @@ def baseline_of(endpoints: list[Endpoint]) -> Endpoint | None:
     """Returns the fastest plain decoding: at width 1 if present, else autoregressive."""
     by_name = {endpoint.architecture.name: endpoint for endpoint in endpoints}
     return by_name.get(arch.WIDTH_1.name) or by_name.get(arch.AUTOREGRESSIVE.name)
-
-
-def incomparable(endpoints: list[Endpoint]) -> list[str]:
-    """Returns why figures or outputs may not be comparable."""
-    remarks: list[str] = []
-    for field in ("weights_revision", "tokenizer_sha256", "dtype", "device"):
-        values = {e.architecture.name: getattr(e.model, field) for e in endpoints if getattr(e.model, field)}
-        if len(set(values.values())) > 1:
-            remarks.append(f"{field} differs: " + ", ".join(f"{name} {value}" for name, value in values.items()))
-    if inexact := [e.architecture.name for e in endpoints if not e.model.bit_exact]:
-        remarks.append(f"not bit-exact on this device, outputs may differ where logits tie: {', '.join(inexact)}")
-    return remarks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -25,7 +25,7 @@ from tandem.comparison.measuring.record_log import RecordLog, RunData
 from tandem.comparison.measuring.records import failure_of
 from tandem.comparison.measuring.run import Contender
 from tandem.comparison.measuring.servers import Fleet, ServerFailed
-from tandem.comparison.measuring.vllm_counters import Counters
+from tandem.comparison.measuring.vllm import Counters
 from tandem.rpc.errors import TandemError
 from tandem.rpc.first_contact import explained
 from tandem.speculation.types import ModelInfo
@@ -56,7 +56,9 @@ def run_comparison(config: ComparisonConfig, connect: Connect, publish: Callable
             print(f"compare_architectures.py: error: output-dir: {error.filename}: {error.strerror}", file=sys.stderr)
             return USAGE
         with opened as log:
-            code = _measured(log, connect, interruption)
+            code, why = _measured(log, connect, interruption)
+            if code and not log.measured.ended:
+                log.add("end", why)
         if log.measured.records:
             print("writing the report", file=sys.stderr)
             published = publish(log.measured)
@@ -72,76 +74,76 @@ def started(config: ComparisonConfig) -> RunData:
     return RunData(config, this_machine(), these_versions(), started_at)
 
 
-def _measured(log: RecordLog, connect: Connect, interruption: Interruption) -> int:
+def _measured(log: RecordLog, connect: Connect, interruption: Interruption) -> tuple[int, str]:
+    """Returns the exit code and why the run ended early."""
     try:
         interruption.run(measure(log, connect, interruption, Progress()))
-        return OK
+        return OK, ""
     except asyncio.CancelledError:
         if interruption.signal is None:
             raise
-        return _ended(log, interruption.reason, interruption.exit_code)
+        return interruption.exit_code, interruption.reason
     except ServerDied as error:
         print(error, file=sys.stderr)
-        return _ended(log, f"{error}".splitlines()[0], SERVER_DIED)
+        return SERVER_DIED, f"{error}".splitlines()[0]
     except (ServerFailed, Refused, Unreachable) as error:  # before anything was measured
         print(f"compare_architectures.py: error: {error}", file=sys.stderr)
         usage = isinstance(error, Refused) or getattr(error, "returncode", None) == USAGE
-        return _ended(log, f"{error}".splitlines()[0], USAGE if usage else FAILED)
+        return USAGE if usage else FAILED, f"{error}".splitlines()[0]
     except Exception as error:
         if not log.measured.records:
             raise
         if log.measured.ended:  # while stopping the servers
             log.add("remark", f"After the last request: {format_error(error)}")
-        return _ended(log, format_error(error), FAILED)
-
-
-def _ended(log: RecordLog, why: str, code: int) -> int:
-    if not log.measured.ended:
-        log.add("end", why)
-    return code
+        return FAILED, format_error(error)
 
 
 async def measure(log: RecordLog, connect: Connect, interruption: Interruption, progress: Progress) -> None:
     """Starts the servers, measures into the log, stops them. Raises ServerFailed, ServerDied, Unreachable, Refused."""
     config = log.measured.config
     tokenizer, turns = _tokenizer(config), turns_of(config)
-    with progress:
-        async with _open_link(config) as link:
-            if config.one_length:
-                log.add(
-                    "remark",
-                    f"Servers of this device draft one length, {config.speculation_length} tokens a round: auto, the"
-                    " default of the speculation length elsewhere, has nothing to choose there.",
-                )
-            if config.placement:
-                log.add("remark", f"Architectures were measured in turn, each with all its cores: {config.placement}.")
-            while turns:
-                names = turns.pop(0)
-                folder = config.output_dir / "logs" / (names[0] if config.placement else "")
-                fleet = Fleet(folder, config.startup_timeout_s, on_wait=progress.waiting, on_ready=progress.ready)
-                async with contextlib.AsyncExitStack() as stack:
-                    stack.enter_context(interruption.killing(fleet.kill))  # also while the fleet stops its servers
-                    await stack.enter_async_context(fleet)
-                    describe = _describing(connect, config.credentials)
-                    before = log.measured.endpoints
-                    endpoints = await deploy(config, fleet, describe, link, names)
-                    log.add("servers", in_report_order(config, [*before, *endpoints]))
-                    _check_tokenizer(tokenizer, endpoints)
-                    wide = any(each.architecture == AUTOREGRESSIVE and wants_width_1(each) for each in endpoints)
-                    if config.placement and wide:
-                        turns.append((WIDTH_1.name,))
-                    contenders = [await _connected(stack, connect, each, config) for each in endpoints]
-                    measuring = Measuring(config, endpoints, contenders, link, progress, log, tokenizer)
-                    await while_all_live(measuring.run(), fleet, log)
-                    if config.rehearse:  # with the steps that its servers have counted by now
-                        counted = [
-                            replace(each, model=await describe(each.address, each.architecture.service))
-                            for each in endpoints
-                        ]
-                        log.add("servers", in_report_order(config, [*before, *counted]))
-                    if not turns:
-                        log.add("end", None)
-                    progress.say("stopping the servers")
+    emulated = any(condition.link.rtt_ms is not None for condition in config.conditions)
+    async with contextlib.AsyncExitStack() as whole:
+        whole.enter_context(progress)
+        link = await whole.enter_async_context(DelayLink()) if emulated else None
+        if config.one_length:
+            log.add(
+                "remark",
+                f"Servers of this device draft one length, {config.speculation_length} tokens a round: auto, the"
+                " default of the speculation length elsewhere, has nothing to choose there.",
+            )
+        if config.placement:
+            log.add("remark", f"Architectures were measured in turn, each with all its cores: {config.placement}.")
+        while turns:
+            names = turns.pop(0)
+            folder = config.output_dir / "logs" / (names[0] if config.placement else "")
+            fleet = Fleet(folder, config.startup_timeout_s, on_wait=progress.waiting, on_ready=progress.ready)
+            interruption.kill = fleet.kill  # also while the fleet stops its servers
+            async with contextlib.AsyncExitStack() as stack:
+                await stack.enter_async_context(fleet)
+                describe = _describing(connect, config.credentials)
+                before = log.measured.endpoints
+                endpoints = await deploy(config, fleet, describe, link, names)
+                log.add("servers", in_report_order(config, [*before, *endpoints]))
+                for each in endpoints if tokenizer else ():
+                    if tokenizer and each.model.tokenizer_sha256 != tokenizer.sha256:  # ids would mean another text
+                        name = each.architecture.name
+                        raise Refused(f"mean-input-tokens: {name} has another tokenizer than --model names here")
+                wide = any(each.architecture == AUTOREGRESSIVE and wants_width_1(each) for each in endpoints)
+                if config.placement and wide:
+                    turns.append((WIDTH_1.name,))
+                contenders = [await _connected(stack, connect, each, config) for each in endpoints]
+                measuring = Measuring(config, endpoints, contenders, link, progress, log, tokenizer)
+                await while_all_live(measuring.run(), fleet, log)
+                if config.rehearse:  # with the steps that its servers have counted by now
+                    counted = [
+                        replace(each, model=await describe(each.address, each.architecture.service))
+                        for each in endpoints
+                    ]
+                    log.add("servers", in_report_order(config, [*before, *counted]))
+                if not turns:
+                    log.add("end", None)
+                progress.say("stopping the servers")
 
 
 def turns_of(config: ComparisonConfig) -> list[tuple[str, ...]]:
@@ -151,15 +153,6 @@ def turns_of(config: ComparisonConfig) -> list[tuple[str, ...]]:
     return sorted(((name,) for name in config.architectures), key=lambda turn: turn == (AUTOREGRESSIVE.name,))
 
 
-@contextlib.asynccontextmanager
-async def _open_link(config: ComparisonConfig) -> AsyncGenerator[DelayLink | None, None]:
-    if all(condition.link.rtt_ms is None for condition in config.conditions):
-        yield None
-        return
-    async with DelayLink() as link:
-        yield link
-
-
 def _tokenizer(config: ComparisonConfig) -> Tokenizer | None:
     if config.mean_input_tokens is None:
         return None
@@ -167,15 +160,6 @@ def _tokenizer(config: ComparisonConfig) -> Tokenizer | None:
         return target_tokenizer(config.backend, config.model)
     except ValueError as error:
         raise Refused(f"mean-input-tokens: {error}") from error
-
-
-def _check_tokenizer(tokenizer: Tokenizer | None, endpoints: Sequence[Endpoint]) -> None:
-    """Raises Refused if a server has another tokenizer: ids would mean another text."""
-    for endpoint in endpoints if tokenizer else ():
-        if tokenizer and endpoint.model.tokenizer_sha256 != tokenizer.sha256:
-            raise Refused(
-                f"mean-input-tokens: {endpoint.architecture.name} has another tokenizer than --model names here"
-            )
 
 
 def _describing(connect: Connect, credentials: Credentials) -> Describe:

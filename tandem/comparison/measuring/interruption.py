@@ -6,8 +6,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -22,20 +21,17 @@ class Interruption:
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self.kill: Callable[[], None] = lambda: None  # called by a second signal
         self._before: dict[signal.Signals, Any] = {}
         self._cancel: Callable[[], object] = lambda: None
-        self._kill: Callable[[], None] = lambda: None
 
     @property
     def exit_code(self) -> int:
-        """128 plus the signal's number."""
-        assert self.signal is not None, "there was a signal"
-        return 128 + self.signal
+        return 128 + (self.signal or 0)
 
     @property
     def reason(self) -> str:
-        assert self.signal is not None, "there was a signal"
-        return f"interrupted by {self.signal.name}"
+        return f"interrupted by {self.signal.name}" if self.signal else ""
 
     def __enter__(self) -> Interruption:
         if threading.current_thread() is threading.main_thread():  # only the main thread can handle signals
@@ -62,18 +58,9 @@ class Interruption:
         finally:
             self._cancel = lambda: None
 
-    @contextmanager
-    def killing(self, kill: Callable[[], None]) -> Iterator[None]:
-        """Sets the callback of a second signal."""
-        self._kill = kill
-        try:
-            yield
-        finally:
-            self._kill = lambda: None
-
     def _came(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:
-            self._kill()
+            self.kill()
             os.write(2, SHOW_CURSOR if os.isatty(2) else b"")
             os._exit(128 + number)
         self.signal = signal.Signals(number)

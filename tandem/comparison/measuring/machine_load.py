@@ -36,7 +36,6 @@ class CoreTimes:
 class LoadWatch:
     """Watches from `started` until `ended`."""
 
-    load_average: float | None
     waiting: int | None
     times: CoreTimes | None
 
@@ -47,31 +46,22 @@ class LoadWatch:
         if waiting:
             await asyncio.sleep(SETTLING_SECONDS)
             waiting = min(waiting, _running() or 0)
-        return cls(_load_average(), waiting, _core_times())
+        return cls(waiting, _core_times())
 
     def ended(self, all_ours: bool = True) -> MachineLoad:
         """Ends. `all_ours`: this process started every server, so their time can be subtracted."""
-        now = _core_times()
+        now, average = _core_times(), os.getloadavg()[0]
         if self.times is None or now is None or (total := now.total - self.times.total) <= 0:
-            return MachineLoad(self.load_average, self.waiting)
+            return MachineLoad(average, self.waiting)
         others = now.busy - self.times.busy - (now.own - self.times.own)
         shares = [min(1.0, max(0.0, ticks / total)) for ticks in (others, now.steal - self.times.steal)]
-        return MachineLoad(self.load_average, self.waiting, shares[0] if all_ours else None, shares[1])
-
-
-def _load_average() -> float | None:
-    try:
-        return os.getloadavg()[0]
-    except (OSError, AttributeError):
-        return None
+        return MachineLoad(average, self.waiting, shares[0] if all_ours else None, shares[1])
 
 
 def _running() -> int | None:
     """Returns the runnable threads of this machine without the caller."""
-    for line in _text(PROC / "stat").splitlines():
-        if line.startswith("procs_running "):
-            return max(0, int(line.split()[1]) - 1)
-    return None
+    _, found, rest = _text(PROC / "stat").partition("\nprocs_running ")
+    return max(0, int(rest.split()[0]) - 1) if found else None
 
 
 def _core_times() -> CoreTimes | None:

@@ -11,7 +11,6 @@ import http.client
 import json
 import threading
 from collections.abc import AsyncGenerator, Iterator
-from types import TracebackType
 from typing import Any
 
 from tandem.comparison.measuring.config import server_url
@@ -20,11 +19,10 @@ from tandem.speculation.errors import TandemError
 from tandem.speculation.types import Chunk, FinishReason, GenerationEnd, GenerationRequest, ModelInfo, SpeculationStats
 
 LONGEST_LINE = 1 << 22
-_END = "[DONE]"
 
 
 class OpenAIClient:
-    """Opens a connection per request."""
+    """Opens a connection per request, which ends with it."""
 
     def __init__(self, address: str, token: str | None = None) -> None:
         self._address, self._url, self._token = address, server_url(address), token
@@ -34,10 +32,8 @@ class OpenAIClient:
     async def __aenter__(self) -> OpenAIClient:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Does nothing: connections end with their requests."""
+    async def __aexit__(self, *error: object) -> None:
+        pass
 
     def sharing(self) -> OpenAIClient:
         return OpenAIClient(self._address, self._token)
@@ -59,18 +55,27 @@ class OpenAIClient:
         if self._model is None:
             await self.model_info()
         path, body = _body(request, str(self._model))
-        answer = _Answer()
+        tokens, has_ids, finish, usage = 0, False, FinishReason.LENGTH, dict[str, Any]()
         async for line in self._lines("POST", path, body, timeout):
-            if line.startswith("data:"):
-                event = line[5:].strip()
-                if event == _END:
-                    break
-                if chunk := answer.take(event):
-                    yield chunk
-        missing, end = answer.end()
+            if not line.startswith("data:"):
+                continue
+            if (event := line[5:].strip()) == "[DONE]":
+                break
+            text, ids, reason, usage = _parsed(event, usage)
+            finish = FinishReason.END_OF_SEQUENCE if reason == "stop" else finish
+            has_ids = has_ids or bool(ids)
+            ids = (UNKNOWN,) if text and not has_ids else ids
+            tokens += len(ids)
+            if ids or text:
+                yield Chunk(ids, text)
+        missing = 0 if has_ids else max(0, _count(usage, "completion_tokens", tokens) - tokens)
         if missing:
-            yield missing
-        yield end
+            yield Chunk((UNKNOWN,) * missing)
+        details = usage.get("completion_tokens_details")
+        details = details if isinstance(details, dict) else {}
+        accepted, rejected = (_count(details, f"{each}_prediction_tokens", 0) for each in ("accepted", "rejected"))
+        stats = SpeculationStats(accepted=accepted, drafted=accepted + rejected)
+        yield GenerationEnd(finish, _count(usage, "prompt_tokens", 0), tokens + missing, stats)
 
     async def _lines(
         self, method: str, path: str, body: dict[str, Any] | None, timeout: float | None
@@ -145,44 +150,20 @@ def _body(request: GenerationRequest, model: str) -> tuple[str, dict[str, Any]]:
     return "/v1/completions", {**body, "prompt": prompt}
 
 
-class _Answer:
-    def __init__(self) -> None:
-        self._tokens, self._finish = 0, FinishReason.LENGTH
-        self._usage: dict[str, Any] = {}
-        self._has_ids = False
+def _parsed(event: str, usage: dict[str, Any]) -> tuple[str, tuple[int, ...], Any, dict[str, Any]]:
+    """Returns an event's text, token ids, finish reason, and the newest usage. Raises TandemError."""
+    try:
+        found = json.loads(event)
+        if found.get("error"):
+            raise TandemError("UNAVAILABLE", f"{found['error']}"[:300])
+        choice: dict[str, Any] = next(iter(found.get("choices") or ()), {})
+        text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+        ids = tuple(int(one) for one in choice.get("token_ids") or ())
+        return text, ids, choice.get("finish_reason"), found.get("usage") or usage
+    except (ValueError, TypeError, AttributeError) as error:
+        raise TandemError("UNAVAILABLE", f"an event is not what OpenAI servers send: {error}") from None
 
-    def take(self, event: str) -> Chunk | None:
-        """Returns an event's chunk, if any. Raises TandemError."""
-        try:
-            found = json.loads(event)
-            if found.get("error"):
-                raise TandemError("UNAVAILABLE", f"{found['error']}"[:300])
-            self._usage = found.get("usage") or self._usage
-            choice: dict[str, Any] = next(iter(found.get("choices") or ()), {})
-            text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
-            ids = tuple(int(one) for one in choice.get("token_ids") or ())
-            if choice.get("finish_reason") == "stop":
-                self._finish = FinishReason.END_OF_SEQUENCE
-        except (ValueError, TypeError, AttributeError) as error:
-            raise TandemError("UNAVAILABLE", f"an event is not what OpenAI servers send: {error}") from None
-        self._has_ids = self._has_ids or bool(ids)
-        if not ids and text and not self._has_ids:
-            ids = (UNKNOWN,)
-        self._tokens += len(ids)
-        return Chunk(ids, text) if ids or text else None
 
-    def end(self) -> tuple[Chunk | None, GenerationEnd]:
-        """Returns the tokens without text, if any, and the end."""
-        counted = self._count("completion_tokens", self._tokens)
-        missing = () if self._has_ids else (UNKNOWN,) * max(0, counted - self._tokens)
-        stats, details = SpeculationStats(), self._usage.get("completion_tokens_details") or {}
-        if isinstance(details, dict):
-            stats.accepted = int(details.get("accepted_prediction_tokens") or 0)
-            stats.drafted = stats.accepted + int(details.get("rejected_prediction_tokens") or 0)
-        total = self._tokens + len(missing)
-        end = GenerationEnd(self._finish, self._count("prompt_tokens", 0), total, stats)
-        return (Chunk(missing) if missing else None), end
-
-    def _count(self, name: str, otherwise: int) -> int:
-        value = self._usage.get(name)
-        return value if isinstance(value, int) and 0 <= value < 2**31 else otherwise
+def _count(of: dict[str, Any], name: str, otherwise: int) -> int:
+    value = of.get(name)
+    return value if isinstance(value, int) and 0 <= value < 2**31 else otherwise

@@ -19,20 +19,13 @@ class Progress:
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
-        self._total = 0
-        self._done = 0
         self._waiting: dict[str, float] = {}
         self._last_line = time.monotonic()
-        self._bar = Bar(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=self._console,
-            disable=not self._console.is_terminal,
-        )
-        self._task = self._bar.add_task("starting", total=None)
+        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        hidden = not self._console.is_terminal
+        self._bar = Bar(TextColumn("{task.description}"), *columns, console=self._console, disable=hidden)
+        self._bar.add_task("starting", total=None)
+        (self._task,) = self._bar.tasks
 
     def __enter__(self) -> Progress:
         self._bar.start()
@@ -44,7 +37,7 @@ class Progress:
     def waiting(self, server: str, seconds: float) -> None:
         self._waiting[server] = seconds
         text = "starting " + ", ".join(f"{name} ({s:.0f} s)" for name, s in self._waiting.items())
-        self._bar.update(self._task, description=text)
+        self._describe(text)
         if time.monotonic() - self._last_line > QUIET_SECONDS:
             self._line(text)
 
@@ -53,26 +46,28 @@ class Progress:
         self._line(f"{server} is ready on {address} after {seconds:.1f} s")
 
     def say(self, text: str) -> None:
-        self._bar.update(self._task, description=escape(text))
+        self._describe(text)
         self._line(text)
 
     def expect(self, total: int) -> None:
         """Sets the number of requests to come."""
-        self._total = total
-        self._bar.update(self._task, total=total, completed=self._done)
+        self._bar.update(self._task.id, total=total)
 
     def measuring(self, architecture: str, prompt: str) -> None:
-        self._bar.update(self._task, description=f"{architecture} · {escape(prompt)}")
+        self._describe(f"{architecture} · {prompt}")
 
     def measured(self, record: Record) -> None:
-        self._done += 1
-        self._bar.advance(self._task)
+        self._bar.advance(self._task.id)
         what = f"{record.architecture} · {record.prompt}"
         if record.error:
             self._line(f"{what}: {record.error.code}: {record.error.message}")
         elif record.measurement and not self._console.is_terminal:
             tokens, seconds = record.measurement.output_tokens, record.measurement.end_to_end_latency_s
-            self._line(f"[{self._done}/{self._total}] {what}: {tokens} tokens in {seconds:.2f} s")
+            done, total = self._task.completed, self._task.total or 0
+            self._line(f"[{done:.0f}/{total:.0f}] {what}: {tokens} tokens in {seconds:.2f} s")
+
+    def _describe(self, text: str) -> None:
+        self._bar.update(self._task.id, description=escape(text))
 
     def _line(self, text: str) -> None:
         self._last_line = time.monotonic()

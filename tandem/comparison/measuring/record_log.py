@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from tandem.comparison.links.overhead import LinkOverhead
+from tandem.comparison.links.link import LinkOverhead
 from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint
@@ -68,8 +68,9 @@ class RunData:
         """Why measurements are missing; None if complete."""
         return self.cut_short if self.ended else UNENDED
 
-    def add(self, kind: str, values: Mapping[str, Any]) -> None:
-        match kind, *values.values():
+    def add(self, kind: str, *values: Any) -> None:
+        """Adds the values of a line."""
+        match kind, *values:
             case "servers", endpoints:
                 self.endpoints = tuple(endpoints)
             case "warm-up failure", name, failure:
@@ -109,9 +110,8 @@ class RecordLog:
 
     def add(self, kind: str, *values: Any) -> None:
         """Adds a line with the values of LINES in their order."""
-        named = dict(zip(LINES[kind], values, strict=True))
-        self.measured.add(kind, named)
-        self._write(kind, named)
+        self.measured.add(kind, *values)
+        self._write(kind, dict(zip(LINES[kind], values, strict=True)))
 
     def _write(self, kind: str, values: Mapping[str, Any]) -> None:
         """Writes and flushes a line; on a full disk only the file ends."""
@@ -130,24 +130,21 @@ class RecordLog:
 def read_records(path: Path, flag: str = "from-records") -> RunData:
     """Reads a run's records; the output folder is the file's. Raises a one-line ValueError."""
     lines = read_text(path, flag).split("\n")[:-1]  # an incomplete last line was being written when the run died
-    first, *rest = lines or [""]
     number = 1
     try:
-        measured = _header(json.loads(first), path.parent)
-        for line in rest:
+        head = json.loads((lines or [""])[0])
+        if not isinstance(head, dict) or head.get("format") != FORMAT:
+            raise ValueError(f"format {FORMAT} is needed")
+        config = decoded(ComparisonConfig, {**head["settings"], "output_dir": path.parent})
+        machine, versions = decoded(Machine, head["machine"]), decoded(Versions, head["versions"])
+        measured = RunData(config, machine, versions, head["started_at"])
+        for line in lines[1:]:
             number += 1
             found = json.loads(line)
             if (kind := found["kind"]) not in LINES:
                 raise ValueError(f"kind {kind!r} is unknown")
-            measured.add(kind, {name: decoded(of, found[name]) for name, of in LINES[kind].items()})
+            measured.add(kind, *(decoded(of, found[name]) for name, of in LINES[kind].items()))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         why = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"{flag}: {path}, line {number}: not of a comparison's records: {why}") from None
     return measured
-
-
-def _header(line: dict[str, Any], folder: Path) -> RunData:
-    if not isinstance(line, dict) or line.get("format") != FORMAT:
-        raise ValueError(f"format {FORMAT} is needed")
-    config = decoded(ComparisonConfig, {**line["settings"], "output_dir": folder})
-    return RunData(config, decoded(Machine, line["machine"]), decoded(Versions, line["versions"]), line["started_at"])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
 
-from tandem.comparison.measuring.json_form import encoded
 from tandem.comparison.measuring.machine_load import MachineLoad
 from tandem.speculation.types import SpeculationStats
 
@@ -103,17 +101,6 @@ class Record:
     sent_s: float | None = None  # since the load began; None without a load
     ended_s: float | None = None
     machine_load: MachineLoad | None = None
-
-
-# a record's other fields, in files' order
-HEAD: tuple[str, ...] = ("condition", "architecture", "prompt", "workload", "run", "sent_s", "ended_s")
-
-
-def record_as_json(record: Record) -> dict[str, Any]:
-    """Returns one flat object; a failed request has nulls for its measurement."""
-    head = {name: getattr(record, name) for name in HEAD}
-    measured = encoded(record.measurement) or dict.fromkeys(f.name for f in fields(Measurement))
-    return {**head, **measured, "error": encoded(record.error), "machine_load": encoded(record.machine_load)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, Sp
 
 if TYPE_CHECKING:
     from tandem.comparison.measuring.openai_client import OpenAIClient
-    from tandem.comparison.measuring.vllm_counters import Counters
+    from tandem.comparison.measuring.vllm import Counters
     from tandem.rpc.generation_client import GenerationClient
 
 WARM_UP_TOKENS = 8

@@ -10,7 +10,6 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from tandem.launch import environment
@@ -38,10 +37,8 @@ def describe_failure(name: str, what: str, log: Path) -> str:
 
 
 def log_tail(log: Path, lines: int = TAIL_LINES) -> list[str]:
-    try:
-        return [line for line in log.read_text(errors="replace").splitlines() if line.strip()][-lines:]
-    except OSError:
-        return []
+    text = log.read_text(errors="replace") if log.exists() else ""
+    return [line for line in text.splitlines() if line.strip()][-lines:]
 
 
 @dataclass(frozen=True)
@@ -123,54 +120,42 @@ class Fleet:
             self._on_wait(name, waited)
             await asyncio.sleep(POLL_SECONDS)
 
-    def deaths(self) -> list[str]:
-        """Describes ready servers that have exited."""
-        return [
-            describe_failure(server.name, _ending(server.process.returncode), server.log)
-            for server in self._ready
-            if server.process.returncode is not None
-        ]
-
     async def death(self) -> str:
         """Waits until a ready server exits; returns its name, exit code and log."""
-        while not self.deaths():
-            ends = [asyncio.ensure_future(server.process.wait()) for server in self._ready]
-            try:
-                await (asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED) if ends else asyncio.Event().wait())
-            finally:
-                for end in ends:
-                    end.cancel()
-        return self.deaths()[0]
+        ends = {asyncio.ensure_future(server.process.wait()): server for server in self._ready}
+        try:
+            await (asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED) if ends else asyncio.Event().wait())
+            server = next(server for end, server in ends.items() if end.done())
+        finally:
+            for end in ends:
+                end.cancel()
+        return describe_failure(server.name, _ending(server.process.returncode), server.log)
 
     def kill(self) -> None:
         """Sends SIGKILL to all, without waiting."""
         for process in self._processes:
-            if process.returncode is None:
-                _kill_group(process)
+            _kill_group(process)
 
     async def stop(self) -> None:
         """Sends SIGTERM, then SIGKILL after the grace period or if cancelled."""
         running = [process for process in self._processes if process.returncode is None]
         for process in running:
-            _signal(process.terminate)
+            with contextlib.suppress(ProcessLookupError):  # it exited in the meantime
+                process.terminate()
         try:
             if running:
                 await asyncio.wait([asyncio.ensure_future(p.wait()) for p in running], timeout=self._grace_s)
         finally:
             for process in running:
-                if process.returncode is None:
-                    _kill_group(process)
+                _kill_group(process)
         for process in running:
             await process.wait()
 
 
-def _signal(send: Callable[[], None]) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it exited in the meantime
-        send()
-
-
 def _kill_group(process: asyncio.subprocess.Process) -> None:
-    _signal(partial(os.killpg, process.pid, signal.SIGKILL))
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _ending(returncode: int | None) -> str:

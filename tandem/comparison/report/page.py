@@ -12,11 +12,10 @@ from typing import Any
 
 from tandem.comparison.analysis import words
 from tandem.comparison.analysis.comparison import Comparison
-from tandem.comparison.analysis.verdict import Verdict
 from tandem.comparison.measuring.attempt import tried
 from tandem.comparison.report import answers, plots, sentences, tables
 from tandem.comparison.report.plots import Picture
-from tandem.comparison.report.serving import Commands, deployment
+from tandem.comparison.report.serving import deployment
 from tandem.comparison.report.tables import Table
 from tandem.installing import install_command
 
@@ -35,23 +34,6 @@ class Section:
         return not (self.lines or self.tables or self.pictures or self.prompts)
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    title: str
-    stamp: str
-    cautions: tuple[str, ...]
-    decision: Verdict | None  # the base's
-    undecided: str
-    ratios: tuple[str, ...]
-    speed: Picture | None
-    others: tuple[Verdict, ...]  # of other links and loads
-    missing: tuple[str, ...]
-    commands: tuple[Commands, ...]
-    card: dict[str, str]
-    sections: tuple[Section, ...]
-    no_plots: str
-
-
 def html(found: Comparison) -> str:
     """Renders the page. SVG is trusted; all other text is escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -67,15 +49,15 @@ def html(found: Comparison) -> str:
     return environment.get_template("page.html.jinja").render(page=page_of(found))
 
 
-def page_of(found: Comparison) -> Page:
-    """Builds the page; a failing part becomes a remark."""
+def page_of(found: Comparison) -> dict[str, Any]:
+    """Returns the template's variables; a failing part becomes a remark."""
     remarks: list[str] = []
     partial_run, decision = sentences.partial(found), found.decision
     models = words.joined(sentences.models(found, "model_name") or ["a model"])
     sections = tuple(section for section in _sections(found, remarks) if not section.empty)
     chosen = dict.fromkeys(verdict.architecture for verdict in found.decisions if verdict.decided)
     commands = (tried(remarks, "The command", partial(deployment, found, name), None) for name in chosen)
-    return Page(
+    return dict(
         title=f"Where should the draft of {models} run?" + (" (rehearsed)" if found.rehearsed else ""),
         stamp=f"{sentences.date(found)}. {words.capitalised(sentences.setting(found))}.",
         cautions=(*([f"This run is partial: {partial_run}."] if partial_run else []), *found.caveats),
@@ -100,7 +82,6 @@ def _sections(found: Comparison, remarks: list[str]) -> list[Section]:
         each = (tried(remarks, f"{make.__name__}", partial(make, found), None) for make in makes)
         return tuple(one for one in each if one is not None)
 
-    theory = tuple(sentences.theory(found)) if found.theory else (sentences.why_no_theory(found),)
     failed = [f"{words.plural(len(found.failed), 'request')} failed."] if found.failed else []
     wrong = [sentences.identity(found), *failed, *(f"Remark: {remark}" for remark in found.remarks)]
     return [
@@ -115,7 +96,12 @@ def _sections(found: Comparison, remarks: list[str]) -> list[Section]:
         Section("What they answered", prompts=tuple(answers.answers(found)), folded=True),
         Section("Causes and workloads", tables=made(tables.cause_table, tables.workload_table), folded=True),
         Section("Drafts", tuple(map(words.capitalised, sentences.drafts(found))), folded=True),
-        Section("Theory beside measurement", theory, made(tables.prediction_table, tables.cost_table), folded=True),
+        Section(
+            "Theory beside measurement",
+            tuple(sentences.theory(found)),
+            made(tables.prediction_table, tables.cost_table),
+            folded=True,
+        ),
         Section("Other links", tables=(*_others(found), *made(tables.emulation_table)), folded=True),
         Section("Sampling", tables=made(tables.sampling_table), folded=True),
         Section("How it was run", tables=made(_settings, _versions, _servers, _prompts), folded=True),

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tandem.comparison.analysis import words
 from tandem.comparison.analysis.comparison import Comparison, Measured
-from tandem.comparison.analysis.theory import missed
 from tandem.comparison.measuring.records import CAUSES
 
 if TYPE_CHECKING:
@@ -121,7 +120,7 @@ def by_round_trip(found: Comparison) -> Picture | None:
         return figure
 
     text = "Lines join what was measured (bars: 95 % interval); crosses are predicted from component times."
-    if off := sorted({words.name(p.architecture) for p in missed(found.theory)}):
+    if off := [words.name(each) for each in (found.theory.missed if found.theory else ())]:
         text += f" Predictions missed: {words.joined(off)}."
     return _picture("by-round-trip", "Time per token against round trip", text, draw)
 

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,17 @@ from tandem.comparison.analysis.comparison import Comparison, analyse, compariso
 from tandem.comparison.analysis.step_times import step_times
 from tandem.comparison.measuring.attempt import tried
 from tandem.comparison.measuring.driver import FAILED, OK
+from tandem.comparison.measuring.json_form import encoded
 from tandem.comparison.measuring.machine_load import MachineLoad
 from tandem.comparison.measuring.record_log import RunData
-from tandem.comparison.measuring.records import CAUSES, HEAD, Measurement, Record, record_as_json
+from tandem.comparison.measuring.records import CAUSES, Measurement, Record
 from tandem.comparison.report.page import html
 from tandem.comparison.report.terminal import TABLE_WIDTH, print_comparison
 from tandem.host.device_times import text_of as times_as_text
 
 REHEARSED = "rehearsed"  # last column: name of the rehearsed step times
 CSV_COLUMNS: tuple[str, ...] = (
-    *HEAD,
+    *("condition", "architecture", "prompt", "workload", "run", "sent_s", "ended_s"),
     *(f.name for f in fields(Measurement) if f.name != "seconds_by_cause"),
     *(f"{cause}_seconds" for cause in CAUSES),
     "error_code",
@@ -40,7 +42,7 @@ CSV_COLUMNS: tuple[str, ...] = (
 def publish(measured: RunData) -> int:
     """Returns OK, or FAILED if a request or a file failed. Raises ValueError without a record."""
     found, remarks = analyse(measured), list[str]()
-    written = _write(found, step_times_of(measured), remarks)
+    written = _write(found, measured, remarks)
     console = Console() if sys.stdout.isatty() else Console(width=TABLE_WIDTH)
     tried(remarks, "The tables", lambda: print_comparison(found, console), None)
     if written:
@@ -53,35 +55,31 @@ def publish(measured: RunData) -> int:
 def write_files(found: Comparison, measured: RunData) -> tuple[Path, ...]:
     """Writes comparison.json, comparison.csv and the page. Raises OSError with a sentence per failure."""
     remarks: list[str] = []
-    written = _write(found, step_times_of(measured), remarks)
+    written = _write(found, measured, remarks)
     if remarks:
         raise OSError("; ".join(remarks))
     return written
-
-
-def step_times_of(measured: RunData) -> str | None:
-    times = step_times(measured)
-    return times_as_text(times) if times else None
 
 
 def write_page(found: Comparison, folder: Path) -> Path:
     return write_atomically(folder / "report.html", html(found))
 
 
-def _write(found: Comparison, times: str | None, remarks: list[str]) -> tuple[Path, ...]:
-    folder = found.config.output_dir
-    tried(remarks, "The folder", lambda: folder.mkdir(parents=True, exist_ok=True), None)
+def _write(found: Comparison, measured: RunData, remarks: list[str]) -> tuple[Path, ...]:
+    folder, times = found.config.output_dir, step_times(measured)
     texts: dict[str, Callable[[], str]] = {
         "comparison.json": lambda: comparison_as_text(found),
         "comparison.csv": lambda: records_as_csv(found.records, found.config.rehearse),
         "report.html": lambda: html(found),
     }
     if times:
-        texts["step_times.json"] = lambda: times or ""
-    files = (
-        tried(remarks, name, lambda name=name, make=make: write_atomically(folder / name, make()), None)  # type: ignore[misc]
-        for name, make in texts.items()
-    )
+        texts["step_times.json"] = partial(times_as_text, times)
+
+    def write(name: str, make: Callable[[], str]) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        return write_atomically(folder / name, make())
+
+    files = (tried(remarks, name, partial(write, name, make), None) for name, make in texts.items())
     return tuple(path for path in files if path)
 
 
@@ -95,15 +93,15 @@ def records_as_csv(records: Sequence[Record], rehearsed: str | None = None) -> s
 
 
 def _csv_row(record: Record) -> dict[str, Any]:
-    row = record_as_json(record)
-    seconds: dict[str, float] = row.pop("seconds_by_cause") or {}
-    error: dict[str, str] = row.pop("error") or {}
-    load: dict[str, float] = row.pop("machine_load") or {}
+    row: dict[str, Any] = encoded(record)
+    parts = {name: row.pop(name) or {} for name in ("measurement", "error", "machine_load")}
+    seconds = parts["measurement"].pop("seconds_by_cause", {})
     return {
-        **{key: json.dumps(value) if isinstance(value, list) else value for key, value in row.items()},
-        **{f"{cause}_seconds": seconds.get(cause) for cause in CAUSES},
-        **{f"error_{key}": value for key, value in error.items()},
-        **{f"machine_{key}": value for key, value in load.items()},
+        **row,
+        **{key: json.dumps(value) if isinstance(value, list) else value for key, value in parts["measurement"].items()},
+        **{f"{cause}_seconds": value for cause, value in seconds.items()},
+        **{f"error_{key}": value for key, value in parts["error"].items()},
+        **{f"machine_{key}": value for key, value in parts["machine_load"].items()},
     }
 
 

@@ -8,9 +8,7 @@ from datetime import datetime, timezone
 
 from tandem.comparison.analysis import words
 from tandem.comparison.analysis.comparison import Comparison
-from tandem.comparison.analysis.doubt import Doubt
-from tandem.comparison.analysis.theory import missed
-from tandem.comparison.analysis.verdict import Verdict
+from tandem.comparison.analysis.verdict import Doubt, Verdict
 from tandem.comparison.analysis.words import milliseconds, name, name_in_sentence
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, PLAIN
 
@@ -61,18 +59,22 @@ def not_measured(found: Comparison) -> Iterator[str]:
 
 
 def theory(found: Comparison) -> Iterator[str]:
-    """The consequences of the component times."""
+    """The consequences of the component times, or why there are none."""
     of = found.theory
     if of is None:
-        return
-    if off := sorted({name(prediction.architecture) for prediction in missed(of)}):
-        yield f"Do not rely on what follows: predictions missed {words.joined(off)}."
-    errors = [abs(p.error) for p in of.predictions if p.error is not None]
-    if errors:
+        without = not set(found.architectures) & set(PLAIN)
         yield (
-            f"Predicted TPOT is off by {words.percent(statistics.median(errors), 1)} in the median and"
-            f" {words.percent(max(errors), 1)} at most, over {words.plural(len(errors), 'measured figure')}."
+            "No predictions: plain decoding did not run, and they start from the cost of its step."
+            if without
+            else "No predictions: nothing was drafted, or component times were not measured in this run."
         )
+        return
+    if of.missed:
+        yield f"Do not rely on what follows: predictions missed {words.joined(list(map(name, of.missed)))}."
+    if errors := [abs(p.error) for p in of.predictions if p.error is not None]:
+        median, most = words.percent(statistics.median(errors), 1), words.percent(max(errors), 1)
+        figures = words.plural(len(errors), "measured figure")
+        yield f"Predicted TPOT is off by {median} in the median and {most} at most, over {figures}."
     if "distributed" in of.rounds:
         even = of.break_even_rtt_s
         below = "at no round trip" if even is None else f"below {milliseconds(even, 0)} ms RTT"
@@ -101,17 +103,17 @@ def identity(found: Comparison) -> str:
 def drafts(found: Comparison) -> Iterator[str]:
     """Lengths and proposers of drafts, and the steps of a target that never waits."""
     for s in found.base.summaries:
-        of, each = s.acceptance, s.architecture
+        of, each = s.acceptance, name(s.architecture)
         if of.drafted:
             rounds = ", ".join(f"{count} with {n}" for n, count in enumerate(of.rounds_by_length) if count)
             mean = f"{of.drafted / of.rounds:.2f} tokens a round on average"
-            yield f"drafted, {name(each)}: {mean}" + (rounds and f"; rounds: {rounds} draft tokens")
+            yield f"drafted, {each}: {mean}" + (rounds and f"; rounds: {rounds} draft tokens")
         if len(of.drafted_by) > 1:
             parts = (f"{who} {of.accepted_by.get(who, 0)} of {count}" for who, count in of.drafted_by.items())
-            yield f"accepted, {name(each)}: {', '.join(parts)}"
+            yield f"accepted, {each}: {', '.join(parts)}"
         if ran := s.never_waiting:
             yield (
-                f"the target of {name(each)} made {ran.steps} steps, {ran.drafted_steps} with a draft and"
+                f"the target of {each} made {ran.steps} steps, {ran.drafted_steps} with a draft and"
                 f" {ran.wasted_steps} for nothing; {ran.unverified_drafts} draft tokens were never verified."
             )
 
@@ -169,16 +171,8 @@ def _load(found: Comparison) -> str:
     """Other programs' load during measured requests; "" if unknown."""
     loads = [record.machine_load for record in found.records if record.machine_load]
     parts = []
-    for shares, what in (
-        ([load.others for load in loads if load.others is not None], "took {} of the machine"),
-        ([load.steal for load in loads if load.steal is not None], "the host of this virtual machine took {}"),
-    ):
-        if shares and (share := statistics.fmean(shares)) >= LEAST_SHARE:
-            parts.append(what.format(words.percent(share)))
+    for field, what in (("others", "took {} of the machine"), ("steal", "the host of this virtual machine took {}")):
+        shares = [share for load in loads if (share := getattr(load, field)) is not None]
+        if shares and (mean := statistics.fmean(shares)) >= LEAST_SHARE:
+            parts.append(what.format(words.percent(mean)))
     return ", ".join(parts)
-
-
-def why_no_theory(found: Comparison) -> str:
-    if not set(found.architectures) & set(PLAIN):
-        return "No predictions: plain decoding did not run, and they start from the cost of its step."
-    return "No predictions: nothing was drafted, or component times were not measured in this run."

@@ -28,43 +28,37 @@ def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]], not
     return Table(caption, tuple(heads), tuple(map(tuple, rows)), note, texts)
 
 
-ARCHITECTURE_HEADS = (
-    "architecture", "TTFT\np50 ms", "TPOT\np50 ms", "tokens\n/s", "accept\nrate", "mean\naccept", "bytes/tok\nup/down",
-    "speedup\n(95 % interval)", "iden-\ntical",
-)  # fmt: skip
-
-
 def architecture_table(found: Comparison, measured: Measured) -> Table:
     """A condition's figures by architecture."""
+    heads = ["architecture", "TTFT\np50 ms", "TPOT\np50 ms", "tokens\n/s", "accept\nrate", "mean\naccept",
+             "bytes/tok\nup/down", "speedup\n(95 % interval)", "iden-\ntical"]  # fmt: skip
     rows = [
         [
-            _named(s),
+            name(s.architecture) + (f" ({s.failed} of {s.requests} failed)" if s.failed else ""),
             milliseconds(s.distributions["ttft_s"].p50),
             milliseconds(s.distributions["tpot_s"].p50, 2),
             number(s.output_throughput_token_per_s, 1),
             number(s.acceptance.rate, 3),
             number(s.acceptance.mean_length),
-            f"{number(s.bytes_up_per_token, 1)}/{number(s.bytes_down_per_token, 1)}",
+            bytes_per_token(s),
             "base" if s.architecture == found.baseline else speed(s.speedup),
             "ref" if s.architecture == AUTOREGRESSIVE.name else identical(s.identical),
         ]
         for s in measured.summaries
     ]
-    return table(
-        f"Architectures, {describe(measured)}",
-        ARCHITECTURE_HEADS,
-        rows,
+    rule = f", {measured.rule.value}" if measured.sampling.temperature else ""
+    where = f"emulated {measured.link}" if measured.link.rtt_ms is not None else "not emulated"
+    note = (
         "TTFT: time to the first token; TPOT: time per token after it; both at the client. Accept rate: accepted /"
         " drafted tokens; mean accept: tokens committed in a round."
         " Bytes: between draft and target where they are apart, else between client and server. Identical: outputs with"
-        " plain decoding's tokens.",
+        " plain decoding's tokens."
     )
+    return table(f"Architectures, {where}, {words.sampling(measured.sampling)}{rule}", heads, rows, note)
 
 
-def describe(measured: Measured) -> str:
-    rule = f", {measured.rule.value}" if measured.sampling.temperature else ""
-    where = f"emulated {measured.link}" if measured.link.rtt_ms is not None else "not emulated"
-    return f"{where}, {words.sampling(measured.sampling)}{rule}"
+def bytes_per_token(of: Summary) -> str:
+    return f"{number(of.bytes_up_per_token, 1)}/{number(of.bytes_down_per_token, 1)}"
 
 
 def speed(of: Speedup) -> str:
@@ -75,24 +69,17 @@ def identical(of: TokenIdentity | None) -> str:
     return f"{of.count}/{of.total}" if of and of.total else words.MISSING
 
 
-def _named(summary: Summary) -> str:
-    failed = f" ({summary.failed} of {summary.requests} failed)" if summary.failed else ""
-    return name(summary.architecture) + failed
-
-
 def link_table(found: Comparison) -> Table | None:
     """Mean TPOT by architecture and link; None for a single link."""
     if len(found.links) < 2:
         return None
+
+    def tpot(of: Summary | None) -> str:
+        return words.with_interval(milliseconds(of.tpot_s, 2), of.tpot_interval, 1000, 1) if of else words.MISSING
+
     names = found.architectures
-    rows = [[words.link(m.link), *(_tpot(m.of(each)) for each in names)] for m in found.links]
+    rows = [[words.link(m.link), *(tpot(m.of(each)) for each in names)] for m in found.links]
     return table("Mean TPOT in ms (95 % interval) on each link", ["round trip", *map(name, names)], rows)
-
-
-def _tpot(summary: Summary | None) -> str:
-    if summary is None:
-        return words.MISSING
-    return words.with_interval(milliseconds(summary.tpot_s, 2), summary.tpot_interval, 1000, 1)
 
 
 def emulation_table(found: Comparison) -> Table | None:
@@ -100,16 +87,16 @@ def emulation_table(found: Comparison) -> Table | None:
     rows = [
         [
             words.link(m.link),
-            *(milliseconds(value, 2) for value in (m.overhead.direct_p50_s, m.overhead.link_p50_s)),
+            milliseconds(m.overhead.direct_p50_s, 2),
+            milliseconds(m.overhead.link_p50_s, 2),
             milliseconds(m.overhead.added_s if m.link.but.predictable else None, 2),
         ]
         for m in found.links
         if m.overhead
     ]
-    if not rows:
-        return None
     heads = ["link", "without it, ms", "over it, ms", "added by the emulation, ms"]
-    return table("Emulated links: median round trips of a small message, measured in this run", heads, rows)
+    caption = "Emulated links: median round trips of a small message, measured in this run"
+    return table(caption, heads, rows) if rows else None
 
 
 def cause_table(found: Comparison) -> Table:
@@ -117,27 +104,22 @@ def cause_table(found: Comparison) -> Table:
         [name(s.architecture), *(number(s.milliseconds_per_token[cause]) for cause in CAUSES)]
         for s in found.base.summaries
     ]
-    overlapping = sum(s.overlapping for s in found.base.summaries)
-    note = (
-        f"In {words.plural(overlapping, 'request')} causes overlap; they are scaled to add up." if overlapping else ""
-    )
+    count = sum(s.overlapping for s in found.base.summaries)
+    note = f"In {words.plural(count, 'request')} causes overlap; they are scaled to add up." if count else ""
     return table("Milliseconds per token by cause, end to end", ["architecture", *CAUSES], rows, note)
 
 
 def workload_table(found: Comparison) -> Table | None:
     """The base's acceptance and speedup by workload; None without a baseline."""
     shown = [s for s in found.base.summaries if s.architecture not in (found.baseline, AUTOREGRESSIVE.name)]
-    kinds = list(dict.fromkeys(kind for s in shown for kind in s.workloads))
-    if not kinds:
-        return None
     rows = [
         [name(kind), name(s.architecture), speed(of.speedup), number(of.acceptance_rate, 3)]
-        for kind in kinds
+        for kind in dict.fromkeys(kind for s in shown for kind in s.workloads)
         for s in shown
         if (of := s.workloads.get(kind))
     ]
     heads = ["workload", "architecture", "speedup (95 % interval)", "accept rate"]
-    return table("By workload", heads, rows, texts=2)
+    return table("By workload", heads, rows, texts=2) if rows else None
 
 
 def sampling_table(found: Comparison) -> Table | None:
@@ -150,7 +132,7 @@ def sampling_table(found: Comparison) -> Table | None:
             words.with_interval(number(s.acceptance.rate, 3), s.acceptance_interval),
             number(s.acceptance.mean_length),
             milliseconds(s.distributions["tpot_s"].p50, 2),
-            f"{number(s.bytes_up_per_token, 1)}/{number(s.bytes_down_per_token, 1)}",
+            bytes_per_token(s),
             speed(s.speedup),
             identical(s.identical),
         ]
@@ -170,25 +152,22 @@ def sampling_table(found: Comparison) -> Table | None:
 def load_table(found: Comparison) -> Table | None:
     """LLMPerf's figures by load and architecture; None without a load."""
     by_name = {m.name: m for m in found.conditions}
-    rows = []
-    for point in found.loads:
-        for architecture, figures in point.figures.items():
-            summary = by_name[point.condition].of(architecture)
-            if summary:
-                of = summary.distributions
-                rows.append(
-                    [
-                        str(point.load),
-                        name(architecture),
-                        number(figures.mean_output_throughput_token_per_s, 1),
-                        number(figures.num_completed_requests_per_minute, 1),
-                        *(milliseconds(value) for value in (of["ttft_s"].p50, of["ttft_s"].p99)),
-                        *(milliseconds(value, 2) for value in (of["tpot_s"].p50, of["tpot_s"].p99)),
-                        milliseconds(of["end_to_end_latency_s"].p50, 0),
-                        str(figures.number_errors),
-                        identical(summary.identical),
-                    ]
-                )
+    rows = [
+        [
+            str(point.load),
+            name(architecture),
+            number(figures.mean_output_throughput_token_per_s, 1),
+            number(figures.num_completed_requests_per_minute, 1),
+            *(milliseconds(value) for value in (of.distributions["ttft_s"].p50, of.distributions["ttft_s"].p99)),
+            *(milliseconds(value, 2) for value in (of.distributions["tpot_s"].p50, of.distributions["tpot_s"].p99)),
+            milliseconds(of.distributions["end_to_end_latency_s"].p50, 0),
+            str(figures.number_errors),
+            identical(of.identical),
+        ]
+        for point in found.loads
+        for architecture, figures in point.figures.items()
+        if (of := by_name[point.condition].of(architecture))
+    ]
     heads = ["load", "architecture", "tokens\n/s", "requests\n/min", "TTFT\np50 ms", "TTFT\np99 ms", "TPOT\np50 ms",
              "TPOT\np99 ms", "E2E\np50 ms", "errors", "iden-\ntical"]  # fmt: skip
     note = (
@@ -215,18 +194,14 @@ def capacity_table(found: Comparison) -> Table | None:
         gain, law = words.times(capacity.gain), capacity.law
         note += f" Drafts of the clients' own serve {gain} the clients of drafts beside the target"
         note += "." if law is None else f"; 1 + g t_d / t_v (arXiv 2606.25091) says {words.times(law)}."
-    return table(
-        f"Clients of one target at {milliseconds(capacity.bound_s, 0)} ms a token, and p95 of the time per token in ms",
-        ["architecture", "clients", "tokens/s", *(f"with {count}" for count in counts)],
-        rows,
-        note,
-    )
+    bound = milliseconds(capacity.bound_s, 0)
+    heads = ["architecture", "clients", "tokens/s", *(f"with {count}" for count in counts)]
+    caption = f"Clients of one target at {bound} ms a token, and p95 of the time per token in ms"
+    return table(caption, heads, rows, note)
 
 
 def prediction_table(found: Comparison) -> Table | None:
     """Predicted and measured times per token; None without predictions."""
-    if found.theory is None or not found.theory.predictions:
-        return None
     links = {m.name: words.link(m.link) for m in found.links}
     rows = [
         [
@@ -236,11 +211,11 @@ def prediction_table(found: Comparison) -> Table | None:
             milliseconds(p.measured_s, 2),
             words.percent(p.error, 1, sign=True) + (", missed" if p.missed else ""),
         ]
-        for p in found.theory.predictions
+        for p in (found.theory.predictions if found.theory else ())
     ]
     note = f"Predicted from component times of the run. Missed: off by more than a factor of {MISSED:g}."
     heads = ["round trip", "architecture", "predicted, ms", "measured, ms", "error"]
-    return table("Predicted and measured TPOT", heads, rows, note, 2)
+    return table("Predicted and measured TPOT", heads, rows, note, 2) if rows else None
 
 
 def cost_table(found: Comparison) -> Table | None:
@@ -283,12 +258,10 @@ def divergence_table(found: Comparison) -> Table | None:
 
 
 def failure_table(found: Comparison) -> Table | None:
-    rows = [
-        [name(each), "warm-up", "", failure.code, failure.message] for each, failure in found.warm_up_failures.items()
+    failed = [(each, "warm-up", "", failure) for each, failure in found.warm_up_failures.items()]
+    failed += [
+        (r.architecture, r.condition, f"{r.prompt}, run {r.run}", r.error) for r in found.failed if r.error is not None
     ]
-    for record in found.failed:
-        if record.error:
-            request = f"{record.prompt}, run {record.run}"
-            rows.append([name(record.architecture), record.condition, request, record.error.code, record.error.message])
+    rows = [[name(each), condition, request, error.code, error.message] for each, condition, request, error in failed]
     heads = ["architecture", "condition", "request", "code", "message"]
     return table("Failed requests", heads, rows, texts=5) if rows else None

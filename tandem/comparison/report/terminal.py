@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from rich import box
 from rich.console import Console
@@ -10,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from tandem.comparison.analysis.comparison import Comparison
+from tandem.comparison.analysis.comparison import Comparison, read_comparison
 from tandem.comparison.report import sentences, tables
 from tandem.comparison.report.tables import Table
 
@@ -74,3 +75,15 @@ def rich_table(table: Table) -> RichTable:
     for row in table.rows[:MOST_ROWS]:
         shown.add_row(*map(Text, row))
     return shown
+
+
+def run_advice(report: Path, rtt_ms: float | None = None, clients: int = 1) -> int:
+    """Prints the decision for a round trip (None: the base's); returns the exit code. Raises ValueError."""
+    found = read_comparison(report)
+    verdict = found.decide(rtt_ms, clients)
+    if verdict is None:
+        print(sentences.undecided(found))
+        return 0
+    ratios = [f"  {line}" for line in sentences.ratios(verdict)] if verdict.decided else []
+    print("\n".join([*found.caveats, verdict.sentence, *sentences.doubts(verdict.doubt), *ratios]))
+    return 0

@@ -10,7 +10,7 @@ from tandem.checkpoints.head_config import EMBEDDING, HeadWeights, read_head_wei
 from tandem.checkpoints.locate import CheckpointError, first_line
 from tandem.checkpoints.tensors import SAFETENSORS, save_tensors
 from tandem.runners.eagle.module import EagleHead
-from tandem.runners.torch.from_tensors import stored_of, tensor_of
+from tandem.runners.torch.from_tensors import tensor_of
 
 
 def read_head(folder: Path) -> tuple[EagleHead, Tensor | None]:
@@ -27,11 +27,6 @@ def head_module(folder: Path, weights: HeadWeights) -> EagleHead:
     tensors = {name: tensor_of(stored) for name, stored in weights.tensors.items()}
     made.load_state_dict({**tensors, "d2t": tensors["d2t"].long(), "t2d": tensors["t2d"].bool()}, assign=True)
     return made.requires_grad_(False).eval()
-
-
-def weights_of(head: EagleHead) -> HeadWeights:
-    """A module's weights, sharing memory."""
-    return HeadWeights(head.config, {name: stored_of(tensor) for name, tensor in head.state_dict().items()})
 
 
 def write_head(folder: Path, head: EagleHead, embedding: Tensor | None = None) -> None:

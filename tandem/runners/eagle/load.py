@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.checkpoints.gguf_blocks import StoredWeights
@@ -12,18 +14,43 @@ from tandem.checkpoints.json_files import read_object
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, weights_revision
 from tandem.checkpoints.numbers import Stored
 from tandem.checkpoints.tensors import Tensors
-from tandem.runners.capabilities import HandedOut, No
-from tandem.runners.eagle.remote import RemoteHead
+from tandem.runners.capabilities import FeaturesIn, HandedOut, No
 from tandem.runners.loading import QUANTISED, Execution, Shape, dtype_name, in_own_format, prepared_platform
 from tandem.runners.native import NativeUnavailable
 from tandem.runners.native.features import NativeFeatures
 from tandem.runners.protocol import Limits, Runner, RunnerIdentity
 from tandem.runners.startup import Startup
 from tandem.runners.torch.platforms import Platform, compile_order, platform_of
+from tandem.speculation.features import FeatureInbox
 
 _EMBEDDINGS = ("model.embed_tokens.weight", "embed_tokens.weight")
 
 log = logging.getLogger("tandem.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteHead:
+    """embedding [vocabulary, hidden]: the head's own, or of the target of `weights_revision_read`."""
+
+    head: HeadWeights
+    layers: tuple[int, ...]
+    embedding: Stored
+    limits: Limits
+    identity: RunnerIdentity
+    weights_revision_read: str
+
+    @property
+    def length(self) -> int:
+        """Positions of a slot, drafts included."""
+        return self.limits.max_length + self.limits.max_draft + 1
+
+    @property
+    def features_shape(self) -> tuple[int, int, int]:
+        """Slots, positions, numbers."""
+        return self.limits.slots, self.length, len(self.layers) * self.head.config.target_hidden_size
+
+    def reads(self, follow: Callable[[int, FeatureInbox], None]) -> FeaturesIn:
+        return FeaturesIn(self.layers, self.head.config.target_hidden_size, self.weights_revision_read, follow)
 
 
 def load_head(checkpoint: Checkpoint, target: Runner, startup: Startup, execution: Execution | None = None) -> Runner:
@@ -56,8 +83,7 @@ def load_head(checkpoint: Checkpoint, target: Runner, startup: Startup, executio
             with startup.stage("packing"):
                 return load_native_head(head, features, embedding, target, execution or Execution(), identity)
         except NativeUnavailable as error:
-            log.info("%s runs as module code: %s", checkpoint.name, error)
-            need_torch(f"{checkpoint.name} runs without native steps ({error}), and module code", "transformers")
+            _as_module_code(checkpoint, error)
     return _load_module_code(checkpoint, head, features, own_embedding, target, platform)
 
 
@@ -115,8 +141,7 @@ def load_remote_head(
             with startup.stage("packing"):
                 return load_remote_native_head(made, execution, in_blocks)
         except NativeUnavailable as error:
-            log.info("%s runs as module code: %s", checkpoint.name, error)
-            need_torch(f"{checkpoint.name} runs without native steps ({error}), and module code", "transformers")
+            _as_module_code(checkpoint, error)
     need_torch(f"{checkpoint.name}: compile {execution.compile} on {platform.name}", "transformers")
     import torch
 
@@ -125,6 +150,11 @@ def load_remote_head(
     if execution.threads:
         torch.set_num_threads(execution.threads)
     return EagleRunner.elsewhere(folder, made, getattr(torch, dtype), platform)
+
+
+def _as_module_code(checkpoint: Checkpoint, error: NativeUnavailable) -> None:
+    log.info("%s runs as module code: %s", checkpoint.name, error)
+    need_torch(f"{checkpoint.name} runs without native steps ({error}), and module code", "transformers")
 
 
 def _target_embedding(folder: Path, target: Checkpoint) -> Stored:

@@ -14,8 +14,8 @@ from tandem.runners.capabilities import UNABLE, Capabilities, Trait
 from tandem.runners.eagle.files import head_module
 from tandem.runners.eagle.head_graphs import HeadGraphs
 from tandem.runners.eagle.hidden_states import TargetFeatures
+from tandem.runners.eagle.load import RemoteHead
 from tandem.runners.eagle.module import EagleHead, llama_config
-from tandem.runners.eagle.remote import RemoteHead
 from tandem.runners.protocol import (
     TAIL,
     FusedStep,

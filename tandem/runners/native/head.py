@@ -12,7 +12,6 @@ from tandem.checkpoints.numbers import DTYPES as NAMES
 from tandem.checkpoints.numbers import Stored, of_floats
 from tandem.host.cores import default_threads
 from tandem.runners.capabilities import UNABLE, Capabilities, No, Trait
-from tandem.runners.eagle.remote import RemoteHead
 from tandem.runners.loading import SMALL
 from tandem.runners.native.build import library_path
 from tandem.runners.native.features import NativeFeatures, features_of
@@ -26,6 +25,7 @@ from tandem.runners.protocol import TAIL, Limits, PrefillRow, ProposeRow, Runner
 from tandem.speculation.features import FeatureInbox
 
 if TYPE_CHECKING:
+    from tandem.runners.eagle.load import RemoteHead
     from tandem.runners.loading import Execution
 
 

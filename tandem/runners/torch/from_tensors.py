@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
-from tandem.checkpoints.numbers import STORAGE, Stored
+from tandem.checkpoints.numbers import Stored
 
 if TYPE_CHECKING:
     from tandem.checkpoints.scaled_weights import ScaledWeights
@@ -19,15 +18,6 @@ def tensor_of(stored: Stored) -> torch.Tensor:
     values = stored.values if stored.values.flags.writeable else stored.values.copy()
     made = torch.from_numpy(values)
     return made.view(torch.bfloat16) if stored.dtype == "BF16" else made
-
-
-def stored_of(tensor: torch.Tensor) -> Stored:
-    """The tensor as numpy, sharing contiguous memory."""
-    tensor = tensor.detach().contiguous()
-    if tensor.dtype is torch.bfloat16:
-        return Stored("BF16", tensor.view(torch.uint16).numpy())
-    values = tensor.numpy()
-    return Stored(next(name for name, kind in STORAGE.items() if np.dtype(kind) == values.dtype), values)
 
 
 def configuration(folder: Path) -> Any:

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from tandem.runners.protocol import TAIL, ProposeRow, VerifyRow
+from tandem.runners.protocol import TAIL, ProposeRow, RowFailed, VerifyRow
 from tandem.runners.torch.model import TorchModel
+from tandem.speculation.types import Verdict
 
 Buffers = Sequence[Tensor]
 
@@ -135,7 +136,17 @@ def likeliest(logits: Tensor) -> Tensor:
 def leading(flags: Tensor, order: Tensor) -> Tensor:
     """Counts true flags [n, m] before the first false: [n]. (cumprod does not lower to StableHLO.)"""
     count = flags.shape[1]
+    if not count:
+        return order.new_zeros(len(flags))
     return torch.where(flags, count, order[:count][None]).amin(dim=1)
+
+
+def verdict_of(values: list[int], width: int) -> Verdict | RowFailed:
+    """Unpacks `verify_greedy`: `width` tokens, the accepted count, and whether logits are finite."""
+    accepted, sound = values[width], values[width + 1]
+    if not sound:
+        return RowFailed("target logits: no finite largest logit")
+    return Verdict(tuple(values[: accepted + 1]), accepted)
 
 
 def padded(tokens: Sequence[int], width: int) -> list[int]:

@@ -36,7 +36,7 @@ from tandem.runners.protocol import (
 )
 from tandem.runners.startup import Startup
 from tandem.runners.torch.graph_model import GraphModel
-from tandem.runners.torch.graph_modules import FusedModule, fused_row, verify_row
+from tandem.runners.torch.graph_modules import FusedModule, fused_row, verdict_of, verify_row
 from tandem.runners.torch.graphs import Buckets, CompileStatistics, Graph, GraphCompiler, buckets_for
 from tandem.runners.torch.model import to_host
 from tandem.runners.torch.platforms import COMPILE_ONLY, compiles_only
@@ -62,7 +62,7 @@ class GraphRunner(TorchRunner):
         buckets: Buckets | None = None,
     ) -> None:
         super().__init__(model, limits, identity, verifies, exact)
-        self._compiler_for, self._buckets = compiler_for, buckets or buckets_for(model.platform, limits)
+        self.compiler_for, self.buckets = compiler_for, buckets or buckets_for(model.platform, limits)
         self._fused: dict[int, FusedGraph] = {}
         self._features: TargetFeatures | None = None
 
@@ -70,13 +70,6 @@ class GraphRunner(TorchRunner):
     def capabilities(self) -> Capabilities:
         own = super().capabilities
         return replace(own, traits=own.traits | {Trait.GRAPHS}, fuse=self.fuse)
-
-    @property
-    def buckets(self) -> Buckets:
-        return self._buckets
-
-    def compiler_for(self, purpose: str) -> GraphCompiler:
-        return self._compiler_for(purpose)
 
     def hand_out(self, layers: Sequence[int]) -> TargetFeatures:
         """Like FeaturesOut.hand_out, before `warm_up`. Raises ValueError for other layers than compiled graphs have."""
@@ -102,9 +95,9 @@ class GraphRunner(TorchRunner):
 
     def compile(self, startup: Startup) -> CompileStatistics:
         """Compiles this model's graphs, without running them, and seals the compiler."""
-        compiler = self._compiler_for(self._purpose)
+        compiler = self.compiler_for(self._purpose)
         with startup.stage("compiling"):
-            self.model.prepare(compiler, self._buckets, self._verifies)
+            self.model.prepare(compiler, self.buckets, self._verifies)
             compiler.seal()
         startup.note(f"graphs of {self.identity.model_name}: {compiler.statistics.line()}")
         return compiler.statistics
@@ -117,18 +110,18 @@ class GraphRunner(TorchRunner):
 
     def _certified(self) -> StepShapes:
         if self._verifies:
-            buckets = self.model.buckets
+            buckets = self.buckets
             shapes = (buckets.width,), buckets.batches
             return check_batch_invariance(self.model, self.limits, *shapes, exact=self._exact, graphs=True)
         batches, lengths = batch_buckets(self.limits.slots), length_buckets(self.limits)
         return StepShapes(tail_buckets(), batches, False, lengths, (self.limits.chunk,))
 
     def _warm(self) -> None:
-        for batch in self.shapes.batches if self._verifies else self.model.buckets.batches:
+        for batch in self.shapes.batches if self._verifies else self.buckets.batches:
             if self._verifies:
-                self.model.verified(self.model.idle_rows([], batch, 3 + self.model.buckets.width))
-            elif self.model.buckets.drafts:
-                self.model.proposed(self.model.idle_rows([], batch, 3 + TAIL), self.model.buckets.drafts[-1])
+                self.model.verified(self.model.idle_rows([], batch, 3 + self.buckets.width))
+            elif self.buckets.drafts:
+                self.model.proposed(self.model.idle_rows([], batch, 3 + TAIL), self.buckets.drafts[-1])
 
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
         return self.model.prefill(rows)
@@ -137,13 +130,13 @@ class GraphRunner(TorchRunner):
         if not all(row.plain for row in rows):
             return super()._verdicts(rows)
         _, results = self._verified(rows)
-        return [verdict_of(values, self.model.buckets.width) for values in to_host(results)[: len(rows)]]
+        return [verdict_of(values, self.buckets.width) for values in to_host(results)[: len(rows)]]
 
     def verify_logits(self, rows: Sequence[VerifyRow]) -> Tensor:
         return self._verified(rows)[0]
 
     def _verified(self, rows: Sequence[VerifyRow]) -> tuple[Tensor, Tensor]:
-        packed = [verify_row(row, self.model.buckets.width) for row in rows]
+        packed = [verify_row(row, self.buckets.width) for row in rows]
         return self.model.verified(self.model.idle_rows(packed, self.shapes.batch(len(rows)), len(packed[0])))
 
     def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
@@ -169,7 +162,7 @@ class GraphRunner(TorchRunner):
         """Compiles the pair's graphs, without running them, and seals the compiler."""
         only = draft.model.draft_vocab
         facts = draft.identity.weights_revision, draft.limits, None if only is None else only.tolist()
-        compiler = self._compiler_for(f"fused with {facts}")
+        compiler = self.compiler_for(f"fused with {facts}")
         with startup.stage("compiling"):
             graph = FusedGraph(self.model, draft.model, compiler)
             compiler.seal()
@@ -191,14 +184,6 @@ def _fused(graph: FusedGraph, target: Runner, draft: Runner, rows: Sequence[Fuse
             graph.target.slots.clear(row.propose.slot)
             graph.draft.slots.clear(row.propose.slot)
     return sized(results, target.shapes, widths)
-
-
-def verdict_of(values: list[int], width: int) -> Verdict | RowFailed:
-    """Unpacks `width` tokens, the accepted count, and whether logits are finite."""
-    accepted, sound = values[width], values[width + 1]
-    if not sound:
-        return RowFailed("target logits: no finite largest logit")
-    return Verdict(tuple(values[: accepted + 1]), accepted)
 
 
 COLUMNS = 4 + TAIL

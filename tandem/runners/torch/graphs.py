@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from tandem.checkpoints.trusted_cache import made_once
+from tandem.host.host import first_processor
 from tandem.runners.protocol import Limits, RunnerIdentity
 from tandem.runners.torch.platforms import Platform
 
@@ -34,7 +35,7 @@ KEPT = 6  # folders kept on disk: a fused server needs three; each graph contain
 _PACKAGE, _SECONDS = "graph.pt2", "seconds"
 _SOURCES = (
     *("graph_modules.py", "model.py", "graph_model.py", "slot_cache.py", "kernels.py"),
-    *("../eagle/graph_modules.py", "../eagle/hidden_states.py", "../eagle/module.py"),
+    *("../eagle/head_graphs.py", "../eagle/hidden_states.py", "../eagle/module.py"),
 )
 
 
@@ -118,10 +119,9 @@ class GraphCompiler(Protocol):
 class TorchCompiler:
     """Compiles with torch.compile and a dynamo backend, by name or function."""
 
-    def __init__(self, backend: str | Backend = "inductor", options: Mapping[str, object] | None = None) -> None:
+    def __init__(self, backend: str | Backend) -> None:
         self.statistics = CompileStatistics()
-        self._backend, self._options = backend, dict(options or {})
-        self._sealed = False
+        self._backend, self._sealed = backend, False
 
     def graph(self, name: str, step: nn.Module, arguments: Sequence[Any]) -> Graph:
         if self._sealed:
@@ -151,7 +151,7 @@ class TorchCompiler:
         from torch._dynamo import lookup_backend
 
         backend = lookup_backend(self._backend) if isinstance(self._backend, str) else self._backend
-        return backend(module, example, **({"options": self._options} if self._options else {}))
+        return backend(module, example)
 
 
 class PackageCompiler:
@@ -235,16 +235,12 @@ def _make_room(root: Path, mine: Path) -> None:
 def _machine() -> dict[str, object]:
     import transformers
 
-    info = Path("/proc/cpuinfo")
-    flags = (
-        next((line for line in info.read_text().splitlines() if line.startswith("flags")), "") if info.exists() else ""
-    )
     return {
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "machine": host.machine(),
         "capability": torch.backends.cpu.get_cpu_capability(),
-        "flags": flags,
+        "flags": first_processor().get("flags", ""),
         "threads": torch.get_num_threads(),
     }
 
@@ -259,7 +255,7 @@ def graph_compiler(
 ) -> Callable[[str], GraphCompiler]:
     """Returns a function from a purpose ("target", "draft", ...) to its compiler. `folder`: of packages."""
     if platform.graphs == "compiled":
-        return lambda what: TorchCompiler(platform.backend, platform.options)
+        return lambda what: TorchCompiler(platform.backend)
     facts = {"weights": identity.weights_revision, "dtype": identity.dtype, "limits": asdict(limits), "only": only}
     name, root = re.sub(r"[^\w.-]+", "-", identity.model_name), platform.kept(folder)
     return lambda what: PackageCompiler(package_folder(root, name, {"what": what, **facts}, keeps=folder is not None))

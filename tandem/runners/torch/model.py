@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,8 +14,9 @@ from tandem.runners.families import check_fits
 from tandem.runners.torch.kernels import ATTENTION, attention_rows, can_pack, pack_linears
 from tandem.runners.torch.module_adapters import TorchAdapters
 from tandem.runners.torch.platforms import Platform, platform_of
-from tandem.runners.torch.rotary import fix_rotary
 from tandem.runners.torch.slot_cache import GatheredSlots, SlotCache
+
+log = logging.getLogger("tandem.engine")
 
 
 class TorchModel:
@@ -195,3 +197,28 @@ def load_module(
     )
     refuse_weights(info["missing_keys"], info["unexpected_keys"], [name for name, *_ in info["mismatched_keys"]])
     return module.to(device).requires_grad_(False)
+
+
+def fix_rotary(module: Any, length: int) -> None:
+    """Fixes longrope and dynamic frequencies at those of `length`; else tokens would depend on other rows."""
+    for part in module.modules():
+        kinds = getattr(part, "rope_type", None)
+        if isinstance(kinds, str):
+            part.rope_type = _fixed(part, kinds, length)
+        elif isinstance(kinds, dict):
+            part.rope_type = {layer: _fixed(part, kind, length, layer) for layer, kind in kinds.items()}
+
+
+def _fixed(part: Any, kind: str, length: int, layer: str | None = None) -> str:
+    # returns a kind that transformers does not update
+    if kind != "longrope" and "dynamic" not in kind:
+        return kind
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    buffer = getattr(part, f"{layer}_inv_freq" if layer else "inv_freq")
+    buffer.copy_(ROPE_INIT_FUNCTIONS[kind](part.config, buffer.device, seq_len=length, layer_type=layer)[0])
+    rope = part.config.rope_parameters[layer] if layer else part.config.rope_parameters
+    original = rope.get("original_max_position_embeddings") or part.config.max_position_embeddings
+    place = f"{'beyond' if length > original else 'within'} the original {original}"
+    log.info("rotary embedding: %s has the frequencies of sequence_length %d, %s, for all prompts", kind, length, place)
+    return "fixed"

@@ -6,10 +6,10 @@ import platform
 import zlib
 from collections.abc import Sequence
 from importlib.metadata import version
-from pathlib import Path
 
 import torch
 
+from tandem.host.host import first_processor
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import Limits
 from tandem.runners.torch.slot_cache import SlotCache
@@ -87,9 +87,6 @@ def page_format(slots: SlotCache, ranks: int, limits: Limits, threads: int) -> s
 
 
 def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = [platform.processor()]
-    flags = next((line for line in lines if line.lower().startswith(("flags", "features"))), lines[0] if lines else "")
+    processor = first_processor()
+    flags = processor.get("flags") or processor.get("features") or platform.processor()
     return f"{torch.backends.cpu.get_cpu_capability()} {zlib.crc32(flags.encode()):08x}"

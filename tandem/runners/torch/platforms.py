@@ -12,10 +12,9 @@ from typing import Any
 
 from tandem.checkpoints.hub_files import is_installed
 from tandem.checkpoints.trusted_cache import cache_root
-from tandem.host.clashes import clashes, refusal
 from tandem.host.cores import format_cores, parse_cores, share_of
 from tandem.host.host import first_processor
-from tandem.host.packages import installed_package, installed_packages
+from tandem.host.packages import clashes, installed_package, installed_packages, refusal
 from tandem.installing import install_command
 
 INSTALL = "docs/trainium-torchneuron.md explains how to install it"
@@ -38,9 +37,7 @@ class Platform:
     absent: Callable[[], str | None]  # why the device is unavailable
     has_bfloat16: Callable[[], bool]
     memory: Callable[[], int]
-    synchronize: Callable[[], None]
-    backend: str = "inductor"  # dynamo's, with `options`
-    options: Mapping[str, object] = field(default_factory=dict)
+    backend: str = "inductor"  # dynamo's
     cores: str | None = None  # variable for a process's cores; None: CPU affinity
     core_per_rank: bool = False  # a rank sees one core
     code: str | None = None  # variable for the folder of compiled code
@@ -144,7 +141,7 @@ def _pin(cores: tuple[int, ...]) -> None:
 
 
 def _nothing() -> None:
-    """The CPU's `absent` and `synchronize`."""
+    """The CPU's `absent`."""
 
 
 def _cpu_bfloat16() -> bool:
@@ -176,12 +173,6 @@ def _cuda_memory() -> int:
     import torch
 
     return int(torch.cuda.mem_get_info()[1])
-
-
-def _cuda_synchronize() -> None:
-    import torch
-
-    torch.cuda.synchronize()
 
 
 def compiles_only() -> bool:
@@ -225,11 +216,6 @@ def _neuron_memory() -> int:
     return int(neuron.get_device_properties(neuron.current_device()).total_memory)
 
 
-def _neuron_synchronize() -> None:
-    if not compiles_only():
-        _neuron().synchronize()
-
-
 CPU = Platform(
     name="cpu",
     device="cpu",
@@ -241,7 +227,6 @@ CPU = Platform(
     absent=_nothing,
     has_bfloat16=_cpu_bfloat16,
     memory=_cpu_memory,
-    synchronize=_nothing,
     # On Intel's processors, MKL's products otherwise depend on where their operands lie in memory, and a row of
     # oneDNN's depends on the rows beside it if AMX computes it.
     environment={"MKL_CBWR": "AUTO,STRICT", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"},
@@ -258,7 +243,6 @@ CUDA = Platform(
     absent=_cuda_absent,
     has_bfloat16=_cuda_bfloat16,
     memory=_cuda_memory,
-    synchronize=_cuda_synchronize,
     cores="CUDA_VISIBLE_DEVICES",
     code="TORCHINDUCTOR_CACHE_DIR",
     folder="inductor",
@@ -275,7 +259,6 @@ NEURON = Platform(
     absent=_neuron_absent,
     has_bfloat16=lambda: True,
     memory=_neuron_memory,
-    synchronize=_neuron_synchronize,
     backend="neuron",
     cores="NEURON_RT_VISIBLE_CORES",
     core_per_rank=True,

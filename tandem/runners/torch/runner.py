@@ -32,10 +32,9 @@ from tandem.runners.protocol import (
     verify_row,
 )
 from tandem.runners.startup import Startup
-from tandem.runners.torch.model import TorchModel
+from tandem.runners.torch.graph_modules import padded, verdict_of, verify_greedy
+from tandem.runners.torch.model import TorchModel, to_host
 from tandem.runners.torch.module_pages import TorchPages, page_bytes, page_format
-from tandem.speculation.draws import BadLogits, Drawn
-from tandem.speculation.rules import agree
 from tandem.speculation.types import Request, SparseDistribution, Verdict
 
 
@@ -50,11 +49,7 @@ class TorchRunner:
         self.shapes = StepShapes((limits.max_draft + 1,), (limits.slots,), bit_exact=False, chunks=(limits.chunk,))
 
     def warm_up(self, startup: Startup | None = None) -> None:
-        self._certify_or_warm(startup or Startup())
-        for slot in range(self.model.spare + 1):
-            self.model.slots.give_back(slot)
-
-    def _certify_or_warm(self, startup: Startup) -> None:
+        startup = startup or Startup()
         batches, lengths = batch_buckets(self.limits.slots), length_buckets(self.limits)
         widths, chunks = width_buckets(self.limits.max_draft), chunk_buckets(self.limits.chunk)
         if self._verifies:
@@ -62,14 +57,13 @@ class TorchRunner:
                 shapes = check_batch_invariance(self.model, self.limits, widths, batches, lengths, chunks, self._exact)
             # How many rows an expert gets at a time depends on the company, which no measurement covers whole.
             self.shapes = replace(shapes, bit_exact=shapes.bit_exact and not self.model.experts)
-            return
-        self.shapes = StepShapes(tail_buckets(), batches, False, lengths, chunks, lengths)
-        with startup.stage("warming"):
-            self._propose_once(batches)
-
-    def _propose_once(self, batches: Sequence[int]) -> None:
-        for batch in batches:
-            self.propose([ProposeRow(s, 0, (0,), 2, Request()) for s in range(batch)])
+        else:
+            self.shapes = StepShapes(tail_buckets(), batches, False, lengths, chunks, lengths)
+            with startup.stage("warming"):
+                for batch in batches:
+                    self.propose([ProposeRow(s, 0, (0,), 2, Request()) for s in range(batch)])
+        for slot in range(self.model.spare + 1):
+            self.model.slots.give_back(slot)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -115,7 +109,7 @@ class TorchRunner:
 
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
         for row in rows:
-            tokens = self.model.tensor([_padded(row.tokens, self.shapes.chunk(len(row.tokens)))])
+            tokens = self.model.tensor([padded(row.tokens, self.shapes.chunk(len(row.tokens)))])
             length = self.shapes.prefill_length(row.start + len(row.tokens))
             starts, adapters = self.model.tensor([row.start]), [row.adapter]
             self.model.forward([row.slot], tokens, starts, length, head=False, adapters=adapters)
@@ -132,7 +126,11 @@ class TorchRunner:
     def _verdicts(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
         logits = self.verify_logits(rows)
         if all(row.plain for row in rows):
-            return _verdicts_greedy(rows, logits)
+            width, tensor = logits.shape[1], self.model.tensor
+            drafts = tensor([padded((row.last_token, *row.draft), width)[1:] for row in rows])
+            counts = tensor([len(row.draft) for row in rows])
+            found = torch.cat(verify_greedy(logits[: len(rows)], drafts, counts, self.model.columns), dim=1)
+            return [verdict_of(values, width) for values in to_host(found)]
         host = logits.cpu().float().numpy()  # in this order: nothing but graphs runs on the device
         return [
             verdict_or_failure(functools.partial(verify_row, row, host[r].__getitem__)) for r, row in enumerate(rows)
@@ -141,7 +139,7 @@ class TorchRunner:
     def verify_logits(self, rows: Sequence[VerifyRow]) -> Tensor:
         """Logits [rows or more, width, vocabulary]; column i predicts the token after draft[:i]."""
         width = self.shapes.width(1 + max(len(row.draft) for row in rows))
-        tokens = [_padded((row.last_token, *row.draft), width) for row in rows]
+        tokens = [padded((row.last_token, *row.draft), width) for row in rows]
         adapters = [row.adapter for row in rows]
         return self._forward([row.slot for row in rows], tokens, [row.position for row in rows], adapters)
 
@@ -153,7 +151,7 @@ class TorchRunner:
         slots, adapters = [row.slot for row in rows], [row.adapter for row in rows]
         width = self.shapes.width(max(2, *(len(row.tail) for row in rows)))
         starts = [row.position + 1 - len(row.tail) for row in rows]
-        first = self._forward(slots, [_padded(row.tail, width) for row in rows], starts, adapters)
+        first = self._forward(slots, [padded(row.tail, width) for row in rows], starts, adapters)
         columns = self.model.tensor([len(row.tail) - 1 for row in rows])
         logits = first[torch.arange(len(rows), device=first.device), columns]
         drafts: list[list[DraftedToken]] = [[] for _ in rows]
@@ -186,10 +184,6 @@ class TorchRunner:
         )
 
 
-def _padded(tokens: Sequence[int], width: int) -> list[int]:
-    return [*tokens, *[tokens[-1]] * (width - len(tokens))]
-
-
 class DraftedToken(NamedTuple):
     """A draft token, and its distribution if the verifier needs it."""
 
@@ -219,23 +213,6 @@ def draft_each(
 def proposal_of(drafted: Sequence[DraftedToken], seconds: float) -> Proposal:
     sent = tuple(each.distribution for each in drafted if each.distribution is not None)
     return Proposal(tuple(each.token for each in drafted), seconds, sent)
-
-
-def _verdicts_greedy(rows: Sequence[VerifyRow], logits: Tensor) -> list[Verdict | RowFailed]:
-    """Verdicts from logits [rows or more, width, vocabulary]; copies only ids and finiteness to the host."""
-    best = logits.argmax(-1)
-    finite = logits.gather(-1, best[..., None])[..., 0].isfinite()
-    ids, numbers = best.tolist(), finite.tolist()
-
-    def target_draw(r: int, i: int) -> Drawn:
-        if not numbers[r][i]:
-            raise BadLogits("no finite largest logit")
-        return Drawn(ids[r][i], 0.0)
-
-    draws = [functools.partial(target_draw, r) for r in range(len(rows))]
-    return [
-        verdict_or_failure(functools.partial(agree, row.draft, drawn)) for row, drawn in zip(rows, draws, strict=True)
-    ]
 
 
 def width_buckets(max_draft: int) -> tuple[int, ...]:
