@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tandem.checkpoints.adapter_files import Adapter, AdapterChoice
-from tandem.checkpoints.eagle_heads import check_completed
+from tandem.checkpoints.convert import check_completed
 from tandem.checkpoints.head_config import is_head
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, find, weights_revision
 from tandem.host.cores import format_cores, parse_cores
