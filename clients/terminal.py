@@ -74,7 +74,7 @@ async def run_prompts(config: ClientConfig, generate: Generate, name: str) -> in
     turns = asyncio.Semaphore(MAX_AT_ONCE)
     tracing = open_tracing(config.otlp_endpoint, "tandem-client")
 
-    async def in_turn(number: int, prompt: str) -> Outcome:
+    async def in_turn(number: int, prompt: str) -> PromptRun:
         screen = _Screen(None if alone else number, config.token_by_token)
         async with turns:
             with _as_request(tracing, name):
@@ -113,7 +113,7 @@ def _as_request(tracing: Tracing | None, name: str) -> Iterator[None]:
 
 
 @dataclass(slots=True)
-class Outcome:
+class PromptRun:
     text: str = ""
     tokens: int = 0
     completion: GenerationEnd | None = None
@@ -146,7 +146,7 @@ class _Screen:
             for line in lines:
                 print(f"[{self._number}] {line}", flush=True)
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: PromptRun) -> None:
         if self._number is None:
             print(f"\n\n{outcome.text}" if self._token_by_token else "", flush=True)
         elif self._line:
@@ -158,14 +158,14 @@ class _Screen:
         print(printable(f"{label}{_summary(outcome)}", None), file=sys.stderr, flush=True)
 
 
-async def _run_prompt(screen: _Screen, generate: Generate, request: GenerationRequest) -> Outcome:
+async def _run_prompt(screen: _Screen, generate: Generate, request: GenerationRequest) -> PromptRun:
     from tandem.engine.batcher import DeviceLost
     from tandem.rpc.errors import TandemError
     from tandem.runners.protocol import RowFailed
     from tandem.speculation.rounds import OutOfStep
 
     known = current()
-    outcome, started = Outcome(request_id=known.id if known else ""), time.perf_counter()
+    outcome, started = PromptRun(request_id=known.id if known else ""), time.perf_counter()
     try:
         async with contextlib.aclosing(generate(request)) as events:
             async for event in events:
@@ -187,7 +187,7 @@ async def _run_prompt(screen: _Screen, generate: Generate, request: GenerationRe
     return outcome
 
 
-def _summary(outcome: Outcome) -> str:
+def _summary(outcome: PromptRun) -> str:
     if outcome.error or not outcome.completion:
         return outcome.failure + (f" (request {outcome.request_id})" if outcome.request_id else "")
     done, stats = outcome.completion, outcome.completion.stats
@@ -205,7 +205,7 @@ def _summary(outcome: Outcome) -> str:
     return f"{line}; ended by {done.finish_reason.name.lower().replace('_', ' ')}"
 
 
-def _print_final(outcomes: list[Outcome]) -> None:
+def _print_final(outcomes: list[PromptRun]) -> None:
     print("\n=== Final outputs ===")
     for i, outcome in enumerate(outcomes):
         lines = [outcome.text] if outcome.text or not outcome.error else []

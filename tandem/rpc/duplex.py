@@ -21,7 +21,7 @@ ENDS_SECONDS = 0.1  # for a stream's tasks to end before they are cancelled
 _SENT_KEPT = 1024  # messages with known sending times
 
 
-class Duplex(ABC, Generic[Request, Reply]):
+class ClientDuplex(ABC, Generic[Request, Reply]):
     """One call; subclasses define messages, replies and what is owed.
 
     Ends with the server's error, an error of `_take` (InvalidField: the server `who` broke the contract), or

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from tandem.rpc import wire_checks as check
-from tandem.rpc.duplex import Duplex, RoundTrips
+from tandem.rpc.duplex import ClientDuplex, RoundTrips
 from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.wire_sessions import answer_from_wire, run_message_to_wire, run_step_from_wire, steps_from_wire
@@ -22,7 +22,7 @@ from tandem.speculation.types import Draft, InvalidField, SpeculationStats
 from tandem.v1 import target_verifier_pb2 as pb
 
 
-class SessionStream(Duplex[pb.VerifyRequest, pb.VerifyResponse]):
+class SessionStream(ClientDuplex[pb.VerifyRequest, pb.VerifyResponse]):
     def __init__(self, session: RemoteSession, stats: SpeculationStats) -> None:
         self._session, self.endpoint = session, session.endpoint
         call = session.endpoint.stub.VerifyStream(metadata=session.metadata)

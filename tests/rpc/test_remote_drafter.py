@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from tandem.rpc.errors import TandemError
-from tandem.rpc.propose_stream import DraftClient, RemoteDrafter
+from tandem.rpc.propose_stream import DraftClient, WaitingDrafter
 from tandem.services.duplex import StreamIdle
 from tandem.speculation.fallible import DrafterRefused
 from tandem.speculation.types import GenerationRequest, Request, SamplingParams, SpeculationStats
@@ -80,10 +80,10 @@ async def faulty(site: Site, fault: Fault) -> AsyncIterator[str]:
 @contextlib.asynccontextmanager
 async def drafter(
     address: str, seconds: float = 5.0, vocab_size: int = 258, sampling: SamplingParams = GREEDY
-) -> AsyncIterator[tuple[RemoteDrafter, SpeculationStats]]:
+) -> AsyncIterator[tuple[WaitingDrafter, SpeculationStats]]:
     client, stats = DraftClient(address, "toy", seconds), SpeculationStats()
     try:
-        yield RemoteDrafter(client, Request(sampling), vocab_size, stats), stats
+        yield WaitingDrafter(client, Request(sampling), vocab_size, stats), stats
     finally:
         await client.close()
 
