@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from tandem.speculation.types import Chunk
 from tandem.speculation.verification_mode import Pipeline
-from tests.reliability.campaign import Result
-from tests.reliability.kills import run_many
+from tests.reliability.campaign import Result, run_schedules
+from tests.reliability.kills import run_kills
 from tests.reliability.processes import Killable
 from tests.support import distributed, ids, oracle
 
@@ -20,8 +21,8 @@ REGRESSIONS = json.loads((Path(__file__).parent / "regressions.json").read_text(
 pytestmark = [pytest.mark.timeout(280), pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
 
 
-def run(seeds: list[int], folder: Path) -> list[Result]:
-    results: list[Result] = asyncio.run(run_many(seeds, folder))
+def run(seeds: Iterable[int]) -> list[Result]:
+    results: list[Result] = asyncio.run(run_schedules(seeds, run_kills, 3))
     failed = [result for result in results if result.violations]
     assert not failed, "\n".join(map(str, failed))
     return results
@@ -34,13 +35,13 @@ def run(seeds: list[int], folder: Path) -> list[Result]:
         pytest.param(range(100, 124), id="two dozen", marks=pytest.mark.campaign),
     ],
 )
-def test_schedules_with_kills_hold(seeds: range, tmp_path: Path) -> None:
-    assert sum(result.kills for result in run(list(seeds), tmp_path)) >= len(seeds)
+def test_schedules_with_kills_hold(seeds: range) -> None:
+    assert sum(result.kills for result in run(seeds)) >= len(seeds)
 
 
 @pytest.mark.parametrize("case", REGRESSIONS, ids=lambda case: f"seed {case['seed']}")
-def test_a_schedule_that_once_failed_holds(case: dict[str, object], tmp_path: Path) -> None:
-    run([int(str(case["seed"]))], tmp_path)
+def test_a_schedule_that_once_failed_holds(case: dict[str, object]) -> None:
+    run([int(str(case["seed"]))])
 
 
 PROMPT, TOKENS, BEFORE = list(b"a verifier that hangs"), 60, 20
