@@ -94,7 +94,9 @@ async def check(config: CheckConfig, signed: Signed) -> list[Finding]:
 def fitting(config: CheckConfig, receipt: Receipt) -> ModelConfig:
     """Returns models with the receipt's sizes and, by default, number format."""
     models, tokens = config.models, receipt.prompt_tokens + len(receipt.token_ids)
-    length = whole_length(tokens) if config.own_length else models.shape.max_length
+    # Few distinct lengths: steps checked at one need no check again.
+    whole = max(512, 1 << (tokens - 1).bit_length()) if tokens <= 8192 else -(-tokens // 1024) * 1024
+    length = whole if config.own_length else models.shape.max_length
     shape = replace(models.shape, slots=1, max_length=length)
     execution = models.execution
     if config.own_format:
@@ -102,11 +104,6 @@ def fitting(config: CheckConfig, receipt: Receipt) -> ModelConfig:
         kinds = weights if weights in WEIGHTS else "as-stored" if weights else "auto"
         execution = replace(execution, dtype=dtype, weights=kinds)
     return replace(models, shape=shape, execution=execution)
-
-
-def whole_length(tokens: int) -> int:
-    # Few distinct lengths: steps checked at one need no check again.
-    return max(512, 1 << (tokens - 1).bit_length()) if tokens <= 8192 else -(-tokens // 1024) * 1024
 
 
 async def checked_by(loaded: Loaded, signed: Signed, config: CheckConfig) -> list[Finding]:

@@ -171,7 +171,7 @@ class RunningVerifier(StreamedSession["RunStream"]):
 
     async def close(self) -> None:
         # Only if the target has run on, its answer is needed: it counts the unread steps.
-        ran_on = self._lost or (self._stream is not None and self._stream.runs_on)
+        ran_on = self._lost or (self._stream is not None and self._stream.runs_on())
         try:
             await self._leave()
         finally:
@@ -194,7 +194,6 @@ class RunStream(SessionStream):
         self._heard = self._began  # when the last step came, or the run was allowed to go on
         super().__init__(session, stats)
 
-    @property
     def runs_on(self) -> bool:
         return self._session.opened_at > 0 and not self._stopped and self._length < self._until
 
