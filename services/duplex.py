@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Generic, TypeVar
 
@@ -102,7 +101,7 @@ async def answered_in_order(
             incoming.busy(False)
 
 
-class Duplex(ABC, Generic[Request, Reply]):
+class Duplex(Generic[Request, Reply]):
     """A stream with independent reader and worker tasks. Ends with its requests, its work, or an error of either."""
 
     def __init__(self) -> None:
@@ -110,17 +109,16 @@ class Duplex(ABC, Generic[Request, Reply]):
         self._error: Exception | None = None
         self._news = asyncio.Event()
 
-    @abstractmethod
-    def _hear(self, request: Request, arrived: float) -> None:
+    def on_request(self, request: Request, arrived: float) -> None:
         """Handles a request read at `arrived` (perf_counter)."""
+        raise NotImplementedError
 
-    @abstractmethod
-    async def _work(self, incoming: Incoming[Request]) -> None:
+    async def work(self, incoming: Incoming[Request]) -> None:
         """Makes replies, calls `ready` for each, and sets `incoming.busy` while computing."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def _next_reply(self) -> Reply | None:
-        """Returns the next reply, if one is ready."""
+    def next_reply(self) -> Reply | None:
+        raise NotImplementedError
 
     def ready(self) -> None:
         self._news.set()
@@ -133,12 +131,12 @@ class Duplex(ABC, Generic[Request, Reply]):
     async def replies(self, incoming: Incoming[Request]) -> AsyncGenerator[Reply, None]:
         """Yields the replies. Leaving early ends the work at once."""
         tasks = [
-            asyncio.create_task(self._ending(self._hear_all, incoming), name="hear stream"),
-            asyncio.create_task(self._ending(self._work, incoming), name="answer stream"),
+            asyncio.create_task(self._ending(self._read_all, incoming), name="read requests"),
+            asyncio.create_task(self._ending(self.work, incoming), name="answer stream"),
         ]
         try:
             while True:
-                while (reply := self._next_reply()) is not None:
+                while (reply := self.next_reply()) is not None:
                     yield reply
                 if self.ended:
                     break
@@ -152,9 +150,9 @@ class Duplex(ABC, Generic[Request, Reply]):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _hear_all(self, incoming: Incoming[Request]) -> None:
+    async def _read_all(self, incoming: Incoming[Request]) -> None:
         while (item := await incoming.next()) is not None:
-            self._hear(*item)
+            self.on_request(*item)
 
     async def _ending(self, part: Callable[[Incoming[Request]], Awaitable[None]], incoming: Incoming[Request]) -> None:
         try:

@@ -8,13 +8,14 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 from google.rpc import status_pb2
 
 from tandem.rpc.tracing import Span
 
+Context: TypeAlias = grpc.aio.ServicerContext
 OURS = ("/tandem.v1.", "/vllm.grpc.engine.")  # prefixes of logged and measured methods
 
 
@@ -40,7 +41,7 @@ class Call:
     in_run: bool = False
     done: dict[str, Any] = field(default_factory=dict)
     unanswered: deque[tuple[Any, float]] = field(default_factory=deque)
-    context: grpc.aio.ServicerContext = field(init=False)
+    context: Context = field(init=False)
     method: str = field(init=False)  # as in TargetVerifier/Verify
     _message_layers: Sequence[Layer] = field(init=False)
 
@@ -57,7 +58,7 @@ class Call:
         return [value for name, value in self.metadata if name == key and isinstance(value, str)]
 
     @contextlib.asynccontextmanager
-    async def answered(self, context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+    async def answered(self, context: Context) -> AsyncIterator[None]:
         """Runs the block inside all layers."""
         self.context = context
         async with contextlib.AsyncExitStack() as stack:

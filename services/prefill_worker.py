@@ -8,8 +8,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-import grpc
-
 from tandem.clients.prefill_client import PrefillClient, layout_from_wire, layout_to_wire, run_to_wire
 from tandem.engine.adapter_registry import Adapters
 from tandem.engine.engine import Engine
@@ -20,6 +18,7 @@ from tandem.engine.prefill import PageCopies, PrefillPages, RemotePrefill
 from tandem.rpc import wire
 from tandem.runners.pages import PAGE
 from tandem.services.errors import ModelMismatch, QueueFull
+from tandem.services.layers import Context
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.identity import caller
 from tandem.services.security.limits import ServerLimits
@@ -52,14 +51,12 @@ class PrefillWorkerService(PrefillWorkerServicer):
         self._running, self._queue = (limits or ServerLimits()).running(), queue
 
     async def GetModelInfo(
-        self, request: pb.PrefillWorkerGetModelInfoRequest, context: grpc.aio.ServicerContext
+        self, request: pb.PrefillWorkerGetModelInfoRequest, context: Context
     ) -> pb.PrefillWorkerGetModelInfoResponse:
         model, layout = wire.info_to_wire(self._info), layout_to_wire(self._pages.layout)
         return pb.PrefillWorkerGetModelInfoResponse(model=model, layout=layout)
 
-    async def Prefill(
-        self, request: pb.PrefillRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncGenerator[pb.PrefillResponse, None]:
+    async def Prefill(self, request: pb.PrefillRequest, context: Context) -> AsyncGenerator[pb.PrefillResponse, None]:
         self._check(request)
         with self._lifecycle.work(), self._running.one(caller()):
             if self._lifecycle.running > self._info.kv_slots + self._queue:
@@ -96,8 +93,7 @@ async def prefill(parts: ServerParts) -> HostedService:
     pages = PrefillPages(loaded.engine, await PageCopies.of(loaded.runner, parts.batcher))
     info = parts.stamped(target_info(loaded, 0))
     parts.observability.loaded(info)
-    await parts.share_prefixes(loaded.engine)
-    parts.observability.watch_parts(parts.lifecycle, parts.batcher, {"target": loaded.engine})
+    await parts.share({"target": loaded.engine}, loaded.engine)
     if metrics := parts.observability.metrics:
         metrics.states.watch("prefill pages", pages)
     log.info(
@@ -113,7 +109,6 @@ async def prefill(parts: ServerParts) -> HostedService:
         partial(add_PrefillWorkerServicer_to_server, service),
         [partial(close, loaded, parts.batcher)],
         loaded.engine,
-        lost=loaded.engine.lost,
     )
 
 

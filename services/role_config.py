@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
+from tandem.checkpoints.generation_config import GENERATION_CONFIG, generation_defaults
 from tandem.clients.distributed import TARGET_SECONDS
 from tandem.clients.prefill_client import PrefillConfig
+from tandem.engine.engine import Engine
 from tandem.engine.generator import RequestDefaults
 from tandem.engine.model_config import ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing
 from tandem.engine.slots import MAX_WAITING
 from tandem.engine.step_watch import StepBound
 from tandem.rpc.credentials import Credentials
+from tandem.runners.backends import backend_named
 from tandem.services.observability.setup import ObservabilityConfig
 from tandem.services.receipts import ReceiptConfig
 from tandem.services.server import ServeConfig
+from tandem.speculation.types import InvalidField, Request
 from tandem.speculation.verification_mode import Pipeline
+
+log = logging.getLogger("tandem.server")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,3 +74,20 @@ class RoleConfig:
             StepBound(self.step_seconds)
         if not self.draft_seconds > 0:
             raise ValueError(f"draft_seconds: {self.draft_seconds} is not above 0")
+
+
+def defaults_in_force(config: RoleConfig, engine: Engine | None = None) -> RequestDefaults:
+    """Returns and logs the defaults, without those of the file that `engine` lacks. Raises ValueError."""
+    defaults, models = config.defaults, config.models
+    if engine:
+        engine.admit(Request(defaults.sampling))
+    if config.generation_config == "auto" and (engine or models.model not in (None, models.draft.model)):
+        found = defaults.over(generation_defaults(backend_named(models.backend).find(models.model)), GENERATION_CONFIG)
+        try:
+            if engine:
+                engine.admit(Request(found.sampling))
+            defaults = found
+        except InvalidField as error:
+            log.warning("%s is left out: %s", GENERATION_CONFIG, error)
+    log.info("requests that do not say otherwise have: %s", defaults)
+    return defaults

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,6 @@ from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.generator import Generator, RequestDefaults
 from tandem.engine.generators import (
-    Drafting,
     check_has_target,
     drafter_health,
     drafting_info,
@@ -35,11 +33,10 @@ from tandem.engine.loading import (
 )
 from tandem.engine.model_config import ModelConfig, beside_target
 from tandem.engine.prefix_cache import share_prefixes
-from tandem.engine.rank_processes import RankProcesses, lose_engine_with_ranks
+from tandem.engine.rank_processes import RankProcesses, lose_engine_with_ranks, rank_processes, run_follower
 from tandem.engine.step_watch import StepBound, StepWatch
 from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, PREFILL, TARGET
 from tandem.rpc.first_contact import check_peers
-from tandem.rpc.propose_stream import DraftClient
 from tandem.rpc.request_context import prefix_scope
 from tandem.runners.backends import backend_named
 from tandem.runners.own_sizes import own_sizes, runs_native
@@ -51,10 +48,9 @@ from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.setup import Observability
 from tandem.services.prefill_worker import connect_remote_prefill, prefill
 from tandem.services.receipts import Receipts
-from tandem.services.request_defaults import defaults_in_force
-from tandem.services.role_config import RoleConfig
+from tandem.services.role_config import RoleConfig, defaults_in_force
 from tandem.services.security.call_limits import fairness_key
-from tandem.services.server import HostedService
+from tandem.services.server import HostedService, serve
 from tandem.services.sessions.proposals import Proposals
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.retry import Persistence
@@ -116,41 +112,45 @@ class ServerParts:
         receipts = Receipts(self.keys, self.role.service, adapters) if self.keys else None
         return GenerateMethod(generator, reply, self.lifecycle, observe, queue, watch, self.limits, receipts)
 
-    async def share_prefixes(self, *engines: Engine | None) -> None:
-        there = [engine for engine in engines if engine]
-        await share_prefixes(there, self.config.prefixes, prefix_scope)
+    async def share(self, serving: Mapping[str, Engine], *keeping: Engine, **watched: Any) -> list[Close]:
+        """Shares memory and prefixes among `keeping`, and callers' turns among `serving`, by metric label.
 
-    def share_structures(self, *engines: Engine) -> None:
-        """Makes callers take turns in slots and structure compilation."""
-        for engine in engines:
+        Connects the target to --prefill, and watches all. `watched`: more arguments of watch_parts. Returns closers.
+        Raises ValueError.
+        """
+        if keeping and self.config.kv_cache_mb is not None:
+            runners = [each.runner for each in keeping]
+            limit_kv_memory(keeping[0].slots, self.batcher, runners, self.config.kv_cache_mb * MIB)
+        await share_prefixes(keeping, self.config.prefixes, prefix_scope)
+        for engine in serving.values():
             engine.slots.caller = fairness_key
             if engine.structures:
                 engine.structures.turns.caller = fairness_key
+        closing = await connect_remote_prefill(self, serving["target"]) if "target" in serving else []
+        self.observability.watch_parts(self.lifecycle, self.batcher, serving, **watched)
+        return closing
 
-    def limit_kv_memory(self, owner: Engine, *others: Engine | None) -> None:
-        """Bounds the KV memory shared by `owner` and `others`. Raises ValueError."""
-        if self.config.kv_cache_mb is not None:
-            runners = [each.runner for each in (owner, *others) if each]
-            limit_kv_memory(owner.slots, self.batcher, runners, self.config.kv_cache_mb * MIB)
-
-    def http(self, generate: GenerateMethod, adapters: Callable[[], Mapping[str, str]]) -> HttpService | None:
-        """Returns the OpenAI service, if configured. `adapters()`: the adapters loaded now."""
-        if self.config.serve.http is None:
-            return None
-        metrics = self.observability.page if self.observability.metrics else None
-        return HttpService(generate, adapters, self.config.serve.security.max_message_bytes, metrics)
-
-    def of_target(self, generate: GenerateMethod, engine: Engine) -> dict[str, Any]:
-        return {"http": self.http(generate, lambda: engine.adapters.revisions), "lost": engine.lost}
-
-    def hosted(self, register: Any, closing: Sequence[Close], engine: Engine | None, **options: Any) -> HostedService:
+    def hosted(
+        self,
+        register: Any,
+        closing: Sequence[Close],
+        engine: Engine | None,
+        generate: GenerateMethod | None = None,
+        adapters: Callable[[], Mapping[str, str]] = dict,
+        **options: Any,
+    ) -> HostedService:
+        """`engine` ends the server when lost. `adapters()`: those loaded now, for OpenAI clients of `generate`."""
+        watch = http = None
+        if engine is not None:
+            options["lost"] = engine.lost
+            if self.config.step_seconds != 0:
+                watch = StepWatch(self.batcher, StepBound(self.config.step_seconds), engine.lose)
+        if generate and self.config.serve.http:
+            metrics = self.observability.page if self.observability.metrics else None
+            http = HttpService(generate, adapters, self.config.serve.security.max_message_bytes, metrics)
         ready = partial(self.observability.ready, self.config.serve.startup)
-        watch = None
-        if engine is not None and self.config.step_seconds != 0:
-            watch = StepWatch(self.batcher, StepBound(self.config.step_seconds), engine.lose)
-        return HostedService(
-            self.role.service, register, ready=ready, close=partial(_close, closing), watch=watch, **options
-        )
+        close = partial(_close, closing)
+        return HostedService(self.role.service, register, http, ready=ready, close=close, watch=watch, **options)
 
 
 async def _target(parts: ServerParts) -> HostedService:
@@ -158,52 +158,43 @@ async def _target(parts: ServerParts) -> HostedService:
     await check_peers(parts.config.draft_address, parts.config.credentials, DRAFT)
     config = await parts.choose_sizes(parts.config.models.model)
     loaded = await load(config.models, parts.batcher, config.serve.startup)
+    engine = loaded.engine
     await hand_out_features(config.models, loaded)
     await load_adapters(config.models, loaded)
-    lose_engine_with_ranks(parts.others, loaded.engine)
-    defaults = defaults_in_force(config, loaded.engine)
-    generator, client = await _target_generator(config, loaded)
-    closing: list[Close] = [*([client.close] if client else []), partial(close, loaded, parts.batcher)]
+    lose_engine_with_ranks(parts.others, engine)
+    defaults = defaults_in_force(config, engine)
+    generator, client = plain_generator(loaded), None
+    if config.draft_address is not None:
+        generator, client = await open_remote_draft(
+            loaded,
+            config.models.default_k,
+            config.draft_address,
+            config.draft_seconds,
+            config.credentials,
+            config.pipeline,
+        )
     generator = parts.finished(generator, defaults)
     _log_target(loaded, generator.info)
-    parts.limit_kv_memory(loaded.engine)
-    await parts.share_prefixes(loaded.engine)
-    parts.share_structures(loaded.engine)
-    closing[:0] = await connect_remote_prefill(parts, loaded.engine)
-    generate = parts.generate(parts.observability.traced(generator), lambda: loaded.engine.adapters.revisions)
+    generate = parts.generate(parts.observability.traced(generator), lambda: engine.adapters.revisions)
+    note = parts.profile.add_session if parts.profile else None
     service = TargetVerifierService(
-        loaded.engine,
-        generator.info,
-        generate,
-        parts.lifecycle,
-        config.lease_seconds,
-        parts.limits,
-        note=parts.profile.add_session if parts.profile else None,
+        engine, generator.info, generate, parts.lifecycle, config.lease_seconds, parts.limits, note=note
     )
-    closing.insert(0, service.stop)
-    engines, sessions = {"target": loaded.engine}, {"verify": service.sessions}
-    health = client.health if client else None
-    parts.observability.watch_parts(parts.lifecycle, parts.batcher, engines, sessions, health)
+    sessions, health = {"verify": service.sessions}, client.health if client else None
+    connected = await parts.share({"target": engine}, engine, sessions=sessions, drafter=health)
     return parts.hosted(
         partial(add_TargetVerifierServicer_to_server, service),
-        closing,
-        loaded.engine,
-        **parts.of_target(generate, loaded.engine),
+        [
+            service.stop,
+            *connected,
+            *([client.close] if client else []),
+            partial(close, loaded, parts.batcher),
+        ],
+        engine,
+        generate,
+        lambda: engine.adapters.revisions,
         background={"the expiry of sessions": service.checkout.expire_forever},
         busy=lambda: len(service.sessions),
-    )
-
-
-async def _target_generator(config: RoleConfig, loaded: Loaded) -> tuple[Generator, DraftClient | None]:
-    if config.draft_address is None:
-        return plain_generator(loaded), None
-    return await open_remote_draft(
-        loaded,
-        config.models.default_k,
-        config.draft_address,
-        config.draft_seconds,
-        config.credentials,
-        config.pipeline,
     )
 
 
@@ -219,22 +210,21 @@ async def _fused(parts: ServerParts) -> HostedService:
     generator = fused_generator(target, draft, config.models.default_k, config.models.draft, health, unfused)
     generator = parts.finished(generator, defaults)
     _log_target(target, generator.info)
-    parts.limit_kv_memory(target.engine, draft.engine if draft else None)
-    await parts.share_prefixes(target.engine, draft.engine if draft else None)
-    parts.share_structures(target.engine, *([unfused.target.engine] if unfused else []))
-    closing: list[Close] = [*await connect_remote_prefill(parts, target.engine), partial(close, target, parts.batcher)]
-    generate = parts.generate(parts.observability.traced(generator), lambda: target.engine.adapters.revisions)
-    engines = {"target": target.engine}
+    engine = target.engine
+    serving = {"target": engine}
     if unfused:
-        engines["target_apart"] = unfused.target.engine
+        serving["target_apart"] = unfused.target.engine
         log.info("requests that need logits on the host are answered by the same models apart")
-    parts.observability.watch_parts(parts.lifecycle, parts.batcher, engines, drafter=health if draft else None)
-    service = FusedSpeculativeServerService(generator.info, generate, target.engine.adapters)
+    keeping = [engine, *([draft.engine] if draft else [])]
+    connected = await parts.share(serving, *keeping, drafter=health if draft else None)
+    generate = parts.generate(parts.observability.traced(generator), lambda: engine.adapters.revisions)
+    service = FusedSpeculativeServerService(generator.info, generate, engine.adapters)
     return parts.hosted(
         partial(add_FusedSpeculativeServerServicer_to_server, service),
-        closing,
-        target.engine,
-        **parts.of_target(generate, target.engine),
+        [*connected, partial(close, target, parts.batcher)],
+        engine,
+        generate,
+        lambda: engine.adapters.revisions,
     )
 
 
@@ -268,18 +258,16 @@ async def _draft_worker(parts: ServerParts) -> HostedService:
     proposals = Proposals(drafting, info, parts.lifecycle, config.lease_seconds, parts.limits)
     engine = drafting.draft.engine if drafting.draft else None
     if engine:
-        parts.limit_kv_memory(engine)
-        parts.share_structures(engine)
-    await parts.share_prefixes(engine)
-    engines = {"draft": engine} if engine else {}
-    health = drafting.health if engine else None
-    parts.observability.watch_parts(parts.lifecycle, parts.batcher, engines, {"propose": proposals.sessions}, health)
+        engine.vital = True
+    sessions, health = {"propose": proposals.sessions}, drafting.health if engine else None
+    engines = [engine] if engine else []
+    await parts.share(dict(draft=engine) if engine else {}, *engines, sessions=sessions, drafter=health)
     return parts.hosted(
         partial(add_DraftWorkerServicer_to_server, DraftWorkerService(info, generate, proposals)),
         closing,
         engine,
-        http=parts.http(generate, lambda: dict(info.adapters)) if generate else None,
-        lost=_only_model(drafting),
+        generate,
+        lambda: dict(info.adapters),
         busy=lambda: len(proposals.sessions),
     )
 
@@ -308,13 +296,6 @@ ROLES = {
 }
 
 
-def _only_model(drafting: Drafting) -> asyncio.Event:
-    if drafting.draft is None:
-        return asyncio.Event()
-    drafting.draft.engine.vital = True
-    return drafting.draft.engine.lost
-
-
 async def _close(closing: Sequence[Close]) -> None:
     for each in closing:
         await each()
@@ -333,20 +314,37 @@ def _log_target(loaded: Loaded, info: ModelInfo) -> None:
     )
     shapes = loaded.runner.shapes
     if shapes.note:
-        log.warning("bits: %s", shapes.note)
-    elif shapes.bit_exact and shapes.count > 1:
-        log.info("bits: logits are identical in %d step shapes", shapes.count)
+        bits = shapes.note
     elif shapes.bit_exact:
-        log.info(
-            "bits: logits are identical in the one shape of all steps: width %d, batch %d",
-            *shapes.widths,
-            *shapes.batches,
-        )
+        bits = f"logits are identical in all {shapes.count} step shapes"
     elif shapes.count > 1:
-        log.warning(
-            "bits: --fast uses %d step shapes whose last bits differ: outputs may differ from plain decoding's at "
-            "ties, and depend on concurrent requests; without --fast there is one shape",
-            shapes.count,
+        bits = (
+            f"--fast uses {shapes.count} step shapes whose last bits differ: outputs may differ from plain decoding's "
         )
+        bits += "at ties, and depend on concurrent requests; without --fast there is one shape"
     else:
-        log.warning("bits: logits differ between prefill and decode on this device; outputs may differ at ties")
+        bits = "logits differ between prefill and decode on this device; outputs may differ at ties"
+    log.log(logging.INFO if shapes.bit_exact and not shapes.note else logging.WARNING, "bits: %s", bits)
+
+
+async def run_role(name: str, config: RoleConfig) -> int:
+    """Runs a role of ROLES until its server ends; returns the exit code. Ranks above 0 follow rank 0."""
+    role = ROLES[name]
+    if not role.ranks:
+        return await _run(role, config, RankProcesses())
+    if config.models.ranks.follows:
+        return await run_follower(config.models, drafts=role.drafts)
+    with rank_processes(config.models.ranks, config.command) as others:
+        return await _run(role, config, others)
+
+
+async def _run(role: ServerRole, config: RoleConfig, others: RankProcesses) -> int:
+    parts = ServerParts(role, config, others)
+    serving = serve(config.serve, parts.lifecycle, partial(role.build, parts), [parts.observability.layer])
+    code = await parts.observability.during(serving)
+    for path in parts.profile.write() if parts.profile else ():
+        log.info("performance metrics saved to %s", path)
+    stuck = parts.batcher.stuck
+    if stuck:  # the device thread would keep the process alive for ever
+        config.serve.ending.within(0.0, "the device thread is stuck in a step")
+    return code or int(stuck)

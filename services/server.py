@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,26 +24,34 @@ from tandem.engine.step_watch import StepWatch
 from tandem.rpc.addresses import bracketed
 from tandem.runners.startup import Startup
 from tandem.services.binding import bind
+from tandem.services.errors import ErrorLayer
 from tandem.services.health import NOT_SERVING, SERVING, HealthService
-from tandem.services.health_port import ProbePort
 from tandem.services.http.address import HttpAddress
 from tandem.services.http.service import HttpService
 from tandem.services.layers import Layer
 from tandem.services.lifecycle import Lifecycle
-from tandem.services.progress import progress
+from tandem.services.security.call_limits import TransportInterceptor
 from tandem.services.security.config import Security
 from tandem.services.shutdown import STOP_SECONDS, ShutdownDeadline, bounded
-from tandem.services.supervisor import Supervisor, Work
 
 if TYPE_CHECKING:  # uvicorn need not be installed
     from tandem.services.http.app import HttpPort
 
 log = logging.getLogger("tandem.server")
 Register = Callable[[grpc.aio.Server], None]
+Work = Callable[[], Awaitable[None]]
+RESTARTS = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before each restart of a background task
+FIRST_SECONDS, EVERY_SECONDS = 1.5, 4.0  # of lines that name the stage of a start
+SOUND_SECONDS = 300.0  # after which a task has all restarts again
 
 _OPTIONS = (
     ("grpc.so_reuseport", 0),  # a port that is taken is an error, not a second server
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 30_000),
+)
+_PROBE_OPTIONS = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", 4096),
+    ("grpc.max_concurrent_streams", 100),
 )
 
 
@@ -85,7 +94,7 @@ class HostedService:
     """Set when the device has failed: its state is unreliable, so the process ends."""
     watch: StepWatch | None = None  # detects hung steps
 
-    def start(self, lifecycle: Lifecycle, health: HealthService, *names: str) -> Supervisor:
+    def start(self, lifecycle: Lifecycle, health: HealthService, *names: str) -> list[asyncio.Task[None]]:
         """Starts background tasks; `names` are not serving while one is down or a step hangs."""
         troubles: set[str] = set()
 
@@ -97,9 +106,30 @@ class HostedService:
         if self.watch:
             self.watch.changed = partial(changed, "step")
             works["the watch over steps"] = self.watch.forever
-        supervisor = Supervisor(works, partial(changed, "task"))
-        supervisor.start()
-        return supervisor
+        return [
+            asyncio.create_task(keep(name, work, partial(changed, name)), name=name) for name, work in works.items()
+        ]
+
+
+async def keep(name: str, work: Work, changed: Callable[[bool], None]) -> None:
+    """Restarts a task with growing waits, reported as down by `changed` meanwhile; returns if it ended too often."""
+    clock, waits = asyncio.get_running_loop().time, iter(RESTARTS)
+    while True:
+        began = clock()
+        error: Exception = RuntimeError("it returned")
+        try:
+            await work()
+        except Exception as raised:
+            error = raised
+        changed(False)
+        waits = iter(RESTARTS) if clock() - began > SOUND_SECONDS else waits
+        wait = next(waits, None)
+        if wait is None:
+            log.critical("%s ended too often: the server stops", name, exc_info=error)
+            return
+        log.error("%s ended (%s): not ready until it runs again, in %g s", name, error, wait, exc_info=error)
+        await asyncio.sleep(wait)
+        changed(True)
 
 
 async def serve(
@@ -112,13 +142,14 @@ async def serve(
     ending = config.ending
     server = config.security.server(outermost, options=_OPTIONS)
     port = bind("port", config.host, config.port, partial(config.security.add_port, server))
-    probes = ProbePort(config.host, config.health_port, config.security.limits)
+    probes = _probe_server(config)
     http = bound_http_port(config, outermost, port)
     ending.begin()
     stopping = _stop_signals(ending, config.drain_seconds)
     building = asyncio.ensure_future(build())
-    with progress(config.startup):
-        await asyncio.wait({building, asyncio.create_task(stopping.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    naming = asyncio.create_task(name_stages(config.startup))
+    await asyncio.wait({building, asyncio.create_task(stopping.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    naming.cancel()
     if not building.done():
         ending.within(STOP_SECONDS, "the model is still loading")
         return 0
@@ -127,24 +158,38 @@ async def serve(
     names = ("", f"tandem.v1.{hosted.service}")
     with config.startup.stage("listening"):
         health = await _listen(server, hosted, names)
-        await probes.start(health)
+        health_pb2_grpc.add_HealthServicer_to_server(health, probes)
+        await probes.start()
         if http and hosted.http:
             await http.start(hosted.http, health)
-    supervisor = hosted.start(lifecycle, health, *names)
+    tasks = hosted.start(lifecycle, health, *names)
     _announce(config, port, hosted, http)
-    await first(stopping, hosted.lost, supervisor.gave_up)
+    await asyncio.wait(
+        [*tasks, *(asyncio.create_task(event.wait()) for event in (stopping, hosted.lost))],
+        return_when=asyncio.FIRST_COMPLETED,
+    )
+    failed = hosted.lost.is_set() or any(task.done() for task in tasks)
     lifecycle.accepting = False
     health.set(NOT_SERVING, *names)
     ending.within(config.drain_seconds + STOP_SECONDS, f"it did not stop after {config.drain_seconds:g} s of draining")
     await _drain(lifecycle, hosted, config.drain_seconds)
-    await _end(server, probes, supervisor, hosted, http)
-    return int(hosted.lost.is_set() or supervisor.gave_up.is_set())
+    await _end(server, probes, tasks, hosted, http)
+    return int(failed or hosted.lost.is_set())
+
+
+async def name_stages(startup: Startup) -> None:
+    """Logs the stage of the start-up now and then; on a terminal alone, since the end's line has them all."""
+    wait = max(0.0, FIRST_SECONDS - startup.total())
+    while sys.stderr.isatty():
+        await asyncio.sleep(wait)
+        log.info("starting: %s, %.0f s so far", startup.now, startup.total())
+        wait = EVERY_SECONDS
 
 
 async def _end(
     server: grpc.aio.Server,
-    probes: ProbePort,
-    supervisor: Supervisor,
+    probes: grpc.aio.Server,
+    tasks: Sequence[asyncio.Task[None]],
     hosted: HostedService,
     http: HttpPort | None,
 ) -> None:
@@ -152,18 +197,22 @@ async def _end(
     await bounded(server.stop(grace=0.5), "the server's port")
     if http:
         await bounded(http.stop(), "the HTTP port")
-    await bounded(probes.stop(), "the health port")
-    await bounded(supervisor.stop(), "background tasks")
+    await bounded(probes.stop(grace=0), "the health port")
+    for task in tasks:
+        task.cancel()
+    await bounded(asyncio.gather(*tasks, return_exceptions=True), "background tasks")
     if hosted.close:
         await bounded(hosted.close(), "freeing the models", STOP_SECONDS)
     log.info("stopped")
 
 
-async def first(*events: asyncio.Event) -> None:
-    waiting = [asyncio.create_task(event.wait()) for event in events]
-    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-    for task in waiting:
-        task.cancel()
+def _probe_server(config: ServeConfig) -> grpc.aio.Server:
+    """Health checks alone, in clear text: Kubernetes' probes support neither TLS nor tokens. Raises CannotListen."""
+    interceptor = TransportInterceptor(config.security.limits, [ErrorLayer()])
+    server = grpc.aio.server(interceptors=[interceptor], options=_PROBE_OPTIONS)
+    if config.health_port is not None:
+        bind("health_port", config.host, config.health_port, server.add_insecure_port)
+    return server
 
 
 def freeze_gc() -> None:
@@ -235,11 +284,11 @@ def _announce(config: ServeConfig, port: int, hosted: HostedService, http: HttpP
 
 
 def _invite(security: Security, url: str, model: str) -> None:
-    asked = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 40})
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 40})
     secure = f" --cacert {security.tls.cert}" if security.tls else ""
     secure += " -H 'authorization: Bearer YOUR_TOKEN'" if security.tokens else ""
     print(f"OpenAI clients: base URL {url}/v1, model {model}", flush=True)
-    print(f"curl{secure} {url}/v1/chat/completions -H 'content-type: application/json' -d '{asked}'", flush=True)
+    print(f"curl{secure} {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'", flush=True)
 
 
 async def _drain(lifecycle: Lifecycle, hosted: HostedService, seconds: float) -> None:

@@ -7,31 +7,32 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
 
-import grpc
-
 from tandem.engine.engine import Engine
+from tandem.engine.feature_output import OPENING_BYTES
 from tandem.engine.generator import check_tokens
 from tandem.engine.sequences import TargetSequence
 from tandem.rpc import wire
 from tandem.rpc.request_context import current
-from tandem.rpc.wire_sessions import distributions_from_wire, session_from_wire
+from tandem.rpc.wire_sessions import distributions_from_wire, feature_format_from_wire, session_from_wire
 from tandem.services.duplex import answered_in_order
 from tandem.services.errors import ModelMismatch, VocabularyMismatch
 from tandem.services.generation import GenerateMethod
+from tandem.services.layers import Context
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.identity import caller
 from tandem.services.security.limits import ServerLimits
 from tandem.services.security.names import check_name
-from tandem.services.sessions.checkout import Checkout
-from tandem.services.sessions.session_features import features_granted, opening_features
-from tandem.services.sessions.table import Fence, SessionConflict, SessionKey, SessionTable, session_key
-from tandem.services.verify_runs import (
-    VerifyResources,
-    VerifyRuns,
-    VerifySession,
-    commit,
-    recorded,
+from tandem.services.sessions.table import (
+    Checkout,
+    Fence,
+    Session,
+    SessionConflict,
+    SessionKey,
+    SessionTable,
+    session_key,
 )
+from tandem.services.verify_runs import VerifyRuns, commit, recorded
+from tandem.speculation.features import FeatureSpec
 from tandem.speculation.run_on import MAX_UNREAD
 from tandem.speculation.types import (
     InvalidField,
@@ -45,6 +46,7 @@ from tandem.speculation.types import (
 from tandem.v1 import target_verifier_pb2 as pb
 from tandem.v1 import target_verifier_pb2_grpc
 
+MOST_LAYERS = 8
 Note = Callable[[str, int, SpeculationStats, float], None]
 """Called at a session's end: how, prompt tokens, the target's statistics, seconds open."""
 OPENING_SECONDS = 0.5  # wait for a slot; then the call fails, but its queue position is kept for a retry
@@ -65,58 +67,54 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         self._engine, self._info, self._generate, self._lifecycle = engine, info, generate, lifecycle
         self._limits, self._opening_seconds = limits or ServerLimits(), opening_seconds
         self._waiting: Counter[str] = Counter()  # openings that wait for a slot, by caller
-        self.sessions: SessionTable[VerifyResources, pb.VerifyResponse] = SessionTable(time.monotonic, lease_seconds)
+        self.sessions = SessionTable(time.monotonic, lease_seconds)
         self._note = note
         self.sessions.on_end.append(self._report_costs)
         self.checkout = Checkout(self.sessions, self._free)
         self._runs = VerifyRuns(self.sessions, info, self.checkout.using)
 
     async def GetModelInfo(
-        self, request: pb.TargetVerifierGetModelInfoRequest, context: grpc.aio.ServicerContext
+        self, request: pb.TargetVerifierGetModelInfoRequest, context: Context
     ) -> pb.TargetVerifierGetModelInfoResponse:
         adapters = tuple(self._engine.adapters.revisions.items())
         info = replace(self._info, adapters=adapters, max_unread_tokens=MAX_UNREAD)
         return pb.TargetVerifierGetModelInfoResponse(model=wire.info_to_wire(info))
 
     def Generate(
-        self, request: pb.TargetVerifierGenerateRequest, context: grpc.aio.ServicerContext
+        self, request: pb.TargetVerifierGenerateRequest, context: Context
     ) -> AsyncGenerator[pb.TargetVerifierGenerateResponse, None]:
         return self._generate.stream(request, context.time_remaining())
 
-    async def OpenSession(
-        self, request: pb.OpenSessionRequest, context: grpc.aio.ServicerContext
-    ) -> pb.OpenSessionResponse:
+    async def OpenSession(self, request: pb.OpenSessionRequest, context: Context) -> pb.OpenSessionResponse:
         key = session_key(caller(), request.session_id)
-        asked = self._check_open(request)
+        wanted = self._check_open(request)
         session = self.sessions.find(key)
         if session is None:
-            session = await self._admitted(key, request, asked)
+            session = await self._admitted(key, request, wanted)
         async with self.checkout.using(session):
-            processing = await self._engine.processing(asked, request.prompt_length, request.prefix)
-            if processing and session.resources.prompt_length != request.prompt_length:
-                raise SessionConflict(
-                    f"session {key} is open with a prompt of {session.resources.prompt_length} tokens"
-                )
+            processing = await self._engine.processing(wanted, request.prompt_length, request.prefix)
+            if processing and session.prompt_length != request.prompt_length:
+                raise SessionConflict(f"session {key} is open with a prompt of {session.prompt_length} tokens")
             if len(request.prefix) >= session.max_total_tokens:
                 raise TooLong(
                     f"the prefix has {len(request.prefix)} tokens and the session was opened for "
                     f"max_total_tokens {session.max_total_tokens}"
                 )
-            session.resources.end_run()
-            session.resume(list(request.prefix), asked)
-            session.resources.sequence.processing = processing
+            session.end_run()
+            session.resume(list(request.prefix), wanted)
+            session.sequence.processing = processing
             reply = await self._fill(session)
-            if asked.features is not None:
-                reply.features.CopyFrom(await opening_features(session.resources.sequence, asked.features, request))
+            if wanted.features is not None:
+                reply.features.CopyFrom(await opening_features(session.sequence, wanted.features, request))
             return reply
 
-    async def _admitted(self, key: SessionKey, request: pb.OpenSessionRequest, asked: Request) -> VerifySession:
+    async def _admitted(self, key: SessionKey, request: pb.OpenSessionRequest, wanted: Request) -> Session:
         await self.checkout.expire()
         self._check_new(key)
         self._waiting[key.owner] += 1
         try:
             length, seconds = request.prompt_length, self._opening_seconds
-            sequence = await TargetSequence.admitted(self._engine, asked, length, seconds, key)
+            sequence = await TargetSequence.admitted(self._engine, wanted, length, seconds, key)
         finally:
             self._waiting -= Counter([key.owner])
         try:
@@ -125,9 +123,9 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
                 sequence.close()
                 return session
             self._check_new(key)
-            asking = current()
-            resources = VerifyResources(sequence, request.prompt_length, asking.id if asking else "")
-            return self.sessions.admit(key, resources, asked, list(request.prefix), self._max_total(request))
+            call, total, prefix = current(), self._max_total(request), list(request.prefix)
+            identity = call.id if call else ""
+            return self.sessions.admit(key, sequence, wanted, prefix, total, request.prompt_length, identity)
         except Exception:
             sequence.close()
             raise
@@ -138,11 +136,11 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         self.sessions.check_new(key)
         self._limits.check_sessions(self.sessions.owned_by(key.owner) + self._waiting[key.owner])
 
-    async def Verify(self, request: pb.VerifyRequest, context: grpc.aio.ServicerContext) -> pb.VerifyResponse:
+    async def Verify(self, request: pb.VerifyRequest, context: Context) -> pb.VerifyResponse:
         return await self._verify(request, time.perf_counter())
 
     def VerifyStream(
-        self, request_iterator: AsyncIterator[pb.VerifyRequest], context: grpc.aio.ServicerContext
+        self, request_iterator: AsyncIterator[pb.VerifyRequest], context: Context
     ) -> AsyncGenerator[pb.VerifyResponse, None]:
         return answered_in_order(
             request_iterator,
@@ -159,9 +157,9 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         async with self.checkout.using(session):
             fence = session.fence(request.base_length, request.last_token)
             if fence is Fence.APPLY:
-                session.resources.end_run()
-                session.resources.steps += 1
-                verdict = await session.resources.sequence.verify(session.tokens, request.draft_tokens, distributions)
+                session.end_run()
+                session.steps += 1
+                verdict = await session.sequence.verify(session.tokens, request.draft_tokens, distributions)
                 reply = commit(session, request.draft_tokens, verdict)
             elif fence is Fence.REPLAY:
                 reply = recorded(session)
@@ -170,36 +168,32 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         reply.server_seconds = time.perf_counter() - arrived
         return reply
 
-    async def CloseSession(
-        self, request: pb.CloseSessionRequest, context: grpc.aio.ServicerContext
-    ) -> pb.CloseSessionResponse:
+    async def CloseSession(self, request: pb.CloseSessionRequest, context: Context) -> pb.CloseSessionResponse:
         key = session_key(caller(), request.session_id)
         session = self.sessions.find(key)
         closed = await self.checkout.drop(key)
         if session is None:
             return pb.CloseSessionResponse(closed=closed)
-        steps, length = session.resources.steps, len(session.tokens)
+        steps, length = session.steps, len(session.tokens)
         return pb.CloseSessionResponse(closed=closed, steps=steps, committed_length=length)
 
     async def stop(self) -> None:
         for session in self.sessions:
             self._report_costs(session, "stopped")
 
-    def _report_costs(self, session: VerifySession, how: str) -> None:
-        of = session.resources
+    def _report_costs(self, session: Session, how: str) -> None:
         if self._note and session.opened:
-            self._note(how, of.prompt_length, of.stats, time.perf_counter() - of.started)
+            self._note(how, session.prompt_length, session.stats, time.perf_counter() - session.started)
 
-    async def _free(self, session: VerifySession) -> None:
-        session.resources.sequence.close()
+    async def _free(self, session: Session) -> None:
+        session.sequence.close()
 
-    async def _fill(self, session: VerifySession) -> pb.OpenSessionResponse:
-        prefix, sequence = session.tokens, session.resources.sequence
+    async def _fill(self, session: Session) -> pb.OpenSessionResponse:
+        prefix, sequence = session.tokens, session.sequence
         reused = sequence.truncate_to(prefix[:-1])
         waited, worked = sequence.queue_seconds, sequence.compute_seconds
         reused += await sequence.fill(prefix[:-1])
-        stats = session.resources.stats
-        stats.prefill_seconds += sequence.queue_seconds + sequence.compute_seconds - waited - worked
+        session.stats.prefill_seconds += sequence.queue_seconds + sequence.compute_seconds - waited - worked
         return pb.OpenSessionResponse(
             committed_length=len(session.tokens),
             reused_length=reused,
@@ -239,9 +233,9 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         if len(request.prefix) >= total:
             raise TooLong(f"the prefix has {len(request.prefix)} tokens and the sequence length is {total}")
         check_tokens("prefix", list(request.prefix), self._info.vocab_size)
-        asked = session_from_wire(request, features_granted(self._engine, request), total)
-        self._engine.admit(asked)
-        return asked
+        wanted = session_from_wire(request, features_granted(self._engine, request), total)
+        self._engine.admit(wanted)
+        return wanted
 
     def _max_total(self, request: pb.OpenSessionRequest) -> int:
         limit = self._info.max_sequence_length
@@ -250,7 +244,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             raise TooLong(f"max_total_tokens: {total} is above the sequence length {limit}")
         return total
 
-    def _check_draft(self, session: VerifySession, request: pb.VerifyRequest) -> None:
+    def _check_draft(self, session: Session, request: pb.VerifyRequest) -> None:
         drafted, most = len(request.draft_tokens), self._info.max_speculation_length
         if drafted > most:
             raise InvalidField("draft_tokens", f"{drafted} tokens are above the maximum speculation length {most}")
@@ -262,7 +256,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
                 f"together above the sequence length {session.max_total_tokens}"
             )
 
-    def _distributions(self, session: VerifySession, request: pb.VerifyRequest) -> tuple[SparseDistribution, ...]:
+    def _distributions(self, session: Session, request: pb.VerifyRequest) -> tuple[SparseDistribution, ...]:
         # Wrong distributions would silently bias the output.
         rule = session.request.rule
         if rule is not Rule.REJECTION:
@@ -271,3 +265,19 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         for i, each in enumerate(distributions):
             check_tokens(f"distributions[{i}].token_ids", each.token_ids, self._info.vocab_size)
         return distributions
+
+
+def features_granted(engine: Engine, request: pb.OpenSessionRequest) -> FeatureSpec | None:
+    """Returns the features in a session's verdicts, or None. Raises InvalidField."""
+    if len(request.features.layers) > MOST_LAYERS:
+        raise InvalidField("features.layers", f"{len(request.features.layers)} exceed {MOST_LAYERS}")
+    if engine.features is None or not request.HasField("features"):
+        return None
+    return engine.features.spec(request.features.layers, feature_format_from_wire(request.features.format))
+
+
+async def opening_features(sequence: TargetSequence, spec: FeatureSpec, request: pb.OpenSessionRequest) -> pb.Features:
+    """Returns the prefix's features from the requested position, as many as fit in a message."""
+    end = len(request.prefix) - 1
+    start = min(max(request.features.start, end - OPENING_BYTES // spec.position_bytes), end)
+    return pb.Features(start=start, values=await sequence.features(spec, start, end))

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
 
 from tandem.engine.generator import check_tokens
-from tandem.engine.sequences import RunStepper, TargetSequence
+from tandem.engine.sequences import RunStepper
 from tandem.rpc.wire_sessions import STEPS_TOGETHER, run_message_from_wire, verdict_to_wire
 from tandem.services.duplex import Duplex, Incoming
 from tandem.services.security.identity import caller
@@ -29,7 +28,6 @@ from tandem.speculation.types import (
     InvalidField,
     ModelInfo,
     Rule,
-    SpeculationStats,
     TooLong,
     Verdict,
 )
@@ -44,21 +42,11 @@ class Superseded(Exception):
 
 
 class Run(Duplex[pb.VerifyRequest, pb.VerifyResponse]):
-    """A session's run on one stream.
+    """A session's run on one stream. `together`: most steps in a reply. `run` bounds waiting replies."""
 
-    `run` bounds waiting replies. `check` parses a request or raises. `step` commits the next step; None: paused.
-    `together`: most steps in a reply.
-    """
-
-    def __init__(
-        self,
-        run: SelfPacedRun,
-        check: Callable[[pb.VerifyRequest], RunMessage],
-        step: Callable[[], Awaitable[pb.VerifyResponse | None]],
-        together: int = 1,
-    ) -> None:
+    def __init__(self, runs: VerifyRuns, session: Session, run: SelfPacedRun, together: int) -> None:
         super().__init__()
-        self.run, self._check, self._step, self._together = run, check, step, together
+        self._runs, self._session, self.run, self._together = runs, session, run, together
         self.received = 0.0
         self._waiting: deque[pb.VerifyResponse] = deque()
 
@@ -67,14 +55,14 @@ class Run(Duplex[pb.VerifyRequest, pb.VerifyResponse]):
         self.run.receive(message)
         self.received = arrived
 
-    def _hear(self, request: pb.VerifyRequest, arrived: float) -> None:
-        self.receive(self._check(request), arrived)
+    def on_request(self, request: pb.VerifyRequest, arrived: float) -> None:
+        self.receive(self._runs.message(self._session, request), arrived)
 
-    async def _work(self, incoming: Incoming[pb.VerifyRequest]) -> None:
+    async def work(self, incoming: Incoming[pb.VerifyRequest]) -> None:
         with contextlib.suppress(Superseded):
             while not self.ended:
                 self.run.news.clear()
-                if reply := await self._step():
+                if reply := await self._runs.step(self._session, self):
                     self._waiting.append(reply)
                     self.ready()
                 else:
@@ -82,7 +70,7 @@ class Run(Duplex[pb.VerifyRequest, pb.VerifyResponse]):
                     await self.run.news.wait()
                     incoming.busy(True)
 
-    def _next_reply(self) -> pb.VerifyResponse | None:
+    def next_reply(self) -> pb.VerifyResponse | None:
         # A message costs more than another step in it: send all that wait.
         reply = self._waiting.popleft() if self._waiting else None
         while reply and self._waiting and len(reply.next_steps) < self._together - 1:
@@ -90,38 +78,15 @@ class Run(Duplex[pb.VerifyRequest, pb.VerifyResponse]):
         return reply
 
 
-@dataclass(slots=True)
-class VerifyResources:
-    """`steps`: begun. `started`: at admission. `request_id`: of the call that opened it."""
-
-    sequence: TargetSequence
-    prompt_length: int
-    request_id: str = ""
-    stats: SpeculationStats = field(default_factory=SpeculationStats)
-    run: Run | None = None
-    steps: int = 0
-    started: float = field(default_factory=time.perf_counter)
-
-    def end_run(self, error: Exception | None = None) -> None:
-        """Ends the run: another call changes the session's tokens."""
-        run, self.run = self.run, None
-        if run:
-            self.sequence.set_stepper(None)
-            run.end(error)
-
-
-VerifySession = Session[VerifyResources, pb.VerifyResponse]
-
-
-def commit(session: VerifySession, draft: Sequence[int], verdict: Verdict) -> pb.VerifyResponse:
+def commit(session: Session, draft: Sequence[int], verdict: Verdict) -> pb.VerifyResponse:
     """Commits a verdict on `draft`; returns the recorded reply."""
     reply = verdict_to_wire(verdict, len(session.tokens) + len(verdict.token_ids))
     session.commit(verdict.token_ids, reply)
-    session.resources.stats.observe(draft, verdict)
+    session.stats.observe(draft, verdict)
     return reply
 
 
-def recorded(session: VerifySession) -> pb.VerifyResponse:
+def recorded(session: Session) -> pb.VerifyResponse:
     reply = pb.VerifyResponse()
     reply.CopyFrom(session.recorded)
     reply.replayed = True
@@ -131,9 +96,9 @@ def recorded(session: VerifySession) -> pb.VerifyResponse:
 class VerifyRuns:
     def __init__(
         self,
-        sessions: SessionTable[VerifyResources, pb.VerifyResponse],
+        sessions: SessionTable,
         info: ModelInfo,
-        using: Callable[[VerifySession], AbstractAsyncContextManager[None]],
+        using: Callable[[Session], AbstractAsyncContextManager[None]],
     ) -> None:
         self._sessions, self._info, self._using = sessions, info, using
         self._estimate = Estimate()
@@ -157,11 +122,11 @@ class VerifyRuns:
             async for reply in run.replies(incoming):
                 yield reply
         finally:
-            if session.resources.run is run:
-                session.resources.end_run()
+            if session.run is run:
+                session.end_run()
 
     async def _begun(
-        self, session: VerifySession, request: pb.VerifyRequest, message: RunMessage, arrived: float
+        self, session: Session, request: pb.VerifyRequest, message: RunMessage, arrived: float
     ) -> tuple[Run | None, pb.VerifyResponse | None]:
         """Returns the run, unless the first message is stale, and the reply before its first step."""
         async with self._using(session):
@@ -172,31 +137,26 @@ class VerifyRuns:
             if fence is Fence.REPLAY:
                 replay = recorded(session)
                 replay.messages_read, replay.server_seconds = 1, time.perf_counter() - arrived
-            session.resources.end_run()
-
-            async def step() -> pb.VerifyResponse | None:
-                return await self._step(session, run)
-
+            session.end_run()
+            sequence = session.sequence
             lookup = PolicedLookup(self._estimate, only_grows=True)
             await lookup.open(session.tokens)
             paced = SelfPacedRun(session.tokens, request.stop_token_ids, lookup=lookup)
             together = STEPS_TOGETHER if request.takes_several and session.request.features is None else 1
-            run = Run(paced, lambda one: self._message(session, one), step, together)
+            run = session.run = Run(self, session, paced, together)
             run.receive(message, arrived)
             paced.note_stops(replay.token_ids if replay else ())
-            session.resources.run, sequence = run, session.resources.sequence
             sequence.set_stepper(RunStepper(sequence, paced))
             return run, replay
 
-    async def _step(self, session: VerifySession, run: Run) -> pb.VerifyResponse | None:
+    async def step(self, session: Session, run: Run) -> pb.VerifyResponse | None:
         """Commits the next step; None while paused. Raises Superseded."""
-        resources = session.resources
         async with self._using(session):
-            if resources.run is not run:
+            if session.run is not run:
                 raise Superseded
-            resources.steps += 1
-            if (found := await resources.sequence.next_verdict()) is None:
-                resources.steps -= 1
+            session.steps += 1
+            if (found := await session.sequence.next_verdict()) is None:
+                session.steps -= 1
                 return None
             row, verdict = found
             reply = commit(session, row.draft, verdict)
@@ -205,7 +165,7 @@ class VerifyRuns:
             run.run.stepped(len(row.draft), verdict.compute_seconds, verdict.rows)
             return reply
 
-    def _check_first(self, session: VerifySession, request: pb.VerifyRequest) -> RunMessage:
+    def _check_first(self, session: Session, request: pb.VerifyRequest) -> RunMessage:
         # Checked before an earlier run of the session is ended.
         rule = session.request.rule
         if rule is not Rule.AGREEMENT:
@@ -213,9 +173,9 @@ class VerifyRuns:
         if len(request.stop_token_ids) > MAX_STOP_TOKENS:
             raise InvalidField("stop_token_ids", f"{len(request.stop_token_ids)} are above {MAX_STOP_TOKENS}")
         check_tokens("stop_token_ids", list(request.stop_token_ids), self._info.vocab_size)
-        return self._message(session, request)
+        return self.message(session, request)
 
-    def _message(self, session: VerifySession, request: pb.VerifyRequest) -> RunMessage:
+    def message(self, session: Session, request: pb.VerifyRequest) -> RunMessage:
         # Renews the session's lease.
         if request.session_id != session.session_id.session_id:
             raise InvalidField("session_id", "a run has one session")
@@ -232,6 +192,6 @@ class VerifyRuns:
         return message
 
 
-def _session_ended(session: VerifySession, how: str) -> None:
+def _session_ended(session: Session, how: str) -> None:
     error = SessionExpired if how == "expired" else SessionNotFound
-    session.resources.end_run(error(f"no session {session.session_id}: it was {how} during its run"))
+    session.end_run(error(f"no session {session.session_id}: it was {how} during its run"))

@@ -24,31 +24,21 @@ SECRET = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----",
     re.DOTALL,
 )
-COLUMNS = (
-    "device",
-    "pair",
-    "software",
-    "plain",
-    "fused",
-    "distributed 0 / 20 / 50 ms",
-    "never waiting 0 / 20 / 50 ms",
-    "identical",
-    "bits equal in all shapes",
-    "commit",
-)
+COLUMNS = "device | pair | software | plain | fused | distributed 0 / 20 / 50 ms | never waiting 0 / 20 / 50 ms"
+COLUMNS += " | identical | bits equal in all shapes | commit"
 HEAD = f"""# Devices
 
 Each row is a bundle that came back, added by `python deploy/first-hour/first_hour.py add BUNDLE.tar.gz`. Figures are
 means of ms a token at the client, over an emulated link of the round trip given; `identical`: answers with plain
 decoding's tokens.
 
-| {" | ".join(COLUMNS)} |
-|{"---|" * len(COLUMNS)}
+| {COLUMNS} |
+|{"---|" * (COLUMNS.count("|") + 1)}
 """
 
 
 def without_secrets(text: str) -> str:
-    """The text without what looks like a token or a key, and without the name of the user's home."""
+    """Removes what looks like a token or a key, and the name of the user's home."""
     home = os.path.expanduser("~")
     return SECRET.sub("(removed)", text).replace(home, "~") if len(home) > 1 else SECRET.sub("(removed)", text)
 
@@ -74,7 +64,7 @@ def _put(packed: tarfile.TarFile, name: str, text: str) -> None:
 
 
 def _take(bundle: Path, name: str) -> str:
-    """Returns the text of a file in the bundle, unpacked nowhere: its names are not trusted. Raises ValueError."""
+    """The text of a file in the bundle; unpacks nothing, since names are not trusted. Raises ValueError."""
     try:
         with tarfile.open(bundle, "r:gz") as packed:
             member = packed.getmember(name)
@@ -94,13 +84,7 @@ def add_bundle(bundle: Path, table: Path) -> str:
     with tempfile.TemporaryDirectory() as scratch:
         records = Path(scratch) / "records.jsonl"
         records.write_text(_take(bundle, "measured/records.jsonl"), encoding="utf-8")
-        command = [
-            "compare_architectures.py",
-            "--from-records",
-            str(records),
-            "--output-dir",
-            scratch,
-        ]
+        command = ["compare_architectures.py", "--from-records", str(records), "--output-dir", scratch]
         done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False)
         if not (Path(scratch) / "comparison.json").is_file():
             raise ValueError(f"{bundle}: compare --from-records refused its records: {done.stderr.strip()[-500:]}")
@@ -140,3 +124,23 @@ def _cells(about: dict[str, Any], figures: dict[str, Any]) -> Iterator[str]:
 def _ms(at: dict[float, dict[str, Any]], rtt: float, architecture: str) -> str:
     seconds = at.get(rtt, {}).get(architecture, {}).get("distributions", {}).get("tpot_s", {}).get("mean")
     return "-" if seconds is None else f"{1000 * seconds:.1f}"
+
+
+def differing(folder: Path) -> Iterator[str]:
+    """A line for each architecture with other tokens than plain decoding's. Raises ValueError for other results."""
+    file, compared = folder / "comparison.json", 0
+    try:
+        for condition in json.loads(file.read_text(encoding="utf-8"))["conditions"]:
+            for figure in condition["summaries"]:
+                name, same = figure["architecture"], figure["identical"]
+                itself = name == "autoregressive" and condition["varies"] != "load"
+                if same is None or itself:
+                    continue
+                compared += same["total"]
+                if same["count"] < same["total"]:
+                    counts = f"{same['count']} of {same['total']}"
+                    yield f"{condition['name']}, {name}: {counts} answers are plain decoding's"
+    except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{file}: is not the result of a comparison ({error})") from None
+    if not compared:
+        yield "no answer was compared with plain decoding's"

@@ -3,6 +3,7 @@
     python deploy/first-hour/first_hour.py trn2.3xlarge           # every step that is not done yet
     python deploy/first-hour/first_hour.py trn2.3xlarge --print   # only says what would be typed
     python deploy/first-hour/first_hour.py add BUNDLE.tar.gz      # a row of devices.md from a bundle
+    python deploy/first-hour/first_hour.py same RESULTS           # fails if tokens are not plain decoding's
 
 Each step is a command of its own, is timed, and writes its log and its state; done steps are not repeated. It needs
 nothing but Python: Tandem's own commands do the work.
@@ -21,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from bundle import add_bundle, make_bundle
+from bundle import add_bundle, differing, make_bundle
 from plans import PLANS, Plan, Step
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,8 +89,8 @@ def failure(plan: Plan, step: Step, folder: Path) -> str:
     again = shlex.join(["python", "deploy/first-hour/first_hour.py", plan.name, "--folder", str(folder)])
     doctor = ["main.py", "--role", "doctor", "--log", str(log)]
     known = subprocess.run([sys.executable, *doctor], cwd=ROOT, capture_output=True, text=True, check=False)
-    said = known.stdout if known.returncode == 0 else ""
-    return f"{tail}\n{said}step {step.name} failed; all of it is in {log}\nnext: {step.hint}\nthen: {again}"
+    found = known.stdout if known.returncode == 0 else ""
+    return f"{tail}\n{found}step {step.name} failed; all of it is in {log}\nnext: {step.hint}\nthen: {again}"
 
 
 def run_plan(plan: Plan, folder: Path, despite: str | None = None) -> int:
@@ -121,8 +122,10 @@ def run_plan(plan: Plan, folder: Path, despite: str | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     words = argparse.ArgumentParser(prog="first_hour.py", description=__doc__.partition("\n")[0] if __doc__ else None)
-    words.add_argument("plan", choices=[*PLANS, "add"], help="where this runs; add: take a bundle into devices.md")
-    words.add_argument("bundles", nargs="*", type=Path, help="of add: bundles that came back")
+    words.add_argument("plan", choices=[*PLANS, "add", "same"], help="where this runs, or what to do")
+    words.add_argument(
+        "paths", nargs="*", type=Path, help="of add: bundles that came back; of same: a comparison's results"
+    )
     words.add_argument(
         "--folder", type=Path, help="where state, logs and results are (default: results/first-hour-PLAN)"
     )
@@ -137,11 +140,15 @@ def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     try:
         if args.plan == "add":
-            for bundle in args.bundles:
+            for bundle in args.paths:
                 print(add_bundle(bundle, args.table))
             return 0
-        if args.bundles:
-            raise ValueError(f"{args.bundles[0]}: only add takes bundles")
+        if args.plan == "same":
+            found = [line for folder in args.paths for line in differing(folder)]
+            print("\n".join(found) or "every answer has plain decoding's tokens")
+            return 1 if found else 0
+        if args.paths:
+            raise ValueError(f"{args.paths[0]}: only add and same take paths")
         plan = PLANS[args.plan](args.models)
         folder = (args.folder or ROOT / "results" / f"first-hour-{plan.name}").resolve()
         if args.dry:

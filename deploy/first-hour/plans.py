@@ -61,7 +61,7 @@ class Plan:
         if self.compile:
             hint = "read docs/errors.md; compiled graphs are kept, so compiling goes on where it ended"
             steps.append(_step("compile", 25, hint, *self.compile))
-        same = f"python deploy/first-hour/same_tokens.py {folder}/probe"
+        same = f"python deploy/first-hour/first_hour.py same {folder}/probe"
         packages = (("python", "-m", "pip", "list", "--format", "freeze"),)
         return [
             *steps,

@@ -35,16 +35,16 @@ class RequestLog(CallObserver):
             fields |= {"reason": call.reason, "error": call.message}
         log.log(level, "%s", _line(fields), extra={"fields": fields})
 
-    def session_ended(self, session: Session[Any, Any], how: str) -> None:
-        of, adapter = session.resources, session.request.adapter
+    def session_ended(self, session: Session, how: str) -> None:
+        stats, adapter = session.stats, session.request.adapter
         if not session.opened:
             return
         fields: dict[str, Any] = {"role": self._role, "method": "session", "status": how}
-        fields |= {"prompt_tokens": of.prompt_length, "output_tokens": of.stats.accepted + of.stats.rounds}
-        fields |= {name: getattr(of.stats, name) for name in ("rounds", "drafted", "accepted")}
+        fields |= {"prompt_tokens": session.prompt_length, "output_tokens": stats.accepted + stats.rounds}
+        fields |= {name: getattr(stats, name) for name in ("rounds", "drafted", "accepted")}
         fields |= {"adapter": adapter} if adapter else {}
-        fields["seconds"] = round(time.perf_counter() - of.started, 4)
-        log.info("%s", _line(fields), extra={"fields": fields, "request_id": of.request_id})
+        fields["seconds"] = round(time.perf_counter() - session.started, 4)
+        log.info("%s", _line(fields), extra={"fields": fields, "request_id": session.request_id})
 
 
 def _line(fields: dict[str, Any]) -> str:

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import dataclass, field
 
 from tandem.engine.generator import check_tokens
 from tandem.engine.generators import Drafting
 from tandem.rpc.wire_sessions import draft_to_wire, proposing_from_wire
-from tandem.services.duplex import Incoming
+from tandem.services.duplex import Duplex, Incoming, StreamIdle, answered_in_order
 from tandem.services.errors import VocabularyMismatch
 from tandem.services.lifecycle import Lifecycle
-from tandem.services.security.identity import caller
-from tandem.services.security.limits import ServerLimits
+from tandem.services.security.identity import ANONYMOUS, caller
+from tandem.services.security.limits import LimitReached, ServerLimits
 from tandem.services.security.names import check_name
-from tandem.services.sessions.proposal_limits import ProposalSessions
-from tandem.services.sessions.proposal_stream import ProposalStream
+from tandem.services.sessions.table import CountedSessions
+from tandem.speculation.ahead import Follower
 from tandem.speculation.drafters import Drafter
+from tandem.speculation.lookahead import DraftPlan
 from tandem.speculation.types import MAX_DRAFTED, InvalidField, ModelInfo, Rule, TooLong
 from tandem.v1 import draft_worker_pb2 as pb
 
+BYTES_PER_TOKEN = 1024  # of a session: the lookup index, measured
 SLOT_SECONDS = 0.2  # seconds to wait for a draft slot, without a draft in the meantime
 
 Replies = AsyncGenerator[pb.ProposeResponse, None]
@@ -34,6 +37,100 @@ class ProposalSession:
     tokens: list[int] = field(default_factory=list)
 
 
+class ProposalSessions(CountedSessions):
+    """Counts and limits open sessions and bytes per caller; totals are metrics."""
+
+    def __init__(self, limits: ServerLimits) -> None:
+        self._most = {
+            "max_proposal_sessions": limits.max_proposal_sessions,
+            "max_proposal_bytes": limits.max_proposal_bytes,
+        }
+        self._held: dict[str, Counter[str]] = {name: Counter() for name in self._most}
+        self._together = Counter[str]()
+
+    def __len__(self) -> int:
+        return self._together["max_proposal_sessions"]
+
+    def owned_by(self, identity: str) -> int:
+        return self._held["max_proposal_sessions"][identity]
+
+    @contextlib.contextmanager
+    def one(self, identity: str) -> Iterator[None]:
+        """Counts a session while the block runs. Raises LimitReached."""
+        self._add("max_proposal_sessions", identity, 1)
+        self.opened += 1
+        try:
+            yield
+            self.closed += 1
+        except BaseException as error:
+            idle = isinstance(error, StreamIdle)
+            self.expired, self.closed = self.expired + idle, self.closed + (not idle)
+            raise
+        finally:
+            self._add("max_proposal_sessions", identity, -1)
+
+    def grow(self, identity: str, tokens: int) -> None:
+        """Adds `tokens` (may be negative) to a session. Raises LimitReached."""
+        self._add("max_proposal_bytes", identity, tokens * BYTES_PER_TOKEN)
+
+    def _add(self, name: str, identity: str, more: int) -> None:
+        held, most = self._held[name], self._most[name]
+        if more > 0:
+            own = most if identity == ANONYMOUS else max(1, most // 2)
+            for who, now, limit in (("your", held[identity], own), ("all", self._together[name], most)):
+                if now + more > limit:
+                    raise LimitReached(
+                        f"{name}: {who} proposal sessions use {now} of {limit}: there is no room for {more} more"
+                    )
+        held[identity] += more
+        self._together[name] += more
+        if not held[identity]:
+            del held[identity]
+
+
+class ProposalStream(Duplex[pb.ProposeRequest, pb.ProposeResponse]):
+    """Follows the session's sequence, which `first` begins; a draft is replaced by a newer one until it is sent."""
+
+    def __init__(self, proposals: Proposals, session: ProposalSession, first: pb.ProposeRequest, at: float) -> None:
+        super().__init__()
+        self._proposals, self._session = proposals, session
+        self._read_at = {1: at}  # when messages were read, by number
+        self._messages = 1
+        most, chunk = proposals.info.max_sequence_length, max(1, proposals.info.max_speculation_length)
+        end = min(first.max_total_tokens or most, most)
+        self._follower = Follower(session.drafter, first.tokens, _plan(first), end, chunk, self.ready)
+
+    def on_request(self, request: pb.ProposeRequest, arrived: float) -> None:
+        self._proposals.extend(self._session, request)
+        self._messages += 1
+        self._read_at[self._messages] = arrived
+        self._follower.arrived(request.tokens, _plan(request))
+
+    async def work(self, incoming: Incoming[pb.ProposeRequest]) -> None:
+        await self._follower.run()
+
+    def next_reply(self) -> pb.ProposeResponse | None:
+        followed = None if self.ended else self._follower.take()
+        if followed is None:
+            return None
+        read_at = self._read_at[followed.arrivals]
+        self._read_at = {number: at for number, at in self._read_at.items() if number >= followed.arrivals}
+        return pb.ProposeResponse(
+            base_length=followed.base,
+            draft_tokens=followed.token_ids,
+            proposed_by=[proposer.value for proposer in followed.proposed_by],
+            drafted=followed.drafted,
+            queue_seconds=followed.queue_seconds,
+            compute_seconds=followed.compute_seconds,
+            messages_read=followed.arrivals,
+            server_seconds=time.perf_counter() - read_at,
+        )
+
+
+def _plan(request: pb.ProposeRequest) -> DraftPlan:
+    return DraftPlan(request.draft_ahead, request.send_first, request.send_more)
+
+
 class Proposals:
     def __init__(
         self,
@@ -43,22 +140,49 @@ class Proposals:
         lease_seconds: float = 60.0,
         limits: ServerLimits | None = None,
     ) -> None:
-        self._drafting, self._info, self._lifecycle = drafting, info, lifecycle
+        self._drafting, self.info, self._lifecycle = drafting, info, lifecycle
         self._lease_seconds, self._limits = lease_seconds, limits or ServerLimits()
         self._vocab_size = min(info.vocab_size, drafting.vocab_size)
         self.sessions = ProposalSessions(self._limits)
 
     async def stream(self, requests: AsyncIterator[pb.ProposeRequest]) -> Replies:
-        with contextlib.closing(Incoming(requests, self._lease_seconds)) as incoming:
-            if (first := await incoming.next()) is None:
-                return
-            request, arrived = first
-            incoming.busy(True)
-            async with self._session(request) as session:
-                answer = self._answers if request.HasField("speculation_length") else self._follows
-                async with contextlib.aclosing(answer(session, request, arrived, incoming)) as replies:
+        opened: list[ProposalSession] = []
+        async with contextlib.AsyncExitStack() as stack:
+
+            async def session_of(request: pb.ProposeRequest) -> ProposalSession:
+                if opened:
+                    self.extend(opened[0], request)
+                else:
+                    opened.append(await stack.enter_async_context(self._session(request)))
+                return opened[0]
+
+            async def answer(request: pb.ProposeRequest, arrived: float) -> pb.ProposeResponse:
+                session = await session_of(request)
+                model_k = request.model_speculation_length if request.HasField("model_speculation_length") else None
+                draft = await session.drafter.propose(session.tokens, request.speculation_length, model_k)
+                reply = draft_to_wire(draft)
+                reply.base_length, reply.server_seconds = len(session.tokens), time.perf_counter() - arrived
+                return reply
+
+            async def follow(
+                request: pb.ProposeRequest, arrived: float, incoming: Incoming[pb.ProposeRequest]
+            ) -> Replies:
+                stream = ProposalStream(self, await session_of(request), request, arrived)
+                incoming.busy(False)
+                async with contextlib.aclosing(stream.replies(incoming)) as replies:
                     async for reply in replies:
                         yield reply
+
+            answers = answered_in_order(
+                requests,
+                answer,
+                self._lease_seconds,
+                run=follow,
+                begins_run=lambda request: not opened and not request.HasField("speculation_length"),
+            )
+            async with contextlib.aclosing(answers):
+                async for reply in answers:
+                    yield reply
 
     @contextlib.asynccontextmanager
     async def _session(self, first: pb.ProposeRequest) -> AsyncGenerator[ProposalSession, None]:
@@ -66,14 +190,14 @@ class Proposals:
         self._check(first, 0)
         if not first.tokens:
             raise InvalidField("tokens", "empty: at least one token is needed")
-        asked, owner = proposing_from_wire(first), caller()
-        if asked.rule is not Rule.AGREEMENT and not first.HasField("speculation_length"):
+        request, owner = proposing_from_wire(first), caller()
+        if request.rule is not Rule.AGREEMENT and not first.HasField("speculation_length"):
             raise InvalidField(
                 "rule", "agreement alone, without speculation_length: nobody knows which draft is verified"
             )
         self._lifecycle.check()
         self._limits.check_sessions(self.sessions.owned_by(owner))
-        session = ProposalSession(owner, self._drafting.drafter(asked, self._info.vocab_size, SLOT_SECONDS))
+        session = ProposalSession(owner, self._drafting.drafter(request, self.info.vocab_size, SLOT_SECONDS))
         with self.sessions.one(owner):
             try:
                 self._keep(session, first)
@@ -83,48 +207,7 @@ class Proposals:
                 self.sessions.grow(owner, -len(session.tokens))
                 await session.drafter.close()
 
-    async def _answers(
-        self,
-        session: ProposalSession,
-        request: pb.ProposeRequest,
-        arrived: float,
-        incoming: Incoming[pb.ProposeRequest],
-    ) -> Replies:
-        while True:
-            model_k = request.model_speculation_length if request.HasField("model_speculation_length") else None
-            draft = await session.drafter.propose(session.tokens, request.speculation_length, model_k)
-            reply = draft_to_wire(draft)
-            reply.base_length, reply.server_seconds = len(session.tokens), time.perf_counter() - arrived
-            yield reply
-            incoming.busy(False)
-            if (item := await incoming.next()) is None:
-                return
-            incoming.busy(True)
-            request, arrived = item
-            self._extend(session, request)
-
-    async def _follows(
-        self,
-        session: ProposalSession,
-        request: pb.ProposeRequest,
-        arrived: float,
-        incoming: Incoming[pb.ProposeRequest],
-    ) -> Replies:
-        incoming.busy(False)
-        most = self._info.max_sequence_length
-        stream = ProposalStream(
-            session.drafter,
-            request,
-            arrived,
-            min(request.max_total_tokens or most, most),
-            max(1, self._info.max_speculation_length),
-            lambda message: self._extend(session, message),
-        )
-        async with contextlib.aclosing(stream.replies(incoming)) as replies:
-            async for reply in replies:
-                yield reply
-
-    def _extend(self, session: ProposalSession, request: pb.ProposeRequest) -> None:
+    def extend(self, session: ProposalSession, request: pb.ProposeRequest) -> None:
         self._check(request, len(session.tokens))
         self._keep(session, request)
 
@@ -133,20 +216,20 @@ class Proposals:
         session.tokens = [*session.tokens, *request.tokens]
 
     def _check(self, request: pb.ProposeRequest, known: int) -> None:
-        for name, most in (("speculation_length", self._info.max_speculation_length), ("draft_ahead", MAX_DRAFTED)):
+        for name, most in (("speculation_length", self.info.max_speculation_length), ("draft_ahead", MAX_DRAFTED)):
             if (given := getattr(request, name)) > most:
                 raise InvalidField(name, f"{given} is above the maximum {most}")
-        if known + len(request.tokens) > self._info.max_sequence_length:
+        if known + len(request.tokens) > self.info.max_sequence_length:
             raise TooLong(
                 f"{known} known tokens and {len(request.tokens)} more: "
-                f"together above the sequence length {self._info.max_sequence_length}"
+                f"together above the sequence length {self.info.max_sequence_length}"
             )
         check_tokens("tokens", list(request.tokens), self._vocab_size)
 
     def _check_tokenizer(self, sha256: str) -> None:
         check_name("tokenizer_sha256", sha256)
-        if sha256 and sha256 != self._info.tokenizer_sha256:
+        if sha256 and sha256 != self.info.tokenizer_sha256:
             raise VocabularyMismatch(
                 f"the caller's tokenizer {sha256[:12]} is not the draft's "
-                f"{self._info.tokenizer_sha256[:12]}: draft and target must share a vocabulary"
+                f"{self.info.tokenizer_sha256[:12]}: draft and target must share a vocabulary"
             )

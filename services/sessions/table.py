@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import logging
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakValueDictionary
 
 from tandem.services.security.names import check_name
-from tandem.speculation.types import Request
+from tandem.speculation.types import Request, SpeculationStats
+from tandem.v1 import target_verifier_pb2 as pb
+
+if TYPE_CHECKING:
+    from tandem.engine.sequences import TargetSequence
+    from tandem.services.verify_runs import Run
 
 log = logging.getLogger("tandem.server")
 
 MAX_SESSION_ID = 128
 REMEMBERED = 4096  # ended ids kept, to report expiry and refuse an opening after its close
 
+_AFTER_SECONDS = 0.002  # a lease that ends exactly now has not expired yet
 _CLOSED, _EXPIRED = "closed", "expired"
 _FIXED: dict[str, Callable[[Request], str]] = {
     "sampling": lambda open: "other sampling parameters",
@@ -28,9 +36,6 @@ _FIXED: dict[str, Callable[[Request], str]] = {
     "logprobs": lambda open: f"logprobs {'absent' if open.logprobs is None else open.logprobs}",
 }
 """Request fields fixed at opening, with the words of a conflict."""
-
-Resources = TypeVar("Resources")
-Reply = TypeVar("Reply")
 
 
 class SessionNotFound(LookupError):
@@ -66,34 +71,46 @@ class Fence(enum.Enum):
     STALE = "stale"
 
 
-class CountedSessions(Protocol):
-    @property
-    def opened(self) -> int: ...
+class CountedSessions:
+    """Totals of sessions, for metrics."""
 
-    @property
-    def closed(self) -> int: ...
+    opened = closed = expired = 0
 
-    @property
-    def expired(self) -> int: ...
-
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        raise NotImplementedError
 
 
 @dataclass(slots=True)
-class Session(Generic[Resources, Reply]):
-    """`resources`: the KV slot. `lock` serializes calls. `opened`: one succeeded. `recorded`: the last reply."""
+class Session:
+    """`lock` serializes calls. `opened`: one succeeded. `recorded`: the last reply.
+
+    `steps`: begun. `started`: at admission. `request_id`: of the call that opened it.
+    """
 
     session_id: SessionKey
-    resources: Resources
+    sequence: TargetSequence
     request: Request
     tokens: list[int]
     max_total_tokens: int
     expires: float
+    prompt_length: int = 0
+    request_id: str = ""
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     opened: bool = False
     in_use: int = 0
     recorded_base: int = -1
-    recorded: Reply | None = field(default=None)
+    recorded: pb.VerifyResponse | None = None
+    run: Run | None = None
+    steps: int = 0
+    started: float = field(default_factory=time.perf_counter)
+
+    def end_run(self, error: Exception | None = None) -> None:
+        """Ends the run: another call changes the session's tokens."""
+        run, self.run = self.run, None
+        if run:
+            self.sequence.set_stepper(None)
+            run.end(error)
 
     def fence(self, base_length: int, last_token: int) -> Fence:
         """Decides whether a round is next, done, or stale. Raises SessionNotFound if the opening call failed."""
@@ -105,7 +122,7 @@ class Session(Generic[Resources, Reply]):
             return Fence.APPLY
         return Fence.REPLAY if base_length == self.recorded_base else Fence.STALE
 
-    def commit(self, tokens: tuple[int, ...], reply: Reply) -> None:
+    def commit(self, tokens: tuple[int, ...], reply: pb.VerifyResponse) -> None:
         """Applies a round and records its reply."""
         self.recorded_base, self.recorded = len(self.tokens), reply
         self.tokens += tokens
@@ -128,46 +145,47 @@ class Session(Generic[Resources, Reply]):
             self.recorded_base, self.recorded = -1, None
 
 
-class SessionTable(Generic[Resources, Reply]):
+class SessionTable(CountedSessions):
     """Sessions by id; each use renews a lease of `lease_seconds`."""
 
     def __init__(self, clock: Callable[[], float], lease_seconds: float) -> None:
         if lease_seconds <= 0:
             raise ValueError(f"lease_seconds: {lease_seconds} is not above 0")
         self._clock, self.lease_seconds = clock, lease_seconds
-        self._sessions: dict[SessionKey, Session[Resources, Reply]] = {}
-        self.opened = self.closed = self.expired = 0  # totals
-        self.on_end: list[Callable[[Session[Resources, Reply], str], None]] = []  # called with "closed" or "expired"
+        self._sessions: dict[SessionKey, Session] = {}
+        self.on_end: list[Callable[[Session, str], None]] = []  # called with "closed" or "expired"
         self._ended: dict[SessionKey, str] = {}  # how each session ended; oldest first
         self._awaited: WeakValueDictionary[SessionKey, asyncio.Future[None]] = WeakValueDictionary()
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def __iter__(self) -> Iterator[Session[Resources, Reply]]:
+    def __iter__(self) -> Iterator[Session]:
         return iter(list(self._sessions.values()))
 
     def owned_by(self, owner: str) -> int:
         return sum(session.session_id.owner == owner for session in self)
 
-    def find(self, session_id: SessionKey) -> Session[Resources, Reply] | None:
+    def find(self, session_id: SessionKey) -> Session | None:
         return self._sessions.get(session_id)
 
     def admit(
         self,
         session_id: SessionKey,
-        resources: Resources,
+        sequence: TargetSequence,
         request: Request,
         tokens: list[int],
         max_total_tokens: int,
-    ) -> Session[Resources, Reply]:
+        prompt_length: int = 0,
+        request_id: str = "",
+    ) -> Session:
         """Raises SessionConflict if the id is in use or closed."""
         if session_id in self._sessions:
             raise SessionConflict(f"session {session_id} is open")
         self.check_new(session_id)
         expires = self._clock() + self.lease_seconds
-        session: Session[Resources, Reply] = Session(
-            session_id, resources, request, list(tokens), max_total_tokens, expires
+        session = Session(
+            session_id, sequence, request, list(tokens), max_total_tokens, expires, prompt_length, request_id
         )
         self._sessions[session_id] = session
         self.opened += 1
@@ -182,9 +200,7 @@ class SessionTable(Generic[Resources, Reply]):
         if session_id not in self._sessions and session_id not in self._ended:
             await asyncio.wait((admitted,), timeout=seconds)
 
-    def touch(
-        self, session_id: SessionKey, expected: Session[Resources, Reply] | None = None
-    ) -> Session[Resources, Reply]:
+    def touch(self, session_id: SessionKey, expected: Session | None = None) -> Session:
         """Renews and returns `expected`, not a later session with its id. Raises SessionNotFound or SessionExpired."""
         session = self._sessions.get(session_id)
         if session is None or session is not (expected or session):
@@ -202,13 +218,13 @@ class SessionTable(Generic[Resources, Reply]):
         if self._ended.get(session_id) == _CLOSED:
             raise SessionConflict(f"session {session_id} was closed: a new session needs a new id")
 
-    def drop(self, session_id: SessionKey) -> Session[Resources, Reply] | None:
+    def drop(self, session_id: SessionKey) -> Session | None:
         """Closes a session, if open; its id stays used."""
         session = self.forget(session_id)
         self._remember(session_id, _CLOSED)
         return session
 
-    def forget(self, session_id: SessionKey) -> Session[Resources, Reply] | None:
+    def forget(self, session_id: SessionKey) -> Session | None:
         """Removes a session as if never opened."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
@@ -216,7 +232,7 @@ class SessionTable(Generic[Resources, Reply]):
             self._tell_end(session, _CLOSED)
         return session
 
-    def expire(self) -> list[Session[Resources, Reply]]:
+    def expire(self) -> list[Session]:
         now = self._clock()
         gone = [s for s in self if self._out(s, now)]
         for session in gone:
@@ -232,10 +248,10 @@ class SessionTable(Generic[Resources, Reply]):
         while len(self._ended) > REMEMBERED:
             del self._ended[next(iter(self._ended))]
 
-    def _tell_end(self, session: Session[Resources, Reply], how: str) -> None:
-        for told in self.on_end:
+    def _tell_end(self, session: Session, how: str) -> None:
+        for observe in self.on_end:
             try:
-                told(session, how)
+                observe(session, how)
             except Exception:  # who only reports must not keep a session from being freed
                 log.exception("the end of session %s was not reported", session.session_id)
 
@@ -245,5 +261,52 @@ class SessionTable(Generic[Resources, Reply]):
         return min((max(0.0, s.expires - now) for s in self if not s.in_use), default=self.lease_seconds)
 
     @staticmethod
-    def _out(session: Session[Resources, Reply], now: float) -> bool:
+    def _out(session: Session, now: float) -> bool:
         return session.expires < now and not session.in_use
+
+
+class Checkout:
+    """Serializes calls on a session; its last user frees it."""
+
+    def __init__(self, table: SessionTable, free: Callable[[Session], Awaitable[None]]) -> None:
+        self._table, self._free = table, free
+
+    @contextlib.asynccontextmanager
+    async def using(self, session: Session) -> AsyncGenerator[None, None]:
+        """Locks a session for one call; the last user frees it. Raises SessionNotFound if closed."""
+        table = self._table
+        session.in_use += 1
+        try:
+            async with session.lock:
+                table.touch(session.session_id, session)
+                yield
+                session.opened = True
+        finally:
+            listed = table.find(session.session_id) is session
+            if listed and session.opened:
+                table.touch(session.session_id)  # a session in use does not expire, however long the call took
+            session.in_use -= 1
+            if not session.in_use and not (listed and session.opened):
+                if listed:
+                    table.forget(session.session_id)
+                await self._free(session)
+
+    async def drop(self, session_id: SessionKey) -> bool:
+        """Closes a session; returns whether it existed. Its last user frees it. The id stays used."""
+        session = self._table.drop(session_id)
+        if session is not None and not session.in_use:
+            await self._free(session)
+        return session is not None
+
+    async def expire(self) -> None:
+        """Frees expired sessions; logs errors of single ones. Called before reporting that no slot is free."""
+        for session in self._table.expire():
+            try:
+                await self._free(session)
+            except Exception:
+                log.exception("session %s expired, and freeing it failed", session.session_id)
+
+    async def expire_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._table.seconds_to_expiry() + _AFTER_SECONDS)
+            await self.expire()

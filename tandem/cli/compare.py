@@ -21,6 +21,7 @@ from tandem.speculation.sampling import member_named
 from tandem.speculation.types import Rule, SamplingParams
 from tandem.workshops.planning.host_placement import HostPlacement, place_on_cpus, place_on_gpus, place_on_neuron
 from tandem.workshops.planning.plan import PlanConfig
+from tandem.workshops.planning.shapes import holds_head
 
 SPLIT = {architecture.name for architecture in COMPARED.values() if architecture.split}
 EMULATING = {"rtt_ms", "bandwidth_mbps", "up_mbps", "jitter_ms"}
@@ -56,7 +57,6 @@ def refuse_unused_flags(options: CompareOptions) -> None:
 
 
 def started_here(options: CompareOptions) -> set[str]:
-    """The architectures whose servers start on this host."""
     return set(split_list(options.architectures)) - set(parse_connect(options.connect))
 
 
@@ -65,7 +65,6 @@ def _flag(name: str) -> str:
 
 
 def build_config(options: CompareOptions) -> ComparisonConfig:
-    """Raises ValueError, one line."""
     temperatures = numbers("temperature", options.temperature, float) or (0.0,)
     return built(
         ComparisonConfig,
@@ -92,7 +91,6 @@ def build_config(options: CompareOptions) -> ComparisonConfig:
 
 
 def choose_prompts(options: CompareOptions) -> tuple[Prompt, ...]:
-    """Returns the prompts that the flags choose. Raises ValueError."""
     if options.prompt_file is not None and options.prompt:
         raise ValueError("prompt: give either --prompt or --prompt-file")
     if options.prompt_file is not None or options.prompt:
@@ -134,11 +132,11 @@ def placement_of(options: CompareOptions, started: Collection[str]) -> HostPlace
 def _plan_of(options: CompareOptions) -> PlanConfig:
     if options.model is None:
         raise ValueError("model: give --model DIR, whose config.json tells how it can be divided among cores")
-    length = auto_or_count("speculation-length", options.speculation_length)
+    length, draft = auto_or_count("speculation-length", options.speculation_length), options.draft_model
     return PlanConfig(
         instance="found",
         target_model=options.model,
-        draft_model=None if options.draft == "ngram" else options.draft_model,
+        draft_model=None if not draft or options.draft == "ngram" or holds_head(draft) else draft,
         backend=options.backend,
         dtype=options.dtype,
         batch=4 if options.batch is None else options.batch,
@@ -149,7 +147,6 @@ def _plan_of(options: CompareOptions) -> PlanConfig:
 
 
 def render_again(path: Path) -> int:
-    """Writes an earlier comparison's page again."""
     from tandem.comparison.analysis.comparison import read_comparison
     from tandem.comparison.report.publish import write_page
 
@@ -170,7 +167,6 @@ def report_again(path: Path, options: CompareOptions) -> int:
 
 
 def main(argv: Sequence[str] | None = None, program: str = "compare_architectures.py") -> int:
-    """Runs a comparison and returns its exit code."""
     parser = build_parser(program)
     options = parser.parse_args(argv)
     try:

@@ -33,7 +33,6 @@ def parser(program: str = "main.py") -> RoleParser:
 
 
 def console() -> int:
-    """The console command `tandem`."""
     return main(program="tandem")
 
 
@@ -80,9 +79,9 @@ def _reason(error: Exception) -> tuple[str, int]:
 
 def _require_libraries() -> None:
     """Raises ValueError if gRPC or protobuf is too old or too new for the stubs."""
-    from tandem.host.clashes import own_clashes, refusal
+    from tandem.host.packages import clashes, refusal
 
-    if clash := refusal(own_clashes()):
+    if clash := refusal(clashes()):
         raise ValueError(f"{clash}; python main.py --role doctor says more")
 
 

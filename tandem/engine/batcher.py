@@ -197,27 +197,27 @@ class Batcher:
         self._ready = [r for r in self._ready if r not in rows]
         begun = threading.Lock()
         begun.acquire()
-        self._thread.submit(self._run_and_tell, rows, begun, asyncio.get_running_loop())
+        self._thread.submit(self._run_and_notify, rows, begun, asyncio.get_running_loop())
         if not self._between:
             begun.acquire(timeout=_BEGINS)
 
-    def _run_and_tell(self, rows: list[Waiting], begun: threading.Lock, loop: asyncio.AbstractEventLoop) -> None:
+    def _run_and_notify(self, rows: list[Waiting], begun: threading.Lock, loop: asyncio.AbstractEventLoop) -> None:
         """Runs the rows' step, then their steppers' steps while nothing else is due; results are read together."""
         begun.release()
-        tell, told = functools.partial(loop.call_soon_threadsafe, context=self._context), 0.0
+        notify, notified = functools.partial(loop.call_soon_threadsafe, context=self._context), 0.0
         with contextlib.suppress(RuntimeError):  # the event loop is closed
             while True:
                 ran = _run(rows)
                 self.failures += any(isinstance(result, DeviceLost) for result in ran.value)
                 new = [] if self._hung else next_rows(rows, ran.value, loop)
                 if len(new) < len(rows) or self._decides(rows):
-                    tell(self._ended, rows, ran, new)
+                    notify(self._ended, rows, ran, new)
                     return
                 self._unread.append((rows, ran))
                 self._running = new
-                if ran.ended - told >= TOGETHER or any(r.stepper and r.stepper.notifies_each_step for r in new):
-                    told = ran.ended
-                    tell(self._read)
+                if ran.ended - notified >= TOGETHER or any(r.stepper and r.stepper.notifies_each_step for r in new):
+                    notified = ran.ended
+                    notify(self._read)
                 rows = new
 
     def _decides(self, rows: list[Waiting]) -> bool:
@@ -236,8 +236,8 @@ class Batcher:
             return self._returned(ran)
         if not rows[0].prefill:
             decoding = sum(not r.prefill for r in rows)
-            kind, beside_prompts = type(rows[0].row), decoding < len(rows)
-            self._window.answered(decoding, time.perf_counter(), ran.compute_seconds, kind, beside_prompts)
+            kind, with_prefill_rows = type(rows[0].row), decoding < len(rows)
+            self._window.answered(decoding, time.perf_counter(), ran.compute_seconds, kind, with_prefill_rows)
         self._hand_out(rows, ran)
         for waiting in new:
             self._window.returned(waiting.since, False)
@@ -342,11 +342,11 @@ class BatchWindow:
         self._times = defaultdict[object, Line](partial(Line, 0.0))  # seconds by rows, for each kind of step
 
     def answered(
-        self, rows: int, now: float, seconds: float, kind: object = None, beside_prompts: bool = False
+        self, rows: int, now: float, seconds: float, kind: object = None, with_prefill_rows: bool = False
     ) -> None:
         """Records the end of a step of `rows` decoding rows. `seconds`: its time, chunks included."""
         self._away, self._ended, self._step, self._waited = rows, now, seconds, False
-        if not beside_prompts:
+        if not with_prefill_rows:
             self._times[kind].note(rows, seconds)
         known = len(self._returns) >= FEW
         self._window = SLACK * statistics.median(self._returns) if known else TRIED * seconds

@@ -45,7 +45,7 @@ class Engine:
         batcher.serves(self.slots)
         self.prefixes: PrefixCache | None = None
         self.shared = SharedSteps(runner, self.can.shared_steps, lambda: self.prefixes)
-        self.verify = self.shared.beside_prompts(functools.partial(verify_sized, runner))
+        self.verify = self.shared.with_prefill_rows(functools.partial(verify_sized, runner))
         self.remote_prefill: RemotePrefill | None = None
         self.features: HandedFeatures | None = None
         self.lost = asyncio.Event()
@@ -63,7 +63,7 @@ class Engine:
         self.features = await self.batcher.on_device(hand_out, self.runner, tuple(layers))
         self.can = able(self.runner)
         sized = functools.partial(verify_sized, self.runner)
-        self.verify = self.shared.beside_prompts(functools.partial(self.features.verify, sized))
+        self.verify = self.shared.with_prefill_rows(functools.partial(self.features.verify, sized))
 
     async def run(
         self, step: Step, row: Any, prefill: bool = False, sequence: KVSequence | None = None

@@ -28,7 +28,7 @@ class FusedPair:
     def __init__(self, target: Engine, draft: Engine, health: DrafterHealth | None = None) -> None:
         self.target, self.draft = target, draft
         self.health = health or DrafterHealth("of this process")
-        self.step = target.shared.beside_prompts(fused(target.runner, draft.runner, self._fell_back))
+        self.step = target.shared.with_prefill_rows(fused(target.runner, draft.runner, self._fell_back))
 
     def _fell_back(self, error: Exception) -> None:
         kind, counts = type(error).__name__, self.target.fused_fallbacks
@@ -104,7 +104,7 @@ class FusedRounds(Rounds):
         try:
             if target.device_waits:
                 stepper.plan, stepper.asked = None, LengthPlan(k, model_part(k, model_k))
-                if target.lacks(tokens):
+                if target.sync_to(tokens):
                     await target.fill(tokens[:-1])
             if (found := await target.next_result()) is None:  # the draft model lacks tokens, or is down
                 attempt = await self._caught_up(self._draft, tokens)
@@ -131,7 +131,7 @@ class FusedRounds(Rounds):
         if attempt is None:
             return None
         try:
-            if draft.lacks(tokens):
+            if draft.sync_to(tokens):
                 began = time.perf_counter()
                 await draft.fill(tokens[:-2])
                 self._stats.prefill_seconds += time.perf_counter() - began
@@ -228,7 +228,7 @@ class FusedStepper(Stepper):
 
     def _propose_row(self, k: int) -> ProposeRow | None:
         try:
-            able = (self._health.up or self.model_ready) and not self.draft.lacks(self.tokens)
+            able = (self._health.up or self.model_ready) and not self.draft.sync_to(self.tokens)
         except Unreadable:
             able = False
         return self.draft.row(self.tokens, k) if able else None

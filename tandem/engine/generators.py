@@ -73,8 +73,8 @@ def target_info(loaded: Loaded, default_k: int | None, draft: str = "") -> Model
 
 def rehearsals(*models: Loaded | None) -> tuple[Rehearsal, ...]:
     """Returns the models that take another device's step times."""
-    told = (model.runner.identity.rehearsal for model in models if model)
-    return tuple(each for each in told if each)
+    found = (model.runner.identity.rehearsal for model in models if model)
+    return tuple(each for each in found if each)
 
 
 def default_length(default_k: int | None, most: int) -> int:

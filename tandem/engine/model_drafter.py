@@ -39,7 +39,7 @@ class DraftSequence(KVSequence):
         if max(tokens[len(self.held) :], default=0) >= size:
             raise Unreadable(f"a token id is outside the draft model's vocabulary of {size}")
 
-    def lacks(self, tokens: Sequence[int]) -> bool:
+    def sync_to(self, tokens: Sequence[int]) -> bool:
         """Drops cached tokens that differ; returns whether too many are missing for a tail. Raises Unreadable."""
         held = self.truncate_to(tokens, self._followed if self.only_grows else 0)
         self._check(tokens)
@@ -107,7 +107,7 @@ class ModelDrafter:
         if k <= 0 or sequence is None:  # too long to draft for, as its prompt was
             return Draft()
         waited, worked = sequence.queue_seconds, sequence.compute_seconds
-        if sequence.lacks(tokens):
+        if sequence.sync_to(tokens):
             await sequence.fill(tokens[:-2])
         row = sequence.row(tokens, k)
         if row is None:
@@ -154,7 +154,7 @@ class HeadSequence(DraftSequence):
         self._sound = len(self.held)
         return 0
 
-    def lacks(self, tokens: Sequence[int]) -> bool:
+    def sync_to(self, tokens: Sequence[int]) -> bool:
         if not self._inbox.handed_out:
             return False
         if self._known_rows() > self._sound or self._epoch != self._inbox.epoch:

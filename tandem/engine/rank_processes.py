@@ -23,7 +23,7 @@ from tandem.runners.torch.tensor_parallel import Leader, Ranks, follow
 log = logging.getLogger("tandem.engine")
 
 STARTED = "TANDEM_STARTED_BY_RANK_0"  # environment variable of a rank that ends when its standard input is closed
-_ENDS = 10.0  # seconds that ranks have to end after they were told to leave
+_ENDS = 10.0  # seconds that ranks have to end after they were asked to end
 _LEFT = 15.0  # seconds that a server has to end by itself after a rank has died
 
 
@@ -33,7 +33,7 @@ class RankProcesses:
     def __init__(self, give_up: Callable[[int], object] = os._exit) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._give_up = give_up
-        self._tell: Callable[[], object] | None = None
+        self._on_death: Callable[[], object] | None = None
         self._ending = False
         self._giving_up: list[threading.Timer] = []
         self.died = threading.Event()
@@ -46,18 +46,18 @@ class RankProcesses:
             self._processes.append(process)
             threading.Thread(target=self._watch, args=(rank, process), name=f"rank-{rank}", daemon=True).start()
 
-    def serve(self, tell: Callable[[], object]) -> None:
-        """From now on `end` waits for ranks, and the death of one calls `tell`, which is thread-safe."""
-        self._tell = tell
+    def serve(self, on_death: Callable[[], object]) -> None:
+        """From now on `end` waits for ranks, and the death of one calls `on_death`, which is thread-safe."""
+        self._on_death = on_death
         if self.died.is_set():
-            tell()
+            on_death()
 
     def end(self, at_once: bool) -> None:
         """Waits for ranks and kills those that do not end (all if `at_once`); cancels exit timers."""
         self._ending = True
         self._cancel_timers()
         for process in self._processes:
-            if at_once or self._tell is None:
+            if at_once or self._on_death is None:
                 process.kill()
             try:
                 process.wait(_ENDS)
@@ -69,13 +69,13 @@ class RankProcesses:
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         code = process.wait()
-        if self._ending or code == 0:  # it was told to leave
+        if self._ending or code == 0:  # it was asked to end
             return
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         log.error("rank %d, process %d, %s: every step needs it, so this server stops", rank, process.pid, how)
         self.died.set()
-        if self._tell:
-            self._tell()
+        if self._on_death:
+            self._on_death()
         giving_up = threading.Timer(_LEFT, self._give_up, (1,))  # this rank may wait in a step for the dead one forever
         giving_up.daemon = True
         self._giving_up.append(giving_up)

@@ -173,7 +173,7 @@ class TargetSequence(KVSequence):
         tokens = self._stepper.tokens
         for again in (True, False):
             try:
-                if self.device_waits and self.lacks(tokens):
+                if self.device_waits and self.sync_to(tokens):
                     await self.fill(tokens[:-1])
                 found = await self.next_result()
                 break
@@ -222,7 +222,7 @@ class TargetSequence(KVSequence):
         found: bytes = done.value
         return found
 
-    def lacks(self, tokens: Sequence[int]) -> bool:
+    def sync_to(self, tokens: Sequence[int]) -> bool:
         """Drops tokens not in tokens[:-1], an extension of the last round's; returns whether some are missing."""
         position = len(tokens) - 1
         self.truncate_to(tokens, start=max(0, position - 1))

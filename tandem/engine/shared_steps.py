@@ -38,7 +38,7 @@ class SharedSteps:
             return limits.slots, 1
         return limits.chunk, len(row.tokens) if self._able and isinstance(row, PrefillRow) else limits.chunk
 
-    def beside_prompts(self, decode: Step) -> Step:
+    def with_prefill_rows(self, decode: Step) -> Step:
         """A step that is `decode`, with chunks of prompts after its rows if the runner can."""
         if not self._able:
             return decode

@@ -47,7 +47,7 @@ class Stepper:
                 if self.self_paced and len(self.unread) < MOST_AHEAD:
                     return self.next_row()
         except Exception as error:
-            self.error = error  # the event loop raises it, where a request can be told
+            self.error = error  # the event loop raises it, in its request
         return None
 
     def end(self) -> None:

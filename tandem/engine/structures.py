@@ -10,12 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, runtime_checkable
 
-import numpy as np
-
 from tandem.engine.fair_turns import FairTurns
 from tandem.engine.structure_process import TRIES, Died, Refused, RemoteMatcher, StructureProcess, refusal
-from tandem.speculation.processing import Mask, Matcher
-from tandem.speculation.sampling import InvalidField, Structure, StructureKind
+from tandem.speculation.processing import Matcher
+from tandem.speculation.sampling import InvalidField, Structure
 
 KEPT = 16  # compiled structures, the last used ones, each in a process
 KEPT_BYTES = 256 * 2**20  # limit of their memory, except the last used one's
@@ -24,7 +22,6 @@ FOLLOWING = 2  # threads besides those that compile
 WAITING = 256  # requests of a caller
 OUTCOMES = ("compiled", "refused", "time", "memory", "cancelled")  # of a compilation
 Result = TypeVar("Result")
-_MISMATCH = "the output in it does not match the structure"
 
 
 @runtime_checkable
@@ -55,26 +52,14 @@ class Structures:
         self._threads = ThreadPoolExecutor(COMPILING + FOLLOWING, "structures")
         self.outcomes = Counter[str](dict.fromkeys(OUTCOMES, 0))
 
-    async def check(self, structure: Structure) -> None:
-        """Compiles and keeps a structure. Raises InvalidField if it cannot be enforced, and TooManyWaiting."""
-        if structure.kind is StructureKind.TOKENS:
-            self._known(structure)
-        else:
-            await self._compiled(structure)
-
     async def matcher(self, structure: Structure, output: Sequence[int] = ()) -> Matcher:
         """A matcher after `output`. Raises InvalidField if that does not match; see `check`."""
-        if structure.kind is StructureKind.TOKENS:
-            known = self._known(structure)
-            if not all(map(known.advance, output)):
-                raise InvalidField("prefix", _MISMATCH)
-            return known
         for attempt in range(TRIES):
-            compiled = await self._compiled(structure)
+            compiled = await self.check(structure)
             try:
                 matcher = RemoteMatcher(structure, compiled, self._vocab_size)
                 if output and await self._blocking(matcher.stop, matcher.take, output) < len(output):
-                    raise InvalidField("prefix", _MISMATCH)
+                    raise InvalidField("prefix", "the output in it does not match the structure")
                 return matcher
             except Died as died:
                 self.kept.pop(structure, None)
@@ -84,14 +69,8 @@ class Structures:
                 raise refusal(structure, error, "follow") from None
         raise AssertionError("the last try returns or raises")
 
-    def _known(self, structure: Structure) -> KnownOutput:
-        tokens = structure.known_tokens
-        if max(tokens) >= self._vocab_size:
-            reason = f"token id {max(tokens)} is outside the vocabulary of {self._vocab_size}"
-            raise InvalidField("structure", reason)
-        return KnownOutput(tokens, self._vocab_size)
-
-    async def _compiled(self, structure: Structure) -> StructureProcess:
+    async def check(self, structure: Structure) -> StructureProcess:
+        """Compiles and keeps a structure. Raises InvalidField if it cannot be enforced, and TooManyWaiting."""
         # a caller's requests for a structure share one compilation
         if structure in self.kept:
             self.kept.move_to_end(structure)
@@ -186,29 +165,3 @@ class Structures:
 
 def _well(task: asyncio.Task[StructureProcess]) -> bool:
     return not task.cancelled() and task.exception() is None
-
-
-class KnownOutput:
-    """A Matcher that allows only `known[i]` as token i, and any token after those."""
-
-    def __init__(self, known: Sequence[int], vocab_size: int) -> None:
-        self._known, self._vocab_size = known, vocab_size
-        self._taken = 0
-
-    def mask(self) -> Mask:
-        if self._taken >= len(self._known):
-            return np.ones(self._vocab_size, dtype=np.bool_)
-        mask = np.zeros(self._vocab_size, dtype=np.bool_)
-        mask[self._known[self._taken]] = True
-        return mask
-
-    def allows(self, token: int) -> bool:
-        return self._taken >= len(self._known) or self._known[self._taken] == token
-
-    def advance(self, token: int) -> bool:
-        allowed = self.allows(token)
-        self._taken += allowed
-        return allowed
-
-    def back(self, count: int) -> None:
-        self._taken -= count

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from tandem.host.clashes import Clash, clashes, refusal
 from tandem.host.devices import Devices, find_devices
 from tandem.host.instances import FAMILIES
-from tandem.host.packages import Package, installed_packages, release, version_of
+from tandem.host.packages import Clash, Package, clashes, installed_packages, refusal, release, version_of
 
 INDEX = "https://pip.repos.neuron.amazonaws.com"
 TORCHNEURON_PIP = (
@@ -23,7 +22,7 @@ LAST_ON_TRN1 = (0, 8)
 DOCTOR = "python main.py --role doctor says more"
 
 
-class Stack(Enum):
+class Stack(str, Enum):
     """The installed one of two incompatible stacks; both have a package torch-neuronx."""
 
     TORCHNEURON = "TorchNeuron"

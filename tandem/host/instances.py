@@ -46,28 +46,20 @@ class Instance:
 
 
 _POWERS = (1, 2, 4, 8, 16, 32, 64)
-_TRN1 = Chip("trn1", 2, 32 * GIB, (1,), (1, 2, 8, 16, 32), torchneuron=False)
-_INF2 = Chip("inf2", 2, 32 * GIB, (1,), (1, 2, 4, 8, 24), torchneuron=False)
-_TRN2 = Chip("trn2", 8, 96 * GIB, (2, 1), _POWERS, torchneuron=True)
-_TRN3 = Chip("trn3", 8, 144 * GIB, (2, 1), _POWERS, torchneuron=True)
-FAMILIES = {chip.family: chip for chip in (_TRN1, _INF2, _TRN2, _TRN3)}
-
+FAMILIES = {
+    "trn1": Chip("trn1", 2, 32 * GIB, (1,), (1, 2, 8, 16, 32), torchneuron=False),
+    "inf2": Chip("inf2", 2, 32 * GIB, (1,), (1, 2, 4, 8, 24), torchneuron=False),
+    "trn2": Chip("trn2", 8, 96 * GIB, (2, 1), _POWERS, torchneuron=True),
+    "trn3": Chip("trn3", 8, 144 * GIB, (2, 1), _POWERS, torchneuron=True),
+}
+_CHIPS = {
+    "trn1": {"trn1.2xlarge": 1, "trn1.32xlarge": 16, "trn1n.32xlarge": 16},
+    "inf2": {"inf2.xlarge": 1, "inf2.8xlarge": 1, "inf2.24xlarge": 6, "inf2.48xlarge": 12},
+    "trn2": {"trn2.3xlarge": 1, "trn2.48xlarge": 16, "trn2u.48xlarge": 16},
+    "trn3": {"trn3-gen1": 16, "trn3-gen2": 4},
+}
 INSTANCES = {
-    name: Instance(name, chip, chips)
-    for name, chip, chips in (
-        ("trn1.2xlarge", _TRN1, 1),
-        ("trn1.32xlarge", _TRN1, 16),
-        ("trn1n.32xlarge", _TRN1, 16),
-        ("inf2.xlarge", _INF2, 1),
-        ("inf2.8xlarge", _INF2, 1),
-        ("inf2.24xlarge", _INF2, 6),
-        ("inf2.48xlarge", _INF2, 12),
-        ("trn2.3xlarge", _TRN2, 1),
-        ("trn2.48xlarge", _TRN2, 16),
-        ("trn2u.48xlarge", _TRN2, 16),
-        ("trn3-gen1", _TRN3, 16),
-        ("trn3-gen2", _TRN3, 4),
-    )
+    name: Instance(name, FAMILIES[family], chips) for family, sizes in _CHIPS.items() for name, chips in sizes.items()
 }
 
 

@@ -1,4 +1,4 @@
-"""Finds installed Neuron packages by metadata, without importing them.
+"""Finds installed Neuron packages, and versions that clash, by metadata, without importing them.
 
 PyPI has AWS's placeholders (torch-neuronx 1.0, neuronx-cc 1.0.post1, libneuronxla 1.0, neuronx-distributed 0.1,
 neuronx-distributed-inference 0.1.0, nki 0.0.1, vllm-neuron 0.1.0, torch-neuron 1.0): their modules raise ImportError,
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -24,6 +24,11 @@ NAMES = (
     "neuronx-distributed-inference",
     "vllm-neuron",
 )
+CALLED = frozenset({"torch", "transformers", *NAMES} - {"vllm-neuron", "torch-neuron"})
+"""Neuron software calls these or is compiled against them, so other versions are refused."""
+TANDEM = {"grpcio": ">=1.71.2,<1.84", "protobuf": ">=5.29,<8"}
+TANDEM_ON_TORCHNEURON = {"transformers": ">=5.0,<6"}
+"""As in pyproject.toml. NxD Inference has an older transformers; there Tandem uses tokenizers alone."""
 MARK = "WRONG PACKAGE"
 NATIVE_MODULE = "torch_neuronx/neuron_dynamo_backend"
 LAST_XLA = (2, 9)
@@ -106,3 +111,58 @@ def release(version: str) -> tuple[int, int]:
 def version_of(packages: Iterable[Package], name: str) -> str | None:
     """The version of AWS's package `name`; None if absent or a placeholder."""
     return next((p.version for p in packages if p.name == name and not p.placeholder), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Clash:
+    """`name` has version `found`; `by` requires `wanted`."""
+
+    name: str
+    found: str
+    wanted: str
+    by: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.found} is installed, and {self.by} needs {self.name}{self.wanted}"
+
+
+def clashes(packages: Iterable[Package] = (), path: Sequence[str] | None = None) -> tuple[Clash, ...]:
+    """The clashes on `path` (default: sys.path) with Tandem and with what these Neuron packages call."""
+    asking = [package for package in packages if package.name in CALLED and not package.placeholder]
+    ours = TANDEM | (TANDEM_ON_TORCHNEURON if any(package.native for package in asking) else {})
+    if not asking and path is None:  # at each start: without reading all packages' metadata
+        return tuple(_own({name: version for name in ours if (version := installed_version(name))}, ours))
+    every = distributions(path)
+    installed = {name: found.version for name, found in every.items()}
+    return *_own(installed, ours), *_asked(asking, installed, every)
+
+
+def refusal(found: Iterable[Clash]) -> str | None:
+    """The clashes in one line; None without any."""
+    return "; ".join(map(str, found)) or None
+
+
+def _asked(
+    asking: Sequence[Package], installed: dict[str, str], every: dict[str, metadata.Distribution]
+) -> Iterator[Clash]:
+    for package in asking:
+        from packaging.requirements import Requirement  # of transformers; where Neuron packages are, it is too
+
+        for need in map(Requirement, every[package.name].requires or ()):
+            here = installed.get(name := plain_name(need.name))
+            if name not in CALLED or here is None or not (need.marker is None or need.marker.evaluate({"extra": ""})):
+                continue
+            if not need.specifier.contains(here, prereleases=True):
+                yield Clash(name, here, str(need.specifier), f"{package.name} {package.version}")
+
+
+def _own(installed: dict[str, str], ranges: dict[str, str]) -> Iterator[Clash]:
+    for name, wanted in ranges.items():
+        least, below = (_numbers(bound) for bound in wanted.removeprefix(">=").split(",<"))
+        if name in installed and not least <= _numbers(installed[name]) < below:
+            yield Clash(name, installed[name], wanted, "Tandem")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version. `packaging` may be absent."""
+    return tuple(int(number) for number in re.match(r"[\d.]*", version)[0].split(".") if number)  # type: ignore[index]

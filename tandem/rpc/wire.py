@@ -252,7 +252,6 @@ _KINDS = {
     StructureKind.REGEX: pb.STRUCTURE_KIND_REGEX,
     StructureKind.CHOICE: pb.STRUCTURE_KIND_CHOICE,
     StructureKind.GRAMMAR: pb.STRUCTURE_KIND_GRAMMAR,
-    StructureKind.TOKENS: pb.STRUCTURE_KIND_TOKENS,
 }
 
 

@@ -62,7 +62,7 @@ class DraftingAhead:
         self._leave_path()
 
     def begin(self) -> None:
-        self._tell(self.lookahead.plan)
+        self._send_path(self.lookahead.plan)
         self._news.set()
 
     def arrived(self, token_ids: Sequence[int]) -> None:
@@ -118,7 +118,7 @@ class DraftingAhead:
                 pass
             plan = self.lookahead.plan
             if (plan.width and len(self._path) > self._sent_length) or self._must_acknowledge():
-                self._tell(plan)
+                self._send_path(plan)
 
     async def _draft_more(self) -> bool:
         """Drafts one chunk; returns whether more may follow."""
@@ -139,7 +139,7 @@ class DraftingAhead:
         self._path += draft.token_ids
         ahead = len(self._path) - len(self.known)
         if plan.width and ahead >= plan.fresh and len(self._path) - self._sent_length >= plan.width:
-            self._tell(plan)
+            self._send_path(plan)
         return bool(draft.token_ids)
 
     @property
@@ -165,7 +165,7 @@ class DraftingAhead:
         few = self.window // 2
         return (more and self._until - len(self.known) < few) or len(self.known) - self._acknowledged >= few
 
-    def _tell(self, plan: DraftPlan) -> None:
+    def _send_path(self, plan: DraftPlan) -> None:
         known = len(self.known)
         self._sent_length, self._acknowledged, self._until = len(self._path), known, self._allowed
         path = tuple(self._path[known:])
@@ -203,7 +203,7 @@ class Follower:
         self._arrivals = 1
         self._answered = 0
         self._found: tuple[RunMessage, tuple[Proposer, ...], int] | None = None
-        self._told = (0, 0.0, 0.0)  # tokens and seconds of drafting in the drafts taken
+        self._taken = (0, 0.0, 0.0)  # tokens and seconds of drafting in the drafts taken
 
     def arrived(self, token_ids: Sequence[int], plan: DraftPlan) -> None:
         self._lookahead.plan = plan
@@ -225,8 +225,8 @@ class Follower:
             return None
         message, proposed_by, arrivals = found
         spent = (self._ahead.drafted, self._stats.queue_seconds, self._stats.draft_seconds)
-        drafted, queued, computed = (now - before for now, before in zip(spent, self._told, strict=True))
-        self._told = spent
+        drafted, queued, computed = (now - before for now, before in zip(spent, self._taken, strict=True))
+        self._taken = spent
         return Followed(message.base_length, message.token_ids, proposed_by, arrivals, int(drafted), queued, computed)
 
     def _drew(self, message: RunMessage) -> None:

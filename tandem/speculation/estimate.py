@@ -63,10 +63,10 @@ def expected_by_length(rates: Sequence[float]) -> list[float]:
 
 
 def best_length(
-    tokens: Sequence[float], seconds: Sequence[float], company: float = 0.0, least_gain: float = LEAST_GAIN
+    tokens: Sequence[float], seconds: Sequence[float], co_batched: float = 0.0, least_gain: float = LEAST_GAIN
 ) -> int:
     """Returns the draft length with most tokens per second, given tokens[n] and seconds[n] of a round of n drafts."""
-    rates = [(t + company) / max(s, 1e-9) for t, s in zip(tokens, seconds, strict=False)]
+    rates = [(t + co_batched) / max(s, 1e-9) for t, s in zip(tokens, seconds, strict=False)]
     best = rates.index(max(rates))
     return best if rates[best] > least_gain * rates[0] else 0
 
@@ -142,7 +142,7 @@ class Estimate:
         self.ahead = Acceptance(PRIOR_AHEAD, PROCESS_FADING)  # of a token drafted ahead
         # Seconds by the step's tokens; by draft tokens; by whether a draft was requested
         self.target, self.draft, self.rest = Line(0.1), Line(1.0), Line(0.0)
-        self.rows = self.others = self.company = 0.0  # co-batched rows, their tokens, and their committed tokens
+        self.rows = self.others = self.co_committed = 0.0  # co-batched rows, their tokens, and their committed tokens
         self.rounds, self.copied = 0, PRIOR_COPIED  # copied: share of drafts that are copies
         self._token, self._verify, self._rtt = Smoothed(), Smoothed(), Smoothed()
 
@@ -166,7 +166,7 @@ class Estimate:
         whole = verdict.step_tokens or verdict.rows * max(verdict.width, tokens)
         self.rows += (1 - SHARE_FADING) * (verdict.rows - 1 - self.rows)
         self.others += (1 - SHARE_FADING) * (whole - tokens - self.others)
-        self.company += (1 - COMMITTED_FADING) * ((verdict.rows - 1) * len(verdict.token_ids) - self.company)
+        self.co_committed += (1 - COMMITTED_FADING) * ((verdict.rows - 1) * len(verdict.token_ids) - self.co_committed)
         if verdict.compute_seconds > 0:
             self.target.note(whole, verdict.compute_seconds)
 

@@ -91,7 +91,7 @@ class AdaptiveLength:
         costs = [seconds[0] + rest, *(seconds[n] + asked + drafts * known.draft.at(n) for n in range(1, most + 1))]
         self._trial = costs[1] - costs[0]  # of a model's, whose lengths are chosen last
         return best_length(
-            expected_by_length(self._acceptance[source].rates(most)), costs, max(known.rows, known.company)
+            expected_by_length(self._acceptance[source].rates(most)), costs, max(known.rows, known.co_committed)
         )
 
     def observe(self, requested: int, draft: Draft, verdict: Verdict, seconds: float) -> None:

@@ -35,15 +35,13 @@ class StructureKind(enum.Enum):
     REGEX = "regex"
     CHOICE = "choice"
     GRAMMAR = "grammar"
-    TOKENS = "tokens"
 
 
 @dataclass(frozen=True, slots=True)
 class Structure:
     """What the whole output must match; it may end only at a match, with an end-of-sequence token.
 
-    `text`: a JSON schema, a regex in Rust's syntax, a JSON list of strings, or a Lark grammar. Of kind TOKENS: a JSON
-    list of token ids that the output begins with; with `logprobs`, that scores a known text.
+    `text`: a JSON schema, a regex in Rust's syntax, a JSON list of strings, or a Lark grammar.
     """
 
     kind: StructureKind
@@ -62,8 +60,6 @@ class Structure:
             raise InvalidField("structure", "the json_schema is not a JSON object")
         if self.kind is StructureKind.CHOICE:
             _ = self.choices
-        if self.kind is StructureKind.TOKENS:
-            _ = self.known_tokens
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -71,13 +67,6 @@ class Structure:
         if not (isinstance(choices, list) and choices and all(isinstance(c, str) and c for c in choices)):
             raise InvalidField("structure", "the choice is not a JSON list of strings that are not empty")
         return tuple(choices)
-
-    @property
-    def known_tokens(self) -> tuple[int, ...]:
-        tokens = self._json()
-        if not (isinstance(tokens, list) and tokens and all(type(token) is int and token >= 0 for token in tokens)):
-            raise InvalidField("structure", "the tokens are not a JSON list of token ids")
-        return tuple(tokens)
 
     def _json(self) -> object:
         try:

@@ -13,7 +13,6 @@ class StructureKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STRUCTURE_KIND_REGEX: _ClassVar[StructureKind]
     STRUCTURE_KIND_CHOICE: _ClassVar[StructureKind]
     STRUCTURE_KIND_GRAMMAR: _ClassVar[StructureKind]
-    STRUCTURE_KIND_TOKENS: _ClassVar[StructureKind]
 
 class VerificationRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -47,7 +46,6 @@ STRUCTURE_KIND_JSON_SCHEMA: StructureKind
 STRUCTURE_KIND_REGEX: StructureKind
 STRUCTURE_KIND_CHOICE: StructureKind
 STRUCTURE_KIND_GRAMMAR: StructureKind
-STRUCTURE_KIND_TOKENS: StructureKind
 VERIFICATION_RULE_UNSPECIFIED: VerificationRule
 VERIFICATION_RULE_AGREEMENT: VerificationRule
 VERIFICATION_RULE_REJECTION: VerificationRule

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import threading
 import time
@@ -15,12 +14,10 @@ import pytest
 
 import tandem
 from tandem.ports import free_port
-from tandem.rpc.channel import DRAFT
 from tandem.services.security.config import Security
 from tandem.services.security.tokens import AcceptedTokens
-from tandem.speculation.verification_mode import Pipeline
 from tests.services.certificates import Authority, token_file
-from tests.support import GREEDY, HANG, SAMPLED, fused_site, oracle, run, target_site, toy, worker_site
+from tests.support import GREEDY, HANG, SAMPLED, fused_site, oracle, run, target_site, toy
 from tests.toy import ToyConfig
 
 T = TypeVar("T")
@@ -66,19 +63,6 @@ def test_a_timeout_that_no_request_reaches_is_none(timeout: float) -> None:
             return client.generate(PROMPT, max_new_tokens=12, timeout=timeout)
 
     assert beside(target_site, ask).token_ids == SAID
-
-
-def test_a_client_asks_a_draft_worker() -> None:
-    async def test() -> tandem.Completion:
-        async with (
-            target_site() as target,
-            worker_site(target.address, pipeline=Pipeline.OFF) as worker,
-            tandem.AsyncClient(worker.address, service=DRAFT) as client,
-        ):
-            return await client.generate(list(PROMPT), max_new_tokens=12)
-
-    completion = run(test())
-    assert completion.token_ids == SAID and completion.statistics.drafted > 0
 
 
 def test_a_stream_yields_chunks_as_they_come_and_sampling_is_the_requests_own() -> None:
@@ -241,29 +225,6 @@ def test_closing_an_async_client_ends_what_is_under_way() -> None:
 
 
 # --- failover ---
-
-
-def test_an_endpoint_that_is_not_there_is_passed_over() -> None:
-    def ask(address: str) -> tuple[int, ...]:
-        with tandem.Client([unused_address(), address]) as client:
-            return client.generate(PROMPT, max_new_tokens=12, timeout=HANG).token_ids
-
-    assert beside(target_site, ask) == SAID
-
-
-def test_an_endpoint_that_runs_another_model_is_not_asked(caplog: pytest.LogCaptureFixture) -> None:
-    async def test() -> None:
-        async with target_site(toy(ToyConfig(salt=9))) as other, contextlib.AsyncExitStack() as first:
-            site = await first.enter_async_context(target_site())
-            async with tandem.AsyncClient([site.address, other.address], retry_seconds=1.0) as client:
-                assert (await client.generate(PROMPT, max_new_tokens=12)).token_ids == SAID
-                await first.aclose()
-                with pytest.raises(tandem.TandemError) as refused:
-                    await client.generate(PROMPT, max_new_tokens=12)
-        assert refused.value.code in ("UNAVAILABLE", "FAILED_PRECONDITION")
-
-    run(test())
-    assert "its weights_revision is 'toy:9'" in caplog.text
 
 
 # --- TLS and tokens ---

@@ -43,13 +43,6 @@ class Bytes:
         return bytes(token for token in token_ids if token < 256).decode("latin-1")
 
 
-class Unknown:
-    """Proposes an id that the target does not have."""
-
-    def propose(self, tokens: Sequence[int], k: int) -> Sequence[int]:
-        return (SAID[0], 999, 1)[:k]
-
-
 class TooMany:
     """Proposes more than it is asked for."""
 
@@ -114,16 +107,6 @@ def test_threads_share_a_session() -> None:
         return [found[prompt] for prompt in prompts]
 
     assert with_target(ask) == [oracle(prompt, GREEDY, 6) for prompt in prompts]
-
-
-def test_a_draft_ends_at_a_token_that_the_target_does_not_have() -> None:
-    def ask(address: str) -> tandem.Completion:
-        with tandem.DraftSession(address, Unknown()) as session:
-            return session.generate(list(PROMPT), max_new_tokens=8)
-
-    completion = with_target(ask)
-    assert completion.token_ids == SAID[:8]
-    assert completion.statistics.drafted <= completion.statistics.rounds
 
 
 def test_a_drafter_that_is_wrong_about_its_contract_is_told() -> None:

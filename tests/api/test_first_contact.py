@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.server
-import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,7 +18,6 @@ from tandem.cli import main
 from tandem.clients.terminal import ClientConfig, run_client
 from tandem.ports import free_port
 from tandem.rpc.channel import FUSED, TARGET
-from tandem.rpc.first_contact import check_peers
 from tandem.services.security.config import Security
 from tandem.services.security.tokens import AcceptedTokens
 from tandem.speculation.types import GenerationRequest
@@ -211,14 +209,6 @@ class _Repeat:
         return tokens[-1:] * k
 
 
-def test_a_server_that_takes_connections_but_does_not_answer_yet_is_told_apart() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as loading:  # as a server that still loads its model
-        address = f"127.0.0.1:{loading.getsockname()[1]}"
-        with tandem.Client(address) as client, pytest.raises(tandem.TandemError) as told:
-            client.model_info(timeout=0.3)
-    assert told.value.reason == "NOT_ANSWERING" and "still starts, or hangs" in told.value.message
-
-
 def test_a_service_that_the_server_does_not_have_is_named() -> None:
     async def test() -> None:
         async with target_site() as site, tandem.AsyncClient(site.address, service=FUSED) as client:
@@ -303,47 +293,7 @@ def test_what_no_waiting_mends_is_not_waited_for(tmp_path: Path) -> None:
     run(test())
 
 
-def test_several_servers_of_which_none_answers_are_all_named() -> None:
-    first, second = f"127.0.0.1:{free_port()}", "no-such-machine.invalid:1"
-    with tandem.Client([first, second]) as client, pytest.raises(tandem.TandemError) as told:
-        client.generate("x")
-    assert f"nothing listens at {first}" in told.value.message and "no-such-machine" in told.value.message
-
-
-def test_a_server_that_answered_before_is_still_tried_again() -> None:
-    """The first contact is told at once; a server that goes later may return, as `retry_seconds` says."""
-    port = free_port()
-
-    async def test() -> tuple[int, ...]:
-        async with tandem.AsyncClient(f"127.0.0.1:{port}", retry_seconds=HANG) as client:
-            async with target_site(port=port):
-                await client.generate(PROMPT, max_new_tokens=8)
-            asking = asyncio.create_task(client.generate(PROMPT, max_new_tokens=8))
-            await asyncio.sleep(0.3)
-            async with target_site(port=port):
-                return (await asking).token_ids
-
-    assert run(test()) == SAID
-
-
 # --- servers that name their peers ---
-
-
-def test_a_peer_that_cannot_be_called_is_told_before_a_model_is_loaded(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def test() -> None:
-        async with an_http_port(tmp_path) as (address, _):
-            with pytest.raises(ValueError, match="give the port of gRPC"):
-                await check_peers(address, tandem.Credentials(), TARGET)
-        await check_peers(f"127.0.0.1:{free_port()}", tandem.Credentials(), TARGET)
-        await check_peers(None, tandem.Credentials(), TARGET)
-        async with target_site() as site:
-            await check_peers(site.address, tandem.Credentials(), TARGET)
-
-    run(test())
-    (said,) = (record.message for record in caplog.records if "is asked again" in record.message)
-    assert said.startswith("nothing listens at 127.0.0.1:")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,6 @@ import tandem
 from tandem.clients.messages import read_chat
 from tandem.clients.terminal import ClientConfig, run_client
 from tandem.services.fused_server import FusedSpeculativeServerService
-from tandem.speculation.chat import ChatMessage, ToolCall
 from tandem.speculation.types import GenerationRequest
 from tandem.v1.fused_speculative_server_pb2_grpc import add_FusedSpeculativeServerServicer_to_server
 from tests.http.site import door
@@ -146,31 +144,6 @@ def test_what_a_template_refuses_is_told_with_the_field(monkeypatch: pytest.Monk
     run(test())
 
 
-def test_a_long_chat_is_rendered_in_the_thread_that_tokenizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousand short messages are a long text: rendered on the event loop, they would hold up everybody."""
-    loops: list[bool] = []
-    original = ToyTokenizer.render
-
-    def render(tokenizer: ToyTokenizer, messages: Any, **options: Any) -> str:
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            loops.append(False)
-        else:
-            loops.append(True)
-        return original(tokenizer, messages[:1], **options)
-
-    monkeypatch.setattr(ToyTokenizer, "render", render)
-
-    async def test() -> None:
-        async with target_site() as site, tandem.AsyncClient(site.address) as client:
-            for count in (1, 1000):
-                await client.generate(messages=[{"role": "user", "content": "x"}] * count, max_new_tokens=1)
-
-    run(test())
-    assert loops == [True, False]
-
-
 # --- at a terminal ---
 
 
@@ -185,17 +158,6 @@ def test_a_file_of_messages_is_asked_at_a_terminal(tmp_path: Path, capsys: pytes
             return await client.generate(messages=CHATS["one turn"], max_new_tokens=8)
 
     assert run(test()).text in capsys.readouterr().out
-
-
-def test_a_file_is_read_as_python_reads_messages(tmp_path: Path) -> None:
-    file = tmp_path / "chat.json"
-    file.write_text(json.dumps(CHATS["a tool"]))
-    call = ToolCall("c1", "weather", CALL["function"]["arguments"])  # type: ignore[index]
-    assert read_chat(str(file)) == (
-        ChatMessage("user", "Weather?"),
-        ChatMessage("assistant", tool_calls=(call,)),
-        ChatMessage("tool", "rain", tool_call_id="c1"),
-    )
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tandem.comparison.measuring.workloads import built_in_prompts
-from tests.deploy.manifests import ROOT, flags, pods
+from tests.deploy.manifests import ROOT
 
 SCRIPT = ROOT / "deploy" / "cloudwatch.py"
 COLUMNS = [
@@ -85,16 +85,3 @@ def test_what_is_no_comparison_is_one_line(
         [sys.executable, str(SCRIPT), str(tmp_path), *arguments], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and said in done.stderr
-
-
-def test_the_samples_load_is_64_tokens_in_and_512_out_of_its_three_prompts() -> None:
-    spec = pods("overlays/sample-load")["comparison"]["spec"]
-    (compare,) = spec["initContainers"]
-    given = flags(compare)
-    assert (given["workloads"], given["prompts-per-workload"]) == (
-        "eks_sample",
-        str(len(built_in_prompts(["eks_sample"]))),
-    )
-    assert (given["mean-input-tokens"], given["mean-output-tokens"], given["concurrency"]) == ("64", "512", "1")
-    assert given["stddev-input-tokens"] == given["stddev-output-tokens"] == "0"
-    assert {"/artifacts"} <= {each["mountPath"] for each in compare["volumeMounts"]}, "where the tokenizer is"

@@ -8,7 +8,6 @@ import shlex
 import subprocess
 import sys
 import tarfile
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -68,20 +67,19 @@ def figures(**counts: tuple[int, int] | None) -> str:
     ],
 )
 def test_the_probe_fails_on_other_tokens(
-    script: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str], written: str | None, code: int, said: str
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], written: str | None, code: int, said: str
 ) -> None:
-    from plans import PLANS  # type: ignore[import-not-found]
-
-    folder = tmp_path / "hour"
-    (folder / "probe").mkdir(parents=True)
     if written is not None:
-        (folder / "probe" / "comparison.json").write_text(written, "utf-8")
-    probe = next(step for step in PLANS["cpu"](Path("/models")).steps(folder) if step.name == "probe")
-    compared, asked = probe.commands
-    assert "compare_architectures.py" in compared and "comparison.json" not in asked
-    outcome = script.run_step(replace(probe, commands=(asked,)), folder)
-    assert said in capfd.readouterr().out and outcome.status == ("failed" if code else "done")
-    assert subprocess.run([sys.executable, *asked[1:]], cwd=ROOT, capture_output=True, check=False).returncode == code
+        (tmp_path / "comparison.json").write_text(written, "utf-8")
+    assert script.main(["same", str(tmp_path)]) == code
+    assert said in "".join(capsys.readouterr())
+    *_, (_, *words) = commands_of_probe(script, tmp_path)
+    assert words == ["deploy/first-hour/first_hour.py", "same", f"{tmp_path}/probe"]
+
+
+def commands_of_probe(script: ModuleType, folder: Path) -> tuple[tuple[str, ...], ...]:
+    steps = script.PLANS["cpu"](Path("/models")).steps(folder)
+    return next(step.commands for step in steps if step.name == "probe")  # type: ignore[no-any-return]
 
 
 def of_steps(script: ModuleType, plan: str, **commands: str) -> object:
@@ -191,7 +189,7 @@ def commands_for(instance: str) -> list[str]:
     printed = subprocess.run(
         [sys.executable, SCRIPT, instance, "--print"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
-    others = ("#", "python -m pip", "python deploy/first-hour/same_tokens.py")
+    others = ("#", "python -m pip", "python deploy/first-hour/first_hour.py same")
     return [line for line in printed.splitlines() if not line.startswith(others)]
 
 
@@ -248,18 +246,3 @@ def test_what_is_compiled_for_nxd_inference_is_what_the_comparison_loads(monkeyp
     assert len(compiled) == 2 and len(loaded) > 4
     assert [each for each in loaded if each not in compiled] == []
     assert [each for each in compiled if each not in loaded] == []
-
-
-def test_the_baseline_of_vllm_neuron_has_the_first_hours_model_and_sizes() -> None:
-    from tandem.host.device_times import times_named
-
-    page = (ROOT / "docs/trainium-vllm.md").read_text(encoding="utf-8")
-    theirs = shlex.split(next(line for line in page.splitlines() if " vllm serve " in line))
-    probe = shlex.split(next(line for line in commands_for("trn2.3xlarge") if "compare_architectures.py" in line))
-    same = {"--tensor-parallel-size": "--tp-degree", "--max-num-seqs": "--batch", "serve": "--model"}
-    for their, own in (same | {"--max-model-len": "--sequence-length", "--dtype": "--dtype"}).items():
-        assert theirs[theirs.index(their) + 1] == probe[probe.index(own) + 1]
-    times = times_named("trn2-qwen3-4b")
-    one, four = times.target.steps.points
-    said = f"{one.ms} ms for {one.width} token of Qwen3-4B, {four.ms} for {four.width}"
-    assert times.target.model == "Qwen3-4B" and said in " ".join(page.split())

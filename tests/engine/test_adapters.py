@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from itertools import product
@@ -110,28 +109,6 @@ def test_a_draft_has_its_own_adapter_of_the_same_name_or_none_and_no_token_chang
     run(test())
 
 
-@both_samplings
-def test_fused_rounds_draft_without_the_adapter_and_verify_with_it(sampling: SamplingParams) -> None:
-    async def test() -> None:
-        async with engine_with("red", "blue") as engine:
-            draft = Engine(toy(ToyConfig(miss=0.4)), engine.batcher)
-            pair = FusedPair(engine, draft)
-
-            async def fused(name: str) -> tuple[int, ...]:
-                rounds, tokens = FusedRounds(pair, Request(sampling, adapter=name)), list(PROMPT)
-                try:
-                    await rounds.open(PROMPT)
-                    while len(tokens) < len(PROMPT) + 10:
-                        tokens += (await rounds.round(tokens, 3))[1].token_ids
-                finally:
-                    await rounds.close()
-                return tuple(tokens[len(PROMPT) :][:10])
-
-            assert await asyncio.gather(*map(fused, NAMES)) == [truth(name, sampling, 10) for name in NAMES]
-
-    run(test())
-
-
 def test_what_cannot_be_added_is_refused_by_name_and_changes_nothing() -> None:
     def broken(choice: AdapterChoice) -> Adapter:
         raise CheckpointError("no such folder")
@@ -151,7 +128,3 @@ def test_what_cannot_be_added_is_refused_by_name_and_changes_nothing() -> None:
                 await LocalVerifier(engine, Request(GREEDY, adapter="green")).open(PROMPT[:2])
 
     run(test())
-
-
-def test_rows_of_adapters_stay_inside_the_vocabulary() -> None:
-    assert max(truth("red", SAMPLED, 20)) < VOCAB_SIZE

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from tandem.engine.batcher import Batcher, DeviceLost, TimedResult
+from tandem.engine.batcher import Batcher, DeviceLost
 from tandem.engine.slots import SlotPool
-from tandem.engine.stepper import Waiting
 from tandem.runners.protocol import RowFailed
 from tests.support import HANG, run
 
@@ -101,18 +100,6 @@ def test_cancelled_rows_never_reach_the_device() -> None:
         results = await gather(first, *tasks)
         assert recorder.steps[1:] == [("a", [0, 2])]
         assert [type(r).__name__ for r in results] == ["str", "str", "CancelledError", "str", "CancelledError"]
-        await batcher.close()
-
-    run(test())
-
-
-def test_a_row_cancelled_while_its_step_runs_leaves_the_others_their_results() -> None:
-    async def test() -> None:
-        batcher, recorder, first = await opened()
-        first.cancel()
-        tasks = queue(batcher, recorder.a, [1])
-        recorder.gate.set()
-        assert await gather(*tasks) == ["a1"]
         await batcher.close()
 
     run(test())
@@ -228,16 +215,3 @@ def test_a_step_begins_once_every_open_sequence_is_here_and_else_after_some_turn
         await batcher.close()
 
     run(test())
-
-
-async def each_waited(came: Sequence[float], began: float) -> list[float]:
-    """Queue seconds of rows of one step that came at these times."""
-    batcher, loop = Batcher("test"), asyncio.get_running_loop()
-    rows = [Waiting(len, None, 4, since, False, loop.create_future()) for since in came]
-    batcher._hand_out(rows, TimedResult([0] * len(rows), began - came[0], 0.5))
-    await batcher.close()
-    return [row.done.result().queue_seconds for row in rows]
-
-
-def test_each_row_waited_from_when_it_came_until_its_step_began() -> None:
-    assert run(each_waited((10.0, 12.0, 12.5), 13.0)) == [3.0, 1.0, 0.5]

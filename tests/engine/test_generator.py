@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from dataclasses import replace
 from typing import Any
 
@@ -11,13 +10,13 @@ import pytest
 
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
-from tandem.engine.generator import LONG_TEXT, Generator, check_tokens
+from tandem.engine.generator import Generator
 from tandem.engine.generators import fused_generator, plain_generator
 from tandem.engine.loading import Loaded
 from tandem.engine.model_config import DraftChoice
 from tandem.runners.protocol import Limits
 from tandem.speculation.types import FinishReason, GenerationRequest, InvalidField, TooLong
-from tests.support import GREEDY, answer, fused_site, ids, oracle, run, target_site, toy, until, worker_site
+from tests.support import GREEDY, answer, fused_site, ids, oracle, run, target_site, toy, worker_site
 from tests.toy import ToyConfig, ToyTokenizer
 
 PROMPT = b"abc"
@@ -86,41 +85,6 @@ def test_a_chat_without_a_template_names_the_field() -> None:
     with pytest.raises(InvalidField, match=r"^chat: this model has no chat template$") as caught:
         run(answer(generator.generate, GenerationRequest(text="hi", chat=True)))
     assert caught.value.field == "chat"
-
-
-def test_the_first_unknown_token_is_named() -> None:
-    check_tokens("prompt", [0, 257], 258)
-    with pytest.raises(InvalidField, match=r"token id 300 .* 258"):
-        check_tokens("prompt", [1, 300, 400], 258)
-
-
-def test_long_texts_are_tokenized_in_a_thread_one_at_a_time_while_others_are_answered() -> None:
-    """What a caller sends decides how long that takes; it must not decide when others are answered."""
-    going, most, threads, enough = 0, 0, set(), threading.Event()
-
-    class Slow(ToyTokenizer):
-        def encode(self, text: str, chat: bool) -> list[int]:
-            nonlocal going, most
-            going, most = going + 1, max(most, going + 1)
-            threads.add((len(text) > LONG_TEXT, threading.current_thread() is threading.main_thread()))
-            if len(text) > LONG_TEXT:
-                assert enough.wait(30), "a short text was not answered meanwhile"
-            going -= 1
-            return [1, 2, 3]
-
-    async def test() -> None:
-        generator = replace(plain(), tokenizer=Slow())
-        long = [
-            asyncio.create_task(answer(generator.generate, GenerationRequest(text="x" * (LONG_TEXT + 1)))) for _ in "ab"
-        ]
-        await until(lambda: going == 1)
-        await answer(generator.generate, GenerationRequest(text="x" * LONG_TEXT, max_new_tokens=2))
-        enough.set()
-        await asyncio.gather(*long)
-
-    run(test())
-    assert threads == {(True, False), (False, True)}
-    assert most == 2, "one long text, and beside it a short one"
 
 
 # --- stops, over the wire ---

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Sequence
@@ -12,7 +11,6 @@ import pytest
 
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
-from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.model_drafter import ModelDrafter
 from tandem.engine.prefix_cache import MIB, PrefixCache, PrefixSharing, page_counts, share_prefixes
 from tandem.engine.sequences import LocalVerifier
@@ -21,7 +19,7 @@ from tandem.runners.pages import PAGE
 from tandem.runners.protocol import PrefillRow
 from tandem.speculation.types import Request, SamplingParams, SpeculationStats
 from tests.support import GREEDY, SAMPLED, oracle, run, toy
-from tests.toy import ToyConfig, ToyRunner
+from tests.toy import ToyRunner
 
 PROMPT = list(b"these are four pages of a prompt that many callers begin with ..and its end")
 OTHER = PROMPT[: 3 * PAGE] + list(b"and then it goes on in another way")
@@ -125,22 +123,6 @@ def test_pages_are_replaced_while_a_row_goes_on_from_them(sampling: SamplingPara
             await verifier.close()
             assert tuple(tokens[len(PROMPT) :]) == truth(PROMPT, sampling, 12)
             assert engine.prefixes and engine.prefixes.tree.evicted >= 4
-
-    run(test())
-
-
-def test_a_prefill_that_is_cancelled_leaves_what_it_processed_and_nothing_else() -> None:
-    async def test() -> None:
-        async with engine_with(config=ToyConfig(step_seconds=0.01)) as (engine, runner):
-            opening = asyncio.create_task(said(engine, PROMPT))
-            while not runner.prefills:
-                await asyncio.sleep(0)
-            opening.cancel()
-            await asyncio.gather(opening, return_exceptions=True)
-            assert 0 < runner.processed < len(PROMPT) - 1
-            answers = await asyncio.gather(said(engine, PROMPT), said(engine, OTHER))
-            assert [tokens for tokens, _ in answers] == [truth(PROMPT), truth(OTHER)]
-            assert engine.slots.free == engine.slots.count
 
     run(test())
 
@@ -262,51 +244,6 @@ def test_a_step_that_fails_leaves_nothing_of_its_slots() -> None:
                 await drafter.open(prompt)
                 assert (await drafter.propose(prompt, 3)).token_ids == truth(prompt, count=3)
                 await drafter.close()
-
-    run(test())
-
-
-@contextlib.asynccontextmanager
-async def pair_with(*kinds: Any) -> AsyncIterator[tuple[FusedPair, list[Noting]]]:
-    """A fused pair whose prefixes are kept, and its runners, of these kinds; the draft model errs now and then."""
-    batcher, configs = Batcher("test"), (ToyConfig(), ToyConfig(miss=0.3))
-    runners: Any = [toy(config, kind=kind, max_length=400) for kind, config in zip(kinds, configs, strict=True)]
-    engines = [Engine(runner, batcher) for runner in runners]
-    await share_prefixes(engines, PrefixSharing(), lambda: "")
-    try:
-        yield FusedPair(*engines), runners
-    finally:
-        await batcher.close()
-
-
-async def turn(
-    pair: FusedPair, prompt: Sequence[int], sampling: SamplingParams, count: int = 24, k: int = 4
-) -> tuple[list[int], int]:
-    """All tokens after a turn of a chat, and how many tokens of its prompt were copied."""
-    stats, tokens = SpeculationStats(), list(prompt)
-    rounds = FusedRounds(pair, Request(sampling), stats=stats)
-    try:
-        await rounds.open(tokens)
-        while len(tokens) < len(prompt) + count:
-            tokens += (await rounds.round(tokens, k))[1].token_ids
-    finally:
-        await rounds.close()
-    return tokens, stats.cached_prompt_tokens
-
-
-@both_samplings
-def test_a_fused_pair_copies_for_both_of_its_models(sampling: SamplingParams) -> None:
-    async def test() -> None:
-        async with pair_with(Noting, Noting) as (pair, runners):
-            for cached in (0, 4 * PAGE):
-                before = [runner.processed for runner in runners]
-                tokens, found = await turn(pair, PROMPT, sampling)
-                assert [runner.processed - were for runner, were in zip(runners, before, strict=True)] == [
-                    len(PROMPT) - 1 - cached,
-                    len(PROMPT) - 2 - cached,
-                ]
-                assert found == cached
-                assert tuple(tokens[len(PROMPT) :][:24]) == truth(PROMPT, sampling, 24)
 
     run(test())
 

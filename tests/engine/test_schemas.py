@@ -99,21 +99,13 @@ PASSWORD = r"^(?=.*[A-Z])(?=.*\d)[A-Za-z\d]{3,5}$"
         ({**STRING, "format": "cuid2"}, ['"any"'], ["1"]),
         ({"type": "array", "items": STRING, "uniqueItems": True}, ['["a","b"]'], ['["a","a"]']),
         ({**names(type="string"), "minProperties": 2}, ['{"a":1,"b":1}'], ['{"a":1}', '{"a":1,"a":2}']),
-        ({**names(type="string"), "maxProperties": 1}, ['{"a":1}'], ['{"a":1,"b":2}']),
         (names(enum=["a", "b"]), ['{"b":1}', "{}"], ['{"c":1}', '{"a":"x"}']),
         (names(pattern="^k_"), ['{"k_a":1}'], ['{"a":1}']),
         (names(minLength=2, maxLength=3), ['{"ab":1}'], ['{"a":1}', '{"abcd":1}']),
-        ({"$defs": {"c": {"enum": ["a"]}}, **names(**{"$ref": "#/$defs/c"})}, ['{"a":1}'], ['{"b":1}']),
         ({**STRING, "pattern": PASSWORD}, ['"aB1"'], ['"ab1"', '"AB"', '"aB1aB1"']),
         ({**STRING, "pattern": r"^(?=a)[a-z]$|^12$"}, ['"a"', '"12"'], ['"b"', '"1"']),
         ({**STRING, "pattern": r"^(?!no)[a-z]+$"}, ['"yes"'], ['"nope"']),
         ({**STRING, "pattern": r"^(a|b)\1$"}, ['"aa"'], ['"ab"']),
-        ({**STRING, "pattern": r"^(?=[\p{L}])[\p{L}\d]+$"}, ['"a1"'], ['"1a"']),
-        (
-            {"type": "array", "items": {**STRING, "pattern": r"^\p{L}$"}, "uniqueItems": True},
-            ['["a","b"]'],
-            ['["a","a"]', '["1"]'],
-        ),
         (
             {"$defs": {"c": {"enum": [1, 2]}}, "uniqueItems": True, "items": {"$ref": "#/$defs/c"}, "type": "array"},
             ["[2,1]"],
@@ -123,11 +115,6 @@ PASSWORD = r"^(?=.*[A-Z])(?=.*\d)[A-Za-z\d]{3,5}$"
         ({"type": "integer", "maximum": 2**64 - 1, "minimum": 0}, ["18446744073709551615"], ["-1"]),
         ({"type": "integer", "not": {"const": 5}}, ["55", "6"], ["5"]),
         ({"oneOf": [STRING, {**STRING, "maxLength": 1}]}, ['"ab"'], ['"a"']),
-        (
-            {"type": "array", "items": [STRING, {"type": "number"}], "additionalItems": False, "uniqueItems": True},
-            ['["a",1]'],
-            ['["a","b"]', '["a",1,2]'],
-        ),
         (
             {"type": "object", "dependencies": {"a": ["b"]}, "additionalProperties": {"type": "null"}},
             ['{"b":null}', '{"a":null,"b":null}'],
@@ -159,6 +146,25 @@ def test_an_output_that_breaks_what_was_left_out_ends_with_its_place() -> None:
                 StructureFailed, match=r"the output breaks it at \$\.a: \[1, 1\] has non-unique elements"
             ):
                 matcher.mask()
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "goes_on"),
+    [
+        ({"type": "number"}, "1" * 20, False),
+        ({"type": "number"}, "0." + "1" * 19, True),
+        ({"type": "array", "items": {"type": "number"}}, "[2,0." + "3" * 20, False),
+        (STRING, '"' + "1" * 30, True),
+        ({"const": 10**30}, "1" + "0" * 25, True),  # a digit is all that may come
+    ],
+)
+def test_a_number_ends_after_twenty_digits_in_a_row(schema: Any, text: str, goes_on: bool) -> None:
+    async def test() -> None:
+        matcher = await matcher_of(schema)
+        assert all(matcher.mask()[byte] and matcher.advance(byte) for byte in text.encode())
+        assert bool(matcher.mask()[list(b"0123456789")].any()) == goes_on
 
     run(test())
 

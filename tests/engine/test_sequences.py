@@ -77,21 +77,6 @@ def test_fill_works_chunk_by_chunk_on_what_is_missing_only() -> None:
     run(test())
 
 
-class Counted(int):
-    """A token that counts how often it is compared in Python, or in C with another object than itself."""
-
-    comparisons = 0
-
-    def __eq__(self, other: object) -> bool:
-        Counted.comparisons += 1
-        return int.__eq__(self, other)
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    __hash__ = int.__hash__
-
-
 async def drafted(drafter: ModelDrafter, tokens: Sequence[int], k: int) -> tuple[int, ...]:
     return (await drafter.propose(tokens, k)).token_ids
 

@@ -139,27 +139,6 @@ def test_requests_of_all_kinds_that_come_and_go_say_what_each_says_alone(form: s
     run(test())
 
 
-def test_who_is_cancelled_beside_chunks_of_others_changes_nothing_for_them() -> None:
-    async def test() -> None:
-        alone, runner = Engine(native(module_of()), Batcher("alone")), native(module_of())
-        engine = Engine(runner, Batcher("together"))
-        asked = [replace(one, adapter="", leaves=False) for one in asked_of(8, 12)]
-        expected = [await rounds_of(alone, one) for one in asked]
-        await alone.batcher.close()
-        tasks = [asyncio.create_task(rounds_of(engine, one)) for one in asked]
-        for number in (1, 4, 9):
-            await asyncio.sleep(0.003)
-            tasks[number].cancel()
-        found = await asyncio.gather(*tasks, return_exceptions=True)
-        for got, wanted in zip(found, expected, strict=True):
-            assert isinstance(got, asyncio.CancelledError) or got == wanted
-        assert sum(isinstance(got, asyncio.CancelledError) for got in found) < 4
-        assert engine.slots.free == engine.slots.count
-        await engine.batcher.close()
-
-    run(test())
-
-
 def test_a_head_reads_the_features_of_prompts_that_shared_steps_with_rounds(target: Path, folder: Path) -> None:  # noqa: F811
     """What is committed under rejection depends on what the head draws from, and that on every feature."""
 

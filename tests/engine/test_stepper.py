@@ -17,7 +17,6 @@ from tandem.engine.local_run import LocalRunVerifier
 from tandem.engine.sequences import LocalVerifier, RunStepper
 from tandem.engine.stepper import MOST_AHEAD
 from tandem.speculation.estimate import Estimate
-from tandem.speculation.loop import TOGETHER
 from tandem.speculation.never_waiting import RunStep
 from tandem.speculation.run_on import DRAFTING, RunMessage, SelfPacedRun
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, Request, Verdict
@@ -193,24 +192,6 @@ def test_a_run_whose_step_hangs_is_told_and_its_sequence_goes_on_exactly() -> No
             tokens += (await verifier.step()).token_ids
         assert tokens == PROMPT + expected_of(PROMPT, GREEDY, 30)
         await verifier.close()
-        await device.batcher.close()
-
-    run(test())
-
-
-def test_tokens_of_steps_that_follow_each_other_are_handed_out_together_the_first_at_once() -> None:
-    async def test() -> None:
-        device, runner = engine()
-        runner.seconds = TOGETHER / 5
-        chunks, generator = list[tuple[int, ...]](), plain_generator(Loaded(device, ToyTokenizer()))
-        request = GenerationRequest(token_ids=tuple(PROMPT), max_new_tokens=40, ignore_end_of_sequence=True)
-        async for event in generator.generate(request):
-            if isinstance(event, Chunk):
-                chunks.append(event.token_ids)
-                assert len(chunks) > 1 or runner.verified <= 3  # on a busy machine a step may have gone on
-        assert sum(chunks, ()) == tuple(expected_of(PROMPT, GREEDY, 40))
-        assert len(chunks[0]) <= 2 and len(chunks) <= 30
-        assert event.stats.rounds == 40
         await device.batcher.close()
 
     run(test())

@@ -18,7 +18,7 @@ from tandem.engine.structure_worker import Follower, grammar, vocabulary_of
 from tandem.engine.structures import Structures
 from tandem.speculation.draws import StructureFailed
 from tandem.speculation.processing import Matcher
-from tandem.speculation.types import InvalidField, Structure, StructureKind
+from tandem.speculation.types import InvalidField, Structure
 from tests.hostile_grammars import GRAMMAR, HOSTILE, LATE, PATTERNS, REGEX, SLOW, choice, late
 from tests.structure_workers import alive, reaped, workers
 from tests.support import run, until
@@ -123,10 +123,6 @@ def matches(schema: object, text: str) -> bool:
     matcher = llguidance.LLMatcher(vocabulary, grammar("json_schema", json.dumps(schema)), log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     return bool(matcher.try_consume_tokens(list(text.encode())) == len(text.encode()) and matcher.is_accepting())
-
-
-def test_a_schema_may_ask_for_whitespace_itself() -> None:
-    assert matches(ONE | {"x-guidance": {"whitespace_flexible": True}}, '{ "a":\n1 }')
 
 
 @pytest.mark.parametrize(
@@ -248,33 +244,6 @@ def test_that_it_would_fail_ahead_does_not_count_where_the_output_does_not_go(st
             matcher.mask()
 
     run(test())
-
-
-def test_known_tokens_bind_the_beginning_and_need_no_process(structures: Structures) -> None:
-    known = Structure(StructureKind.TOKENS, "[7, 9]")
-
-    async def test() -> None:
-        before = workers(os.getpid())
-        matcher = await structures.matcher(known)
-        assert allowed(matcher) == {7} and not matcher.advance(9)
-        assert matcher.advance(7) and allowed(matcher) == {9} and matcher.advance(9)
-        assert allowed(matcher) == set(range(VOCAB_SIZE)) and matcher.advance(5)
-        matcher.back(2)
-        assert allowed(matcher) == {9} and not matcher.allows(7)
-        assert allowed(await structures.matcher(known, [7])) == {9}
-        with pytest.raises(InvalidField, match="prefix: the output in it does not match"):
-            await structures.matcher(known, [9])
-        beyond = await refusal(structures, Structure(StructureKind.TOKENS, f"[1, {VOCAB_SIZE}]"))
-        assert beyond == f"token id {VOCAB_SIZE} is outside the vocabulary of {VOCAB_SIZE}"
-        assert not ours(before)
-
-    run(test())
-
-
-@pytest.mark.parametrize("text", ["[]", "{}", "[-1]", "[true]", "[1.0]", '["1"]', "[[1]]", "7"])
-def test_known_tokens_that_are_no_list_of_ids_are_refused(text: str) -> None:
-    with pytest.raises(InvalidField, match="structure: the tokens are not a JSON list of token ids"):
-        Structure(StructureKind.TOKENS, text)
 
 
 # --- processes ---

@@ -13,7 +13,7 @@ import pytest
 from tandem.cli import main
 from tandem.host.detect import detect
 from tandem.host.host import Host, find_host
-from tandem.workshops.planning.doctor import Findings, examine, finding_lines, findings_json
+from tandem.workshops.planning.doctor import Findings, examine, finding_lines
 from tests.planning.support import (
     EMPTY_ENVIRONMENT,
     NXDI,
@@ -49,18 +49,18 @@ def test_a_bare_trn2_is_told_to_install_torchneuron_and_which_python(tmp_path: P
     assert "Install TorchNeuron: python -m pip install" in text and "pip.repos.neuron.amazonaws.com" in text
     assert "Use Python 3.12 to 3.14" in text
     newer = replace(HOST, python="3.12.4")
-    assert not any("Use Python" in step for step in examine(newer, findings.neuron).steps)
+    assert not any("Use Python" in step for step in examine(newer, findings.neuron).next)
 
 
 def test_a_bare_trn1_is_told_of_the_sdk_it_is_left_with(tmp_path: Path):
     findings = examined(machine(tmp_path, "trn1.2xlarge", 1), {})
-    assert any("SDK 2.28.1" in step for step in findings.steps)
-    assert not any("Install TorchNeuron" in step for step in findings.steps)
+    assert any("SDK 2.28.1" in step for step in findings.next)
+    assert not any("Install TorchNeuron" in step for step in findings.next)
 
 
 def test_placeholders_are_to_be_removed_first(tmp_path: Path):
     findings = examined(machine(tmp_path, "trn2.3xlarge", 1), PLACEHOLDERS, placeholders=True)
-    assert findings.steps[0].endswith("pip uninstall -y torch-neuronx neuronx-cc neuronx-distributed-inference")
+    assert findings.next[0].endswith("pip uninstall -y torch-neuronx neuronx-cc neuronx-distributed-inference")
     text = "\n".join(finding_lines(findings))
     assert "neuronx-cc 1.0.post1: PyPI's placeholder, not the package" in text
 
@@ -74,15 +74,9 @@ def test_a_machine_that_is_ready_is_sent_to_plan_and_serve(tmp_path: Path, packa
     assert findings.devices[runs] is None
     text = "\n".join(finding_lines(findings))
     assert "16 of trn2.48xlarge, 64 cores at LNC 2, 24 GiB a core" in text and "driver         2.31.7.0" in text
-    assert f"Plan, compile, serve on {'TorchNeuron' if runs == 'neuron' else 'NxD Inference'}" in findings.steps[0]
-    assert any("Cores are held by 1 other" in step for step in findings.steps)
-    assert any("NEURON_RT_VISIBLE_CORES says which (as in 0-63)" in step for step in findings.steps)
-
-
-def test_an_instance_without_driver_is_told_so(tmp_path: Path):
-    findings = examined(machine(tmp_path, "inf2.xlarge"), NXDI)
-    assert any(step.startswith("Load the Neuron driver") for step in findings.steps)
-    assert "none; instance type inf2.xlarge" in "\n".join(finding_lines(findings))
+    assert f"Plan, compile, serve on {'TorchNeuron' if runs == 'neuron' else 'NxD Inference'}" in findings.next[0]
+    assert any("Cores are held by 1 other" in step for step in findings.next)
+    assert any("NEURON_RT_VISIBLE_CORES says which (as in 0-63)" in step for step in findings.next)
 
 
 def test_the_cpu_serves_without_torch_but_not_without_native_steps_and_torch(tmp_path: Path):
@@ -95,7 +89,7 @@ def test_the_cpu_serves_without_torch_but_not_without_native_steps_and_torch(tmp
     assert (
         bare.devices["cpu"] == "there is neither a C++ compiler for native steps nor torch for module code: make setup"
     )
-    assert any("compiled already for x86-64 Linux: make setup" in step for step in bare.steps)
+    assert any("compiled already for x86-64 Linux: make setup" in step for step in bare.next)
     assert judged(libraries={}).devices["cpu"] == "tokenizers, which servers need, is not installed: make setup"
 
 
@@ -112,7 +106,7 @@ def test_the_cpu_serves_without_torch_but_not_without_native_steps_and_torch(tmp
 def test_cpu_and_cuda_are_judged_too(tmp_path: Path, change: dict[str, object], device_says: str | None, step: str):
     findings = examined(machine(tmp_path), {}, replace(HOST, **change))  # type: ignore[arg-type]
     assert findings.devices["cuda"] == device_says
-    assert any(step in said for said in findings.steps)
+    assert any(step in said for said in findings.next)
 
 
 def test_the_host_is_read_from_files_and_tools(tmp_path: Path):
@@ -137,8 +131,3 @@ def test_the_command_looks_at_this_machine_and_exits_0(capsys: pytest.CaptureFix
     answer = json.loads(capsys.readouterr().out)
     assert set(answer["devices"]) == {"cpu", "cuda", "neuron", "nxdi"}
     assert answer["devices"]["cpu"] is None and answer["next"]
-
-
-def test_json_and_page_name_the_same_steps(tmp_path: Path):
-    findings = examined(machine(tmp_path, "trn2.3xlarge", 1), {})
-    assert findings_json(findings)["next"] == list(findings.steps)

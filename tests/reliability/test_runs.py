@@ -35,7 +35,7 @@ def only_session(site: Site) -> Any:
 async def paused(site: Site) -> int:
     """Waits until the only run pauses, and returns how many tokens it has committed."""
     session = only_session(site)
-    await until(lambda: session.resources.run is not None and session.resources.run.run.next_draft() is None)
+    await until(lambda: session.run is not None and session.run.run.next_draft() is None)
     return len(session.tokens) - len(PROMPT)
 
 
@@ -118,7 +118,7 @@ def test_stop_strings_and_waste_hold_where_streams_break(seed: int, stops: bool)
 
     def ended(session: Any, how: str) -> None:
         nonlocal steps
-        steps += session.resources.steps
+        steps += session.steps
 
     async def test() -> None:
         only = (Fault.ABORT_AFTER, Fault.ABORT_BEFORE, Fault.DELAY)

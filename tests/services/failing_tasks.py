@@ -15,7 +15,7 @@ from typing import Any
 
 from tandem.cli import main
 from tandem.engine.step_watch import StepWatch
-from tandem.services import supervisor
+from tandem.services import server
 from tandem.services.sessions.table import SessionTable
 
 
@@ -30,7 +30,7 @@ def failing(method: Callable[..., Any], gate: Path, word: str) -> Callable[..., 
 
 if __name__ == "__main__":
     file = Path(sys.argv[1])
-    supervisor.RESTARTS = (0.05,) * int(sys.argv[2])
+    server.RESTARTS = (0.05,) * int(sys.argv[2])
     SessionTable.seconds_to_expiry = failing(SessionTable.seconds_to_expiry, file, "expiry")  # type: ignore[method-assign]
     StepWatch.look = failing(StepWatch.look, file, "watch")  # type: ignore[method-assign]
     sys.exit(main.main(sys.argv[3:]))

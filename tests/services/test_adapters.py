@@ -27,7 +27,6 @@ from tests.support import (
     SAMPLED,
     RemoteRounds,
     Site,
-    fused_site,
     let_all_expire,
     raw_stub,
     run,
@@ -87,29 +86,6 @@ def test_a_session_that_cannot_have_its_adapter_is_refused_before_any_prefill(as
                 await target.OpenSession(opening(prefix=PROMPT, **asked))
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert site.engine and site.engine.batcher.steps == 0 and site.free == site.engine.slots.count
-
-    run(test())
-
-
-def test_model_infos_name_the_adapters_that_are_there_now() -> None:
-    async def names(site: Site) -> Sequence[tuple[str, str]]:
-        client = site.client()
-        try:
-            return (await client.model_info()).adapters
-        finally:
-            await client.close()
-
-    async def test() -> None:
-        async with target_site() as target, fused_site() as fused:
-            for site in (target, fused):
-                assert await names(site) == ()
-                await with_adapters(site.engine)
-                assert await names(site) == (("red", "toy:red"), ("blue", "toy:blue"))
-            async with worker_site(target.address) as worker:
-                assert await names(worker) == (("red", "toy:red"), ("blue", "toy:blue"))
-                with pytest.raises(TandemError, match="adapter: 'green' is not one of: blue, red") as refused:
-                    await generated(worker, asking("green", GREEDY))
-                assert refused.value.code == "INVALID_ARGUMENT"
 
     run(test())
 

@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import generate_latest
 
 from tandem.rpc.channel import DRAFT
 from tandem.rpc.generation_client import GenerationClient
 from tandem.runners.fused_step import fused_step
 from tandem.runners.protocol import FusedResult, FusedRow, FusedStep, PrefillRow, ProposeRow, Runner
-from tandem.services.observability.metrics import Metrics
 from tandem.speculation.types import Rule
 from tandem.speculation.verification_mode import Pipeline
 from tests.support import (
@@ -105,42 +103,6 @@ def test_a_fused_server_whose_draft_fails_goes_on_without_and_says_so_once(
         "drafter model toy of this process failed (RuntimeError: the draft's device is gone): "
         "decoding without drafts, next trial in 1 s"
     ]
-
-
-def test_one_calls_that_fail_are_counted_by_kind_and_the_first_of_each_is_logged_with_its_cause(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Every such round takes twice its time, with the same tokens: nothing else would show it."""
-
-    class Fragile(ToyRunner):
-        calls = 0
-
-        def fused_with(self, draft: Runner) -> FusedStep | None:
-            def step(rows: Sequence[FusedRow]) -> Any:
-                self.calls += 1
-                if self.calls > 6:
-                    return fused_step(self, draft, rows)
-                if self.calls % 3:
-                    raise MemoryError(f"no room for call {self.calls}")
-                raise ValueError(f"call {self.calls} has a shape of its own")
-
-            return step
-
-    async def test() -> str:
-        target = toy(kind=Fragile)
-        async with fused_site(target, toy(ToyConfig(miss=0.3))) as site, site.client() as client:
-            assert (await answer(client.generate, ids(PROMPT, 60))).token_ids == oracle(PROMPT, GREEDY, 60)
-            metrics = Metrics("fused_target", "toy", 5, {})
-            metrics.states.watch_engines({"target": site.engine})
-            return generate_latest(metrics.registry).decode()
-
-    with caplog.at_level(logging.WARNING, "tandem.engine"):
-        shown = run(test())
-    assert 'tandem:fused_fallbacks_total{error="MemoryError"} 4.0' in shown
-    assert 'tandem:fused_fallbacks_total{error="ValueError"} 2.0' in shown
-    causes = [record.getMessage().split("(")[1].split(")")[0] for record in caplog.records]
-    assert causes == ["MemoryError: no room for call 1", "ValueError: call 3 has a shape of its own"]
-    assert all(record.exc_info for record in caplog.records)
 
 
 def test_a_target_that_fails_in_the_one_call_is_lost_and_not_taken_for_the_draft() -> None:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from tandem.checkpoints.adapter_files import AdapterChoice
 from tandem.cli.main import main
-from tandem.rpc.channel import FUSED
-from tandem.rpc.generation_client import GenerationClient
 from tandem.speculation.types import GenerationEnd, SamplingParams
 from tandem.speculation.verification_mode import Pipeline
 from tests.engine.test_adapters import truth
 from tests.services.test_adapters import COUNT, PROMPT, asking, both_samplings, with_adapters
-from tests.support import GREEDY, Site, answer, draft_config, run, server_process, target_site, worker_site
+from tests.support import Site, answer, draft_config, run, target_site, worker_site
 
 OWN = (AdapterChoice("red", "red"),)
 """Of the draft, which is the target's equal: with it drafts are right, without it they are wrong."""
@@ -52,21 +49,6 @@ def test_a_draft_worker_drafts_with_its_own_adapter_of_the_name_or_without(
         assert wrong.stats.accepted < wrong.stats.drafted / 2
 
     run(test())
-
-
-def test_a_fused_server_takes_the_drafts_adapters_from_its_command_line(tmp_path: Path) -> None:
-    async def ask(address: str) -> dict[str, GenerationEnd]:
-        async with GenerationClient.connect(address, FUSED) as client:
-            told = {name: await answer(client.generate, asking(name, GREEDY)) for name in ("", "red", "blue")}
-        assert all(each.token_ids == truth(name, GREEDY, COUNT, PROMPT) for name, each in told.items())
-        return {name: each.completion for name, each in told.items()}
-
-    adapters = ("--adapters", "red=red,blue=blue", "--draft_adapters", "red=red")
-    model = ("--draft", "model", "--draft_model", "salt=0", "--speculation_length", "3")
-    with server_process(tmp_path, "--role", "fused_target", *model, *adapters) as server:
-        ends = run(ask(server.wait_ready()))
-    assert all(ends[name].stats.accepted == ends[name].stats.drafted > 0 for name in ("", "red"))
-    assert ends["blue"].stats.accepted < ends["blue"].stats.drafted / 2
 
 
 @pytest.mark.parametrize(

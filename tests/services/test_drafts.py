@@ -28,7 +28,6 @@ from tests.support import (
     ids,
     oracle,
     raw_stub,
-    remote_draft,
     run,
     target_site,
     toy,
@@ -101,26 +100,6 @@ async def _said(generate: Generate, drafts: Drafts, sampling: SamplingParams, **
     return await answer(generate, ids(PROMPT, COUNT, sampling=sampling, drafts=drafts, **rest))
 
 
-@pytest.mark.parametrize("place", daily(DRAFTING, 0, 5, 7, 11, 14, 16), ids=str)
-def test_every_choice_of_drafts_says_what_the_target_alone_says_and_drafts_with_nothing_else(place: Place) -> None:
-    async def test() -> None:
-        async with place.served() as served:
-            for drafts in (Drafts.AUTO, Drafts.NONE, *place.has):
-                for sampling in (GREEDY, SAMPLED):
-                    got = await _said(served.generate, drafts, sampling)
-                    assert got.token_ids == oracle(PROMPT, sampling, COUNT), (drafts, sampling)
-                    stats = got.completion.stats
-                    assert stats.undrafted_rounds == 0, (drafts, stats)
-                    if drafts is not Drafts.AUTO:
-                        assert set(stats.drafted_by) <= PROPOSERS[drafts], (drafts, stats)
-                    if drafts is Drafts.NONE:
-                        assert (stats.drafted, stats.accepted, stats.rounds) == (0, 0, len(got.token_ids)), stats
-                    if drafts in place.has and place.waits:
-                        assert stats.drafted > 0, (drafts, stats)
-
-    run(test())
-
-
 @pytest.mark.parametrize("place", daily(DRAFTING, 2, 4, 10, 13, 17), ids=str)
 def test_drafts_that_a_server_does_not_have_are_refused_by_name_with_those_that_it_has(place: Place) -> None:
     async def test() -> None:
@@ -164,17 +143,6 @@ def test_without_drafts_or_with_lookup_neither_a_slot_of_the_draft_model_nor_fea
                             assert got.completion.stats.undrafted_rounds == got.completion.stats.feature_bytes == 0
                     for slot in slots:
                         worker.engine.slots.release(slot)
-
-    run(test())
-
-
-def test_a_worker_that_has_not_answered_yet_is_asked_for_what_was_chosen_once_it_does() -> None:
-    async def test() -> None:
-        async with remote_draft("127.0.0.1:9", toy(), seconds=0.2) as (generator, _):
-            for drafts in (Drafts.NONE, L, M):
-                assert (await _said(generator.generate, drafts, GREEDY)).token_ids == oracle(PROMPT, GREEDY, COUNT)
-            with pytest.raises(InvalidField, match="head is not available"):
-                await _said(generator.generate, H, GREEDY)
 
     run(test())
 

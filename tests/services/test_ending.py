@@ -23,16 +23,16 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.ports import free_port
-from tandem.rpc.channel import DRAFT, FUSED, TARGET, open_channel
+from tandem.rpc.channel import FUSED, TARGET, open_channel
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
-from tandem.services.health import NOT_SERVING, SERVING
+from tandem.services.health import NOT_SERVING
 from tandem.services.shutdown import ShutdownDeadline, bounded, bounded_call
-from tandem.v1 import draft_worker_pb2, generation_pb2
+from tandem.v1 import generation_pb2
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.daily import daily
 from tests.reliability.frames import unread
-from tests.services.test_errors import opening, refusal
+from tests.services.test_errors import opening
 from tests.support import (
     GREEDY,
     REPOSITORY,
@@ -105,53 +105,6 @@ def test_a_step_that_hangs_sends_callers_away_and_ends_the_process(tmp_path: Pat
         assert "forced exit: the device thread is stuck in a step" in log and "wait_while" in log
 
 
-@pytest.mark.thorough  # daily without a process: tests/engine/test_step_watch.py
-def test_a_step_that_comes_back_is_served_on(tmp_path: Path) -> None:
-    async def test(address: str, gate: Path) -> None:
-        async with raw_stub(address) as target:
-            await target.OpenSession(opening())
-            gate.write_text("step")
-            asked = pb.VerifyRequest(session_id="s", base_length=3, last_token=3, draft_tokens=[7, 8])
-            refused = await refusal(target.Verify(asked))
-            assert (refused.code, refused.reason) == ("UNAVAILABLE", "STEP_HUNG")
-            assert await health(address) == NOT_SERVING
-            gate.unlink()
-            await health_becomes(address, SERVING)
-            reply = await target.Verify(asked)
-            truth = oracle([1, 2, 3], GREEDY, 1, past_the_end=True)
-            assert tuple(reply.token_ids) == truth
-
-    with hanging(tmp_path, "target", "--step_seconds", "3") as (server, gate):
-        run(test(server.wait_ready(), gate))
-        assert server.stop(ENDS) == 0
-        assert "returned after" in server.log.read_text()
-
-
-@pytest.mark.thorough
-def test_a_draft_worker_whose_draft_hangs_finishes_what_runs_and_ends(tmp_path: Path) -> None:
-    async def test(address: str, gate: Path) -> None:
-        async with GenerationClient.connect(address, DRAFT) as client:
-            stream = client.generate(ids(b"abc", 60, ignore_end_of_sequence=True))
-            got = list((await anext(stream)).token_ids)
-            gate.write_text("step")
-            async with raw_stub(address, DRAFT) as worker:
-                asked = draft_worker_pb2.ProposeRequest(tokens=[1, 2, 3], speculation_length=2)
-                asked.sampling.SetInParent()
-                refused = await refusal(worker.Propose(iter([asked])).read())
-            assert (refused.code, refused.reason) == ("UNAVAILABLE", "STEP_HUNG")
-            async for event in stream:
-                got += getattr(event, "token_ids", ())
-            assert tuple(got) == oracle(b"abc", GREEDY, 60, past_the_end=True)
-
-    drafts = ("--draft_model", "step=0.01", "--draft", "model", "--step_seconds", "1")
-    with server_process(tmp_path, "--role", "target", "--model", "step=0.01", ready_file="target.json") as target:
-        asking = ("--target_host", target.wait_ready())
-        with hanging(tmp_path, "draft_worker", *drafts, *asking) as (server, gate):
-            run(test(server.wait_ready(), gate))
-            assert server.process.wait(ENDS) == 1
-            assert "did not return within" in server.log.read_text()
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("seconds", ["auto", "0"])
 def test_sigterm_ends_a_process_whose_step_hangs_though_nobody_has_seen_it(tmp_path: Path, seconds: str) -> None:
@@ -217,50 +170,6 @@ def test_sigterm_ends_a_process_whose_replies_nobody_reads(tmp_path: Path) -> No
         assert "stopped" in server.log.read_text()
         for reader in readers:
             reader.close()
-
-
-@pytest.mark.thorough
-def test_a_watch_that_nobody_reads_hides_no_stop_from_a_check(tmp_path: Path) -> None:
-    async def test(address: str, pid: int) -> None:
-        with await asyncio.to_thread(unread, address, WATCH, b""):
-            async with raw_stub(address) as target:
-                await target.OpenSession(opening())  # something to drain
-                os.kill(pid, signal.SIGTERM)
-                await health_becomes(address, NOT_SERVING)
-                await target.CloseSession(pb.CloseSessionRequest(session_id="s"))
-
-    with server_process(tmp_path, "--role", "target", "--drain_seconds", "50") as server:
-        run(test(server.wait_ready(), server.process.pid))
-        assert server.process.wait(ENDS) == 0
-
-
-@pytest.mark.thorough
-def test_a_lost_device_ends_a_process_whose_health_nobody_reads(tmp_path: Path) -> None:
-    async def lose(address: str) -> None:
-        async with raw_stub(address) as target:
-            with pytest.raises(grpc.aio.AioRpcError):
-                await target.OpenSession(opening(prefix=list(range(100)), prompt_length=100))
-
-    with server_process(tmp_path, "--role", "target", "--model", "fails=1", *DRAIN) as server:
-        reader = unread(server.wait_ready(), WATCH, b"")
-        run(lose(server.wait_ready()))
-        assert server.process.wait(ENDS) == 1
-        reader.close()
-
-
-@pytest.mark.thorough  # daily in parts, below
-def test_sigterm_ends_a_process_whose_collector_never_answers(tmp_path: Path) -> None:
-    pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        with server_process(tmp_path, "--role", "target", *DRAIN, "--otlp_endpoint", endpoint) as server:
-
-            async def ask(address: str) -> None:
-                async with GenerationClient.connect(address, TARGET) as client:
-                    await answer(client.generate, ids(b"abc", 3))
-
-            run(ask(server.wait_ready()))
-            assert server.stop(ENDS) == 0
 
 
 def unread_bytes(pipe: int) -> int:
@@ -338,14 +247,6 @@ def test_a_log_that_hangs_does_not_keep_a_process(monkeypatch: pytest.MonkeyPatc
     ending.within(0.0, "whatever")
     assert left.called.wait(20)
     written.set()
-
-
-def test_a_process_that_does_more_than_serve_is_never_ended() -> None:
-    threads = threading.active_count()
-    ending = ShutdownDeadline(None)
-    ending.begin()
-    ending.within(0.0, "never")
-    assert threading.active_count() == threads
 
 
 def test_a_part_of_the_end_that_hangs_or_fails_is_logged_and_left(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -13,34 +12,25 @@ from google.rpc import code_pb2, error_details_pb2
 from grpc_status import rpc_status
 
 from tandem.engine.batcher import DeviceLost
-from tandem.rpc import wire
 from tandem.rpc.channel import TARGET
 from tandem.rpc.errors import TandemError
-from tandem.rpc.verifier_client import Deadlines, VerifierClient
-from tandem.runners.protocol import RowFailed
 from tandem.services.errors import _TABLE, DOMAIN, to_status
 from tandem.speculation.errors import Outcome, outcome_of
-from tandem.speculation.types import Request
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.support import (
     GREEDY,
     Site,
     answer,
-    distributed,
     fused_site,
     ids,
     oracle,
     raw_stub,
-    remote_verifier,
     run,
     target_site,
     toy,
     until,
     worker_site,
 )
-from tests.toy import ToyConfig, ToyRunner
-
-LENGTH = 160
 
 
 class Refusal:
@@ -126,27 +116,6 @@ def test_every_status_that_servers_send_has_its_outcome() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "numbers"),
-    [
-        ({"prefix": [1] * LENGTH}, (LENGTH, LENGTH)),
-        ({"prefix": [1] * 30, "max_total_tokens": 30}, (30, 30)),
-        ({"max_total_tokens": 161}, (161, LENGTH)),
-    ],
-)
-def test_open_session_beyond_the_sequence_length_is_out_of_range(
-    changes: dict[str, Any], numbers: tuple[int, int]
-) -> None:
-    async def test() -> None:
-        async with target_site() as site, raw_stub(site.address) as target:
-            refused = await refusal(target.OpenSession(opening(**changes)))
-            assert (refused.code, refused.reason) == ("OUT_OF_RANGE", "SEQUENCE_TOO_LONG")
-            assert all(str(n) in refused.message for n in numbers)
-            assert untouched(site)
-
-    run(test())
-
-
-@pytest.mark.parametrize(
     ("changes", "value"),
     [({"weights_revision": "toy:9"}, "toy:9"), ({"dtype": "bfloat16"}, "bfloat16"), ({"vocab_size": 259}, "259")],
 )
@@ -165,103 +134,7 @@ def test_another_target_than_the_client_expects_is_a_failed_precondition(changes
     run(test())
 
 
-def test_the_draft_client_waits_for_a_slot_and_then_succeeds() -> None:
-    async def test() -> None:
-        async with target_site(toy(slots=1)) as site, raw_stub(site.address) as target:
-            await target.OpenSession(opening())
-            async with distributed(site.address) as (generator, _):
-                waiting = asyncio.create_task(answer(generator.generate, ids(b"abc", 8)))
-                await asyncio.sleep(0.15)
-                assert not waiting.done()
-                await target.CloseSession(pb.CloseSessionRequest(session_id="s"))
-                assert (await waiting).token_ids == oracle(b"abc", GREEDY, 8)
-            assert site.free == 1
-
-    run(test())
-
-
-def test_the_draft_client_gives_up_when_told_to() -> None:
-    async def test() -> None:
-        async with target_site(toy(slots=1)) as site, raw_stub(site.address) as target:
-            await target.OpenSession(opening())
-            client = VerifierClient(site.address, "toy", Deadlines(admission=0.15))
-            try:
-                with pytest.raises(TandemError) as caught:
-                    await remote_verifier(client, Request(GREEDY)).open([1, 2])
-                assert caught.value.code == "RESOURCE_EXHAUSTED"
-                assert caught.value.retry_seconds == pytest.approx(0.1)
-            finally:
-                await client.close()
-
-    run(test())
-
-
 # --- failures of the model ---
-
-
-class Poisoned(ToyRunner):
-    """Fails the rows whose last token is 88."""
-
-    def verify_one(self, row: Any) -> Any:
-        failed = row.last_token == 88
-        return RowFailed("target logits: not finite") if failed else super().verify_one(row)
-
-
-class Breaking(ToyRunner):
-    """Fails the whole step while `broken` is set."""
-
-    broken = False
-
-    def verify(self, rows: Any) -> Any:
-        verdicts = super().verify(rows)
-        if self.broken:
-            raise MemoryError("device out of memory")
-        return verdicts
-
-
-def slow(kind: Any) -> Any:
-    return toy(ToyConfig(step_seconds=0.005), kind=kind)
-
-
-@pytest.mark.parametrize("architecture", ["autoregressive", "fused"])
-def test_a_poisoned_row_ends_alone_and_its_neighbours_finish_exactly(architecture: str) -> None:
-    async def test() -> None:
-        runner = slow(Poisoned)
-        make = target_site(runner) if architecture == "autoregressive" else fused_site(runner, toy())
-        async with make as site, site.client() as client:
-            tasks = [asyncio.create_task(answer(client.generate, ids([65 + i], 20))) for i in range(3)]
-            with pytest.raises(TandemError, match="not finite") as caught:
-                await answer(client.generate, ids([1, 2, 88]))
-            assert caught.value.code == "INTERNAL"
-            assert [a.token_ids for a in await asyncio.gather(*tasks)] == [
-                oracle([65 + i], GREEDY, 20) for i in range(3)
-            ]
-            await until(lambda: site.free == 4)
-
-    run(test())
-
-
-def test_a_broken_step_ends_every_session_of_the_engine_as_unavailable() -> None:
-    """G12: who was in the step, who waits for a slot, who comes later: nothing of the device is trusted any more."""
-
-    async def test() -> None:
-        runner = slow(Breaking)
-        async with target_site(runner) as site, raw_stub(site.address) as target:
-            await target.OpenSession(opening())
-            runner.broken = True
-            generation = wire.generation_to_wire(ids(b"abc"))
-            asked = pb.TargetVerifierGenerateRequest(generation=generation)
-            refused = await asyncio.gather(*(refusal(target.Generate(asked)) for _ in range(6)))
-            assert {(r.code, r.reason) for r in refused} == {("UNAVAILABLE", "ENGINE_LOST")}
-            assert all("device out of memory" in r.message for r in refused)
-            runner.broken = False
-            assert site.engine.lost.is_set()
-            round_ = pb.VerifyRequest(session_id="s", base_length=3, last_token=3)
-            for call in (target.Verify(round_), target.OpenSession(opening(session_id="new")), target.Generate(asked)):
-                late = await refusal(call)
-                assert (late.code, late.reason) == ("UNAVAILABLE", "ENGINE_LOST")
-
-    run(test())
 
 
 def test_what_nobody_expected_is_internal_and_tells_no_secrets() -> None:

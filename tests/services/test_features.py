@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from tandem.engine.feature_output import OPENING_BYTES
-from tandem.engine.generators import check_has_target
 from tandem.engine.model_config import ModelConfig
 from tandem.runners.capabilities import Capabilities
-from tandem.services.sessions.session_features import opening_features
+from tandem.services.target_verifier import opening_features
 from tandem.speculation.features import FeatureFormat, FeatureInbox, FeatureSpec
-from tandem.speculation.types import Chunk, InvalidField, Request, Rule, SpeculationStats
+from tandem.speculation.types import InvalidField, Rule
 from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.daily import daily
@@ -24,14 +23,11 @@ from tests.support import (
     answer,
     distributed,
     draft_config,
-    drafting,
     ids,
-    let_all_expire,
     oracle,
     run,
     target_site,
     toy,
-    worker_site,
 )
 from tests.toy import ToyRunner
 
@@ -69,20 +65,6 @@ def test_a_head_elsewhere_that_gets_every_feature_is_always_right(sampling: Any,
     run(test())
 
 
-def test_a_worker_counts_features_in_its_statistics_and_metrics() -> None:
-    async def test() -> None:
-        async with (
-            target_site(target(), features=()) as site,
-            worker_site(site.address, config=head_config(), pipeline=Pipeline.OFF) as worker,
-            worker.client() as client,
-        ):
-            got = await answer(client.generate, ids(PROMPT, 40))
-            assert got.completion.stats.feature_bytes > 40 * 3 * 16
-            assert (await client.model_info()).draft_name == "toy-head"
-
-    run(test())
-
-
 def test_without_features_lookup_drafts_alone_or_the_head_is_refused_by_name() -> None:
     async def test() -> None:
         async with target_site(target(kind=ForgetfulRunner)) as site:
@@ -101,42 +83,6 @@ def test_without_features_lookup_drafts_alone_or_the_head_is_refused_by_name() -
             with pytest.raises(ValueError, match=r"reads layer 3, and the target at .* --hand_out_features 3,1,2"):
                 async with distributed(site.address, config=head_config()):
                     pass
-
-    run(test())
-
-
-def test_a_target_without_features_met_at_a_failover_costs_drafts_and_no_token() -> None:
-    async def test() -> None:
-        async with target_site(target(), features=()) as first, target_site(target(), features=()) as second:
-            addresses = f"{first.address},{second.address}"
-            async with distributed(addresses, config=head_config()) as (generator, client):
-                client.pool.current = first.address
-                assert second.engine
-                second.engine.features = None  # as one that was started without, or an older one
-                tokens: list[int] = []
-                stats = SpeculationStats()
-                async for event in generator.generate(ids(PROMPT, 60), stats):
-                    if not tokens:
-                        client.pool.failed(first.address, "gone")
-                        await let_all_expire(first)
-                    tokens += event.token_ids if isinstance(event, Chunk) else ()
-                assert tuple(tokens) == oracle(PROMPT, GREEDY, 60)
-                assert 0 < stats.feature_bytes < (len(PROMPT) + 30) * 48
-                assert stats.rounds > 40 and stats.accepted == stats.drafted > 0
-
-    run(test())
-
-
-def test_one_who_only_proposes_has_no_head_and_a_worker_proposes_by_lookup() -> None:
-    async def test() -> None:
-        async with drafting(head_config()) as drafts:
-            assert drafts.head is not None
-            with pytest.raises(ValueError, match=r"toy-head does not draft .*Propose\) send none"):
-                check_has_target(drafts)
-            drafter = drafts.drafter(Request(), 258)
-            await drafter.open([1, 2, 3, 1, 2])
-            draft = await drafter.propose([1, 2, 3, 1, 2], 2)
-            assert draft.token_ids == (3, 1)
 
     run(test())
 
@@ -186,38 +132,6 @@ def test_what_waits_for_a_head_that_rests_is_bounded_and_begins_anew_where_it_wa
     assert all((values == spec.decode(positions_of(spec, at, at + 3))).all() for at, values in taken)
     inbox.came(5002, positions_of(spec, 5002, 5003))  # goes on as after a gap
     assert (inbox.look(), len(inbox.take())) == (5003, 1)
-
-
-def test_features_that_come_again_are_taken_once() -> None:
-    spec = FeatureSpec((1,), 4, FeatureFormat.INT8)
-    inbox = FeatureInbox(spec)
-    inbox.opened(0, positions_of(spec, 0, 5))
-    for _ in range(1000):
-        inbox.came(2, positions_of(spec, 2, 5))
-    inbox.came(3, positions_of(spec, 3, 9))
-    assert inbox.look() == 9
-    taken = inbox.take()
-    assert [(at, len(values)) for at, values in taken] == [(0, 5), (5, 4)]
-    assert (taken[1][1] == spec.decode(positions_of(spec, 5, 9))).all()
-
-
-def test_features_behind_a_gap_are_left_out_until_an_opening_begins_anew() -> None:
-    """Those in between never come: a head that used what lies behind them would read what was never written."""
-    spec = FeatureSpec((1, 2, 3), 8, FeatureFormat.INT8)
-    inbox, one = FeatureInbox(spec), bytes(spec.position_bytes)
-    inbox.came(0, one)
-    assert (inbox.look(), inbox.take()) == (0, []), "nothing comes before an opening"
-    inbox.opened(10, 2 * one)
-    inbox.came(12, one)
-    for behind in (14, 2**31):
-        inbox.came(behind, one)
-    inbox.came(9, one)
-    assert inbox.look() == 13 and inbox.seen == (10, 13) and inbox.epoch == 0
-    assert [(start, len(values)) for start, values in inbox.take()] == [(10, 2), (12, 1)]
-    inbox.opened(20, one)
-    inbox.came(21, one)
-    assert inbox.look() == 22 and inbox.seen == (20, 22) and inbox.epoch == 1
-    assert [start for start, _ in inbox.take()] == [20, 21]
 
 
 @pytest.mark.parametrize("start", daily([0, 37, 99, 5000], 1, 3))

@@ -79,25 +79,6 @@ def test_readers_that_never_read_count_until_their_connection_ends() -> None:
     run(test())
 
 
-def test_a_watcher_that_leaves_does_not_make_the_others_deaf() -> None:
-    async def test() -> None:
-        health = HealthService()
-        async with serving(health) as (_, stub):
-            stays, leaves = stub.Watch(asking(NAME)), stub.Watch(asking(NAME))
-            assert (await stays.read()).status == (await leaves.read()).status == SERVING
-            leaves.cancel()
-            await until(lambda: health.watchers == 1)
-            comes = stub.Watch(asking(NAME))
-            assert (await comes.read()).status == SERVING
-            health.set(NOT_SERVING, NAME)
-            assert (await stays.read()).status == (await comes.read()).status == NOT_SERVING
-            assert await check(stub) == SERVING
-            stays.cancel()
-            comes.cancel()
-
-    run(test())
-
-
 def test_watchers_are_bounded_in_all_and_checks_are_not() -> None:
     async def test() -> None:
         health = HealthService()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -14,9 +16,50 @@ from tandem.rpc.generation_client import GenerationClient
 from tandem.services.errors import MAX_PARTIAL, Interrupted, QueueFull, to_status
 from tandem.v1 import generation_pb2
 from tests.gate import Gate
-from tests.services.test_concurrency import LONG, SERVICES, all_free, serving
-from tests.support import GREEDY, HANG, Site, answer, ids, oracle, run, until
-from tests.toy import ToyText, ToyTokenizer
+from tests.support import (
+    GREEDY,
+    HANG,
+    Site,
+    answer,
+    fused_site,
+    ids,
+    oracle,
+    run,
+    target_site,
+    toy,
+    until,
+    worker_site,
+)
+from tests.toy import ToyConfig, ToyText, ToyTokenizer
+
+STEP = 0.02
+SERVICES = ("autoregressive", "fused", "draft_worker")
+LONG = ids(b"a long one", 120, ignore_end_of_sequence=True)
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    architecture: str, slots: int = 4, step: float = STEP, chunk: int = 16, gate: Gate | None = None
+) -> AsyncIterator[list[Site]]:
+    """The site to ask, then the sites behind it. `gate`: which the target's steps pass."""
+    target = toy(ToyConfig(step_seconds=step), slots, chunk=chunk)
+    if gate:
+        gate.guards(target)
+    async with contextlib.AsyncExitStack() as stack:
+        if architecture == "fused":
+            sites = [await stack.enter_async_context(fused_site(target, toy(slots=slots, chunk=chunk)))]
+        else:
+            sites = [await stack.enter_async_context(target_site(target))]
+        if architecture == "draft_worker":
+            worker = worker_site(sites[0].address, "miss=0.5", slots)
+            sites.insert(0, await stack.enter_async_context(worker))
+        with gate or contextlib.nullcontext():  # open at the end: a step that stands would hold up the close
+            yield sites
+
+
+def all_free(sites: list[Site], slots: int) -> bool:
+    sessions = sum(len(site.verifier.sessions) for site in sites if site.verifier)
+    return sessions == 0 and all(site.free == slots for site in sites)
 
 
 def bounded(site: Site, queue: int) -> None:

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import grpc
@@ -19,32 +18,26 @@ from tandem.comparison.links.link import DelayLink
 from tandem.comparison.links.settings import LinkSettings
 from tandem.engine.generator import Generator
 from tandem.rpc.errors import TandemError
-from tandem.rpc.verify_stream import RunningVerifier
 from tandem.services.duplex import MAX_AHEAD
 from tandem.services.errors import ModelMismatch, VocabularyMismatch
 from tandem.services.sessions.table import SessionConflict
 from tandem.services.target_verifier import TargetVerifierService
-from tandem.speculation.run_on import RunMessage
 from tandem.speculation.types import Chunk, InvalidField, TooLong
 from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.daily import daily
 from tests.services.test_errors import refusal
-from tests.services.test_runs import read, running, said, status, truth
+from tests.services.test_runs import running, status
 from tests.services.test_target_verifier import PROMPT, opening
 from tests.support import (
-    GREEDY,
     answer,
     distributed,
     ids,
-    oracle,
     raw_stub,
     run,
     target_site,
-    toy,
     until,
 )
-from tests.toy import ToyConfig
 
 RTT = 0.4
 NEVER = Pipeline.NEVER_WAITING
@@ -101,11 +94,6 @@ async def seconds_to_first_token(generator: Generator) -> float:
     raise AssertionError("no token came")
 
 
-async def exactly(generator: Generator, count: int = 24, **options: Any) -> None:
-    got = await answer(generator.generate, ids(PROMPT, count, ignore_end_of_sequence=True, **options))
-    assert got.token_ids == oracle(PROMPT, options.get("sampling", GREEDY), count, past_the_end=True)
-
-
 class WithoutFlag(Watched):
     """An older server, which does not know the field in its description either."""
 
@@ -134,59 +122,6 @@ def test_round_trips_to_the_first_token(monkeypatch: pytest.MonkeyPatch, kind: t
 
 
 # --- servers of other versions ---
-
-
-class Replaced(Watched):
-    """An older server in the place of one that waited for openings: the client learned that before."""
-
-    def came(self, request: Any) -> Any:
-        request.ClearField("opening_sent")
-        return request
-
-    async def OpenSession(self, request: Any, context: Any) -> Any:
-        await asyncio.sleep(0.1)  # the run's first message comes first, and is refused
-        return await super().OpenSession(request, context)
-
-
-def test_a_run_that_was_not_waited_for_begins_anew_without_another_opening(monkeypatch: pytest.MonkeyPatch) -> None:
-    serve(monkeypatch, Replaced)
-
-    async def test() -> None:
-        async with target_site() as site, distributed(site.address, pipeline=NEVER) as (generator, _):
-            await exactly(generator)
-            assert Replaced.openings() == 1
-            firsts = [each for each in Replaced.seen if isinstance(each, pb.VerifyRequest)]
-            assert len({each.session_id for each in firsts}) == 1
-            await until(lambda: site.free == 4)
-
-    run(test())
-
-
-def test_a_draft_that_comes_while_a_run_begins_anew_is_sent_by_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    serve(monkeypatch, Replaced)
-    begin, send, sent = RunningVerifier.begin, RunningVerifier.send, list[RunMessage]()
-
-    def sends(verifier: RunningVerifier, message: RunMessage) -> None:
-        sent.append(message)
-        send(verifier, message)
-
-    def begins(verifier: RunningVerifier, *given: Any) -> None:
-        if sent:  # it begins anew, and the drafter goes on
-            sends(verifier, sent[-1])
-            anew.append(sent[-1])
-        begin(verifier, *given)
-
-    anew = list[RunMessage]()
-    monkeypatch.setattr(RunningVerifier, "send", sends)
-    monkeypatch.setattr(RunningVerifier, "begin", begins)
-
-    async def test() -> None:
-        async with target_site() as site, distributed(site.address, pipeline=NEVER) as (generator, _):
-            await exactly(generator)
-            assert len(anew) == 1
-            await until(lambda: site.free == 4)
-
-    run(test())
 
 
 # --- openings that are refused ---
@@ -267,17 +202,6 @@ def test_a_run_whose_session_never_opens_ends_and_leaves_nothing(monkeypatch: py
     run(test())
 
 
-@pytest.mark.parametrize("name", ["", "s" * 129, "a\nb"])
-def test_a_name_that_no_session_can_have_is_refused_at_once(name: str) -> None:
-    async def test() -> None:
-        async with raw_stub_of_site() as (target, _):
-            call = target.VerifyStream()
-            await call.write(running(PROMPT, session_id=name, opening_sent=True))
-            assert (await status(call))[0] == "INVALID_ARGUMENT"
-
-    run(test())
-
-
 def test_a_run_whose_opening_fails_after_its_slot_was_taken_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     """The opening holds the session when the run comes to it: without the opening's parameters no step is made."""
 
@@ -303,33 +227,6 @@ def test_a_run_whose_opening_fails_after_its_slot_was_taken_does_not_begin(monke
     run(test())
 
 
-async def everything(call: Any) -> list[int]:
-    """Reads a run to its end, or to the limit."""
-    tokens: list[int] = []
-    while len(tokens) < 24 and (reply := await call.read()) is not grpc.aio.EOF:
-        tokens += reply.token_ids
-    return tokens
-
-
-def test_an_opening_that_is_sent_twice_ends_the_run_between_them_and_costs_no_token() -> None:
-    async def test() -> None:
-        async with raw_stub_of_site(runner=toy(ToyConfig(step_seconds=0.01))) as (target, site):
-            call = target.VerifyStream()
-            await call.write(running(PROMPT, until=24, opening_sent=True))
-            await until(lambda: len(Watched.seen) == 1)
-            await target.OpenSession(opening("s"))
-            first = said(await read(call, 2))
-            await target.OpenSession(opening("s"))
-            first += await everything(call)
-            again = target.VerifyStream()
-            await again.write(running(PROMPT, until=24, opening_sent=True))
-            assert len(first) < 24 and first == truth(24)[: len(first)]
-            assert said(await read(again, 24))[:24] == truth(24)
-            assert (len(site.verifier.sessions), site.free) == (1, 3)
-
-    run(test())
-
-
 def test_messages_that_come_before_the_opening_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tandem.services.verify_runs.OPENING_COMES", 1.0)
 
@@ -349,45 +246,6 @@ def test_messages_that_come_before_the_opening_are_bounded(monkeypatch: pytest.M
 
 
 # --- going elsewhere ---
-
-
-class AppliesLess(Watched):
-    """An older server, which leaves out what it does not know, and whose run is ahead of the opening's answer."""
-
-    async def OpenSession(self, request: Any, context: Any) -> Any:
-        request.sampling.ClearField("logit_bias")
-        reply = await super().OpenSession(request, context)
-        await until(lambda: next(iter(self.sessions)).resources.steps >= 5)
-        await asyncio.sleep(0.05)  # the steps are read
-        return reply
-
-
-def test_steps_of_a_verifier_that_does_not_apply_all_that_was_asked_for_do_not_count(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """G1. They came before it said so, and were other tokens."""
-    biased = replace(GREEDY, logit_bias=((oracle(PROMPT, GREEDY, 1)[0], -100.0),))
-    request = ids(PROMPT, 24, sampling=biased, ignore_end_of_sequence=True)
-
-    async def test() -> None:
-        async with target_site() as second:
-            serve(monkeypatch, AppliesLess)
-            async with (
-                second.client() as client,
-                target_site() as first,
-                distributed(f"{first.address},{second.address}", pipeline=NEVER) as (generator, verifiers),
-            ):
-                for endpoint in verifiers.endpoints.values():
-                    await verifiers.check(endpoint, 5.0)
-                verifiers.pool.current = first.address
-                got = await answer(generator.generate, request)
-                assert got.token_ids == (await answer(client.generate, request)).token_ids
-                assert got.token_ids[0] != oracle(PROMPT, GREEDY, 1)[0]
-                assert AppliesLess.early() == 1 and verifiers.pool.current == second.address
-                assert got.completion.stats.wasted_steps >= 5
-                await until(lambda: second.free == first.free == 4)
-
-    run(test())
 
 
 # --- the table ---

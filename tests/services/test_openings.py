@@ -8,11 +8,9 @@ from typing import Any
 import grpc
 import pytest
 
-from tandem.engine.slots import NoFreeSlot, SlotPool
 from tandem.services.security.config import Security
 from tandem.services.security.limits import ServerLimits
 from tandem.v1 import target_verifier_pb2 as pb
-from tests.reliability.cancellation import Injection, injected
 from tests.services.test_errors import refusal
 from tests.services.test_target_verifier import opening
 from tests.support import answer, ids, raw_stub, run, target_site, toy, until
@@ -127,86 +125,3 @@ def test_a_server_that_began_to_drain_meanwhile_opens_nothing() -> None:
 
 
 # --- the queue itself ---
-
-
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("seconds", [None, 30.0])
-def test_a_waiter_cancelled_at_any_moment_hands_its_slot_on(seconds: float | None, late: bool) -> None:
-    async def test() -> None:
-        pool = SlotPool(1)
-        for at in range(1, 6):
-            taken = pool.take()
-            injection = Injection(at, late)
-            first = asyncio.create_task(injected(lambda: use(pool, seconds), injection))
-            await until(lambda first=first: pool.waiting == 1 or first.done())
-            second = asyncio.create_task(use(pool, None))
-            await until(lambda first=first: pool.waiting == 1 + (not first.done()))
-            pool.release(taken)
-            await asyncio.gather(first, second)
-            assert (pool.free, pool.waiting, pool.queue) == (1, 0, [])
-            if not injection.fired:
-                return
-        raise AssertionError("it has more awaits than was thought")
-
-    run(test())
-
-
-async def use(pool: SlotPool, seconds: float | None) -> None:
-    slot = await pool.acquire(seconds, "name")
-    try:
-        await asyncio.sleep(0)
-    finally:
-        pool.release(slot)
-
-
-def test_who_waited_in_vain_and_comes_back_has_kept_its_place_and_who_stays_away_has_not() -> None:
-    async def test() -> None:
-        pool = SlotPool(1)
-        taken = pool.take()
-        with pytest.raises(NoFreeSlot):
-            await pool.acquire(0.001, "first")
-        later = asyncio.create_task(pool.acquire())
-        await until(lambda: pool.waiting == 1)
-        again = asyncio.create_task(pool.acquire(30.0, "first"))
-        await until(lambda: pool.waiting == 2)
-        pool.release(taken)
-        assert await again == taken and not later.done()
-        with pytest.raises(NoFreeSlot):
-            await pool.acquire(0.001, "stays away")
-        pool.release(taken)
-        assert await later == taken
-        pool.release(taken)
-        assert pool.free == 1
-
-    run(test())
-
-
-def test_places_of_those_who_have_left_do_not_fill_the_queue() -> None:
-    async def test() -> None:
-        pool = SlotPool(1, max_waiting=3)
-        taken = pool.take()
-        for name in "abcdef":
-            with pytest.raises(NoFreeSlot, match=r"are taken$"):
-                await pool.acquire(0.001, name)
-        waits = [asyncio.create_task(pool.acquire()) for _ in range(3)]
-        await until(lambda: pool.waiting == 3)
-        with pytest.raises(NoFreeSlot, match="3 requests wait"):
-            await pool.acquire()
-        for each in waits:
-            pool.release(taken)
-            assert await each == taken
-
-    run(test())
-
-
-def test_a_kept_place_is_not_kept_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        monkeypatch.setattr("tandem.engine.slots.KEPT_SECONDS", -1.0)
-        pool = SlotPool(1, max_waiting=1)
-        taken = pool.take()
-        for name in ("a", "b", "c"):
-            with pytest.raises(NoFreeSlot, match=r"are taken$"):
-                await pool.acquire(0.001, name)
-        pool.release(taken)
-
-    run(test())

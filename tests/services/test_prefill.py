@@ -19,11 +19,10 @@ from tandem.rpc.channel import open_channel
 from tandem.rpc.request_context import prefix_scope
 from tandem.runners.capabilities import Capabilities, Trait
 from tandem.runners.pages import PAGE
-from tandem.speculation.types import GenerationRequest, Request, SamplingParams
+from tandem.speculation.types import Request, SamplingParams
 from tandem.v1 import prefill_worker_pb2 as pb
 from tandem.v1.prefill_worker_pb2_grpc import PrefillWorkerStub
 from tests.engine.test_prefix_cache import said, truth
-from tests.rpc.test_tracing import Traced
 from tests.services.prefill_sites import Counting, asking_engine, asks, prefill_site
 from tests.services.test_adapters import NAMES, with_adapters
 from tests.services.test_identity import ByToken
@@ -31,7 +30,6 @@ from tests.services.test_target_verifier import opening
 from tests.support import (
     GREEDY,
     SAMPLED,
-    answer,
     oracle,
     raw_stub,
     run,
@@ -106,51 +104,6 @@ def test_adapters_have_pages_of_their_own_and_one_that_differs_there_is_processe
 # --- others go on meanwhile ---
 
 
-def test_rows_of_others_step_on_while_a_prompt_is_computed_elsewhere() -> None:
-    async def test() -> None:
-        async with prefill_site() as worker, asking_engine(worker.address) as engine:
-            release = asyncio.Event()
-
-            async def held(replies: Any, context: Any) -> Any:
-                await release.wait()
-                async for reply in replies:
-                    yield reply
-
-            worker.faults.answer = held
-            waiting = asyncio.create_task(said(engine, PROMPT))
-            await until(lambda: worker.faults.asked == 1)
-            other = list(b"somebody else")
-            assert await said(engine, other, SAMPLED, 30) == (truth(other, SAMPLED, 30), 0)
-            assert not waiting.done()
-            release.set()
-            assert await waiting == (truth(PROMPT), 0)
-
-    run(test())
-
-
-def test_pages_travel_while_later_ones_are_computed() -> None:
-    async def test() -> None:
-        async with prefill_site() as worker, asking_engine(worker.address) as engine:
-            stop = asyncio.Event()
-
-            async def after_two(replies: Any, context: Any) -> Any:
-                count = 0
-                async for reply in replies:
-                    yield reply
-                    count += 1
-                    if count == 2:
-                        await stop.wait()
-
-            worker.faults.answer = after_two
-            task = asyncio.create_task(said(engine, PROMPT))
-            await until(lambda: counted(engine).pages == 2)
-            assert not task.done()
-            stop.set()
-            assert await task == (truth(PROMPT), 0)
-
-    run(test())
-
-
 def test_a_request_that_is_cancelled_ends_the_work_there_too() -> None:
     async def test() -> None:
         async with prefill_site() as worker, asking_engine(worker.address) as engine:
@@ -172,30 +125,6 @@ def test_a_request_that_is_cancelled_ends_the_work_there_too() -> None:
             assert (await said(engine, PROMPT))[0] == truth(PROMPT)
 
     run(test())
-
-
-def test_a_prompt_that_is_computed_elsewhere_is_part_of_its_requests_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    traced = Traced()
-
-    async def test() -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            with traced.listening("worker", monkeypatch):
-                worker = await stack.enter_async_context(prefill_site())
-            with traced.listening("target", monkeypatch):
-                site = await stack.enter_async_context(target_site(toy(kind=Counting)))
-            assert site.engine
-            elsewhere = await asks(site.engine, worker.address)
-            client = await stack.enter_async_context(site.client())
-            root = traced.begin()
-            await answer(client.generate, GenerationRequest(token_ids=tuple(PROMPT), max_new_tokens=4))
-            root.end()
-            await elsewhere.close()
-
-    run(test())
-    (serving,) = traced.named("Prefill", "worker")
-    to_target = ["client:request", "client:generate", "target:Generate"]
-    assert traced.path(serving) == [*to_target, "worker:Prefill"]
-    assert serving.attributes["tandem.request_id"] == "r1"  # type: ignore[index]
 
 
 # --- who may ask, and for what ---
@@ -220,23 +149,6 @@ def test_a_prefix_stays_in_the_scope_of_its_caller_there_and_here(tmp_path: Any)
             assert len(set(worker.faults.scopes)) == worker.faults.asked == 2 and "" not in worker.faults.scopes
             assert worker.runner.processed == 2 * WHOLE, "bob's was not found among alice's"
             await elsewhere.close()
-
-    run(test())
-
-
-def test_a_worker_wants_the_tokens_that_it_accepts_and_a_target_sends_its_own(tmp_path: Any) -> None:
-    callers = ByToken(tmp_path)
-
-    async def test() -> None:
-        async with (
-            prefill_site(security=callers.security) as worker,
-            asking_engine(worker.address, credentials=callers.credentials("alice")) as known,
-            asking_engine(worker.address) as unknown,
-        ):
-            for engine, missing in ((known, {}), (unknown, {"refused": 1})):
-                assert (await said(engine, PROMPT))[0] == truth(PROMPT)
-                assert fallbacks(engine) == missing
-            assert worker.faults.asked == 1
 
     run(test())
 
@@ -270,18 +182,6 @@ def test_a_bad_field_is_named_before_anything_is_computed(fields: Any, code: str
             assert worker.runner.processed == 0 and worker.engine.slots.free == worker.engine.slots.count
 
     run(test())
-
-
-def test_the_worker_says_what_its_pages_are_and_sends_them_in_order() -> None:
-    async def test() -> list[int]:
-        async with prefill_site() as worker, open_channel(worker.address) as channel:
-            stub = PrefillWorkerStub(channel)
-            info = await stub.GetModelInfo(pb.PrefillWorkerGetModelInfoRequest())
-            assert info.layout == layout_to_wire(worker.pages.layout) and info.model.model_name == "toy"
-            replies = [reply async for reply in stub.Prefill(asked(worker.pages.layout, first_page=2))]
-            return [reply.pages.first_page for reply in replies]
-
-    assert run(test()) == [2, 3, 4]
 
 
 def test_a_worker_that_drains_refuses_new_prompts_and_finishes_those_it_has() -> None:

@@ -149,36 +149,6 @@ def test_a_worker_that_is_not_there_rests_and_is_found_once_it_is() -> None:
     run(test())
 
 
-def test_a_worker_that_is_full_refuses_at_once_and_another_is_asked() -> None:
-    async def test() -> None:
-        async with (
-            prefill_site(toy(slots=1, kind=Counting), queue=0) as full,
-            prefill_site() as free,
-            asking_engine(f"{full.address},{free.address}") as engine,
-            asking_engine(full.address) as alone,
-        ):
-            release = asyncio.Event()
-
-            async def held(replies: Any, context: Any) -> Any:
-                async for reply in replies:
-                    yield reply
-                    await release.wait()
-
-            full.faults.answer = held
-            first = asyncio.create_task(said(engine, PROMPT))
-            await until(lambda: full.faults.asked == 1)
-            full.faults.answer = None
-            other = [1, *PROMPT]
-            assert (await said(engine, other))[0] == truth(other)
-            assert free.faults.asked == 1 and not fallbacks(engine)
-            assert (await said(alone, other))[0] == truth(other)
-            assert fallbacks(alone) == {"busy": 1}
-            release.set()
-            assert (await first)[0] == truth(PROMPT)
-
-    run(test())
-
-
 def test_a_worker_of_another_model_is_refused_before_it_computes_anything() -> None:
     async def test() -> None:
         async with (
@@ -187,25 +157,6 @@ def test_a_worker_of_another_model_is_refused_before_it_computes_anything() -> N
         ):
             assert (await said(engine, PROMPT))[0] == truth(PROMPT)
             assert fallbacks(engine) == {"mismatch": 1} and worker.runner.processed == 0
-
-    run(test())
-
-
-def test_pages_that_make_a_row_fail_are_forgotten_and_processed_here() -> None:
-    """As if a page were wrong with the right checksum: the row notices, and nothing is asked for a second time."""
-
-    def unsound(reply: pb.PrefillResponse, n: int) -> pb.PrefillResponse:
-        if n == 1:
-            reply.pages.data = b"\xff" * len(reply.pages.data)
-            reply.pages.checksums[:] = [zlib.crc32(reply.pages.data)]
-        return reply
-
-    async def test() -> None:
-        async with prefill_site() as worker, asking_engine(worker.address) as engine:
-            worker.faults.answer = changed(unsound)
-            assert (await said(engine, PROMPT))[0] == truth(PROMPT)
-            assert worker.faults.asked == 1
-            assert await said(engine, PROMPT) == (truth(PROMPT), WHOLE), "what is kept now is its own"
 
     run(test())
 

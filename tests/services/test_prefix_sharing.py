@@ -7,17 +7,15 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
-from prometheus_client import generate_latest
 
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.rpc.channel import TARGET
 from tandem.rpc.request_context import PREFIX_SCOPE, outgoing, prefix_scope, set_prefix_scope
 from tandem.runners.pages import PAGE
-from tandem.services.observability.metrics import Metrics
 from tandem.speculation.types import GenerationRequest
 from tandem.v1 import target_verifier_pb2 as pb
-from tests.services.test_identity import TOKENS, ByCertificate, ByToken, opening, verifying
-from tests.support import GREEDY, Site, oracle, raw_stub, run, target_site, worker_site
+from tests.services.test_identity import ByCertificate, ByToken, opening, verifying
+from tests.support import GREEDY, Site, oracle, raw_stub, run, target_site
 
 PROMPT = list(b"a prompt of more than two pages, sent by alice")
 WHOLE = (len(PROMPT) - 1) // PAGE * PAGE
@@ -99,56 +97,6 @@ def test_the_scope_that_is_sent_on_is_a_hash_and_nobodys_is_not_sent() -> None:
     assert sent == ((PREFIX_SCOPE, scopes[0]),)
 
 
-def test_a_draft_workers_callers_share_neither_its_own_prefixes_nor_its_targets(callers: Any) -> None:
-    """The target has no identities of its own: what keeps callers apart there is the scope that the worker sends."""
-
-    async def cached(site: Site, name: str) -> int:
-        request = GenerationRequest(token_ids=tuple(PROMPT), max_new_tokens=4)
-        client = site.client(callers.credentials(name))
-        end: Any = None
-        try:
-            async for event in client.generate(request):
-                end = event
-        finally:
-            await client.close()
-        return int(end.stats.cached_prompt_tokens)
-
-    async def test() -> None:
-        async with (
-            sharing_site() as target,
-            worker_site(target.address, draft="", security=callers.security) as worker,
-        ):
-            assert worker.engine and target.engine and target.engine.prefixes
-            await share_prefixes([worker.engine], PrefixSharing("identity", 1), prefix_scope)
-            found = [await cached(worker, name) for name in ("alice", "bob", "alice", "bob")]
-            assert found == [0, 0, WHOLE, WHOLE]
-            assert worker.engine.prefixes and worker.engine.prefixes.hits
-            scopes = {scope for scope, *_ in target.engine.prefixes.tree.scopes}
-            assert len(scopes) == 2 and not scopes & {"", *TOKENS, "alice.example", "bob.example"}
-            assert len(worker.engine.prefixes.tree.scopes) == 2
-
-    run(test())
-
-
-def test_a_session_that_moves_here_finds_its_prompt_and_says_what_was_reused() -> None:
-    """As after a failover: the same tokens, from a server that knows the prompt from other sessions."""
-
-    async def test() -> None:
-        async with sharing_site() as site, raw_stub(site.address) as stub:
-            await reused(stub, "before")
-            committed = [*PROMPT, *oracle(PROMPT, GREEDY, 20, past_the_end=True)]
-            moved = await stub.OpenSession(opening("moved", committed))
-            assert moved.reused_length == WHOLE and moved.committed_length == len(committed)
-            again = await stub.OpenSession(opening("moved", committed))
-            assert again.reused_length == len(committed) - 1, "its own slot has it now"
-            said = await stub.Verify(verifying("moved", committed))
-            assert tuple(said.token_ids) == oracle(committed, GREEDY, 1)
-            await stub.CloseSession(pb.CloseSessionRequest(session_id="moved"))
-            assert await reused(stub, "later", committed) == (len(committed) - 1) // PAGE * PAGE
-
-    run(test())
-
-
 def test_completions_say_what_was_cached_and_the_openai_port_says_it_too() -> None:
     async def test() -> None:
         async with sharing_site() as site:
@@ -162,21 +110,3 @@ def test_completions_say_what_was_cached_and_the_openai_port_says_it_too() -> No
             assert ends == [0, WHOLE]
 
     run(test())
-
-
-def test_metrics_count_tokens_under_vllms_names_and_show_the_memory() -> None:
-    async def test() -> str:
-        async with sharing_site() as site, raw_stub(site.address) as stub:
-            assert site.engine and site.engine.prefixes
-            metrics = Metrics("target", "toy", 5, {})
-            metrics.states.watch_engines({"target": site.engine})
-            for session in "12":
-                await reused(stub, session)
-            return generate_latest(metrics.registry).decode()
-
-    shown = run(test())
-    labels = '{engine="0",model_name="toy"}'
-    assert f"vllm:prefix_cache_queries_total{labels} {2 * (len(PROMPT) - 1)}.0" in shown
-    assert f"vllm:prefix_cache_hits_total{labels} {WHOLE}.0" in shown
-    assert 'tandem:prefix_cache_bytes{of="target"} 2432.0' in shown
-    assert 'tandem:prefix_cache_limit_bytes{of="target"} 1.048192e+06' in shown

@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tandem.rpc.channel import DRAFT, FUSED, TARGET, open_channel
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
-from tandem.services.launch import run_role
+from tandem.services.roles import run_role
 from tests.daily import daily
 from tests.support import (
     GREEDY,

@@ -10,7 +10,7 @@ import pytest
 from tandem.rpc.channel import DRAFT
 from tandem.services.security.config import Security
 from tandem.services.security.limits import LimitReached, ServerLimits
-from tandem.services.sessions.proposal_limits import BYTES_PER_TOKEN, ProposalSessions
+from tandem.services.sessions.proposals import BYTES_PER_TOKEN, ProposalSessions
 from tests.services.test_errors import refusal
 from tests.services.test_proposals import Caller, asked_once, asking, further
 from tests.support import Site, raw_stub, run, worker_site

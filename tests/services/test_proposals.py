@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -94,25 +93,6 @@ def test_a_session_gets_what_is_new_and_answers_with_the_models_draws(sampling: 
     run(test())
 
 
-def test_ngram_lookup_proposes_without_a_model_or_a_slot() -> None:
-    async def test() -> None:
-        async with worker_site(None, None) as site, calling(site) as caller:
-            reply = await caller.ask(asking(list(b"abcdeabc")))
-            assert (bytes(reply.draft_tokens), set(reply.proposed_by)) == (b"deab", {"ngram"})
-            assert not (await caller.ask(further(b"x", 5))).draft_tokens
-
-    run(test())
-
-
-def test_a_sequence_that_leaves_no_room_gets_what_fits() -> None:
-    async def test() -> None:
-        async with worker_site(None) as site, calling(site) as caller:
-            assert len((await caller.ask(asking([1] * 158))).draft_tokens) == 2
-            assert not (await caller.ask(further([1, 1]))).draft_tokens
-
-    run(test())
-
-
 # --- bad input ---
 
 
@@ -132,18 +112,6 @@ def test_a_worker_without_a_free_slot_says_when_to_come_again() -> None:
 # --- leases, cancellation ---
 
 
-def test_a_stream_without_messages_ends_with_its_lease() -> None:
-    async def test() -> None:
-        async with worker_site(None, lease_seconds=0.2) as site, calling(site) as caller:
-            await caller.ask(asking(PROMPT))
-            refused = await refusal(caller.call.read())
-            assert (refused.code, refused.reason) == ("NOT_FOUND", "STREAM_IDLE")
-            await until(lambda: idle(site))
-            assert (site.proposals.sessions.expired, site.proposals.sessions.closed) == (1, 0)
-
-    run(test())
-
-
 def test_a_stream_that_is_cancelled_while_its_prompt_is_processed_leaves_no_slot_behind() -> None:
     async def test() -> None:
         async with worker_site(None, "step=0.05") as site, calling(site) as caller:
@@ -151,27 +119,6 @@ def test_a_stream_that_is_cancelled_while_its_prompt_is_processed_leaves_no_slot
             await until(lambda: site.free == 3)
             caller.call.cancel()
             await until(lambda: idle(site))
-
-    run(test())
-
-
-def test_streams_share_steps() -> None:
-    truth = list(oracle(PROMPT, GREEDY, 12, past_the_end=True))
-
-    async def test() -> None:
-        async with worker_site(None, "step=0.01") as site, raw_stub(site.address, DRAFT) as worker:
-            callers = [Caller(worker) for _ in range(3)]
-            for caller in callers:
-                await caller.ask(asking(PROMPT, k=0))
-            before = site.engine.batcher.steps
-
-            async def rounds(caller: Caller) -> None:
-                for n in (1, 2, 3):
-                    reply = await caller.ask(further(truth[n - 1 : n]))
-                    assert list(reply.draft_tokens) == truth[n : n + 4]
-
-            await asyncio.gather(*map(rounds, callers))
-            assert site.engine.batcher.steps - before < 9
 
     run(test())
 
@@ -186,17 +133,6 @@ def test_a_step_that_fails_is_an_error_of_that_stream_and_leaves_no_slot_behind(
                 assert (await asked_once(worker, asking(PROMPT))).reason == "ENGINE_LOST"
                 await until(lambda: idle(site))
             assert (await Caller(worker).ask(asking(PROMPT))).draft_tokens
-
-    run(test())
-
-
-def test_a_drained_worker_refuses_new_streams_and_finishes_running_ones() -> None:
-    async def test() -> None:
-        async with worker_site(None) as site, calling(site) as caller, raw_stub(site.address, DRAFT) as worker:
-            await caller.ask(asking(PROMPT))
-            site.lifecycle.accepting = False
-            assert (await asked_once(worker, asking(PROMPT))).code == "UNAVAILABLE"
-            assert (await caller.ask(further([]))).draft_tokens
 
     run(test())
 

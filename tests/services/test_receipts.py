@@ -22,17 +22,14 @@ from tandem.engine.loading import Loaded
 from tandem.receipts.checking import CheckOutcome, Finding, overall
 from tandem.receipts.keys import Keys, open_keys, signature_right
 from tandem.receipts.receipt import Receipt, Signed, prefix_digests, prompt_digest, read_signed
-from tandem.receipts.redraw import shortfall
 from tandem.receipts.run import CheckConfig, PromptFile, check, checked_by
 from tandem.rpc.errors import TandemError
 from tandem.services.receipts import Receipts, generated
-from tandem.speculation.draws import draw
 from tandem.speculation.types import (
     FinishReason,
     GenerationRequest,
     InvalidField,
     Rule,
-    SamplingParams,
     SpeculationStats,
     Structure,
     StructureKind,
@@ -60,7 +57,7 @@ from tests.support import (
     toy,
     worker_site,
 )
-from tests.toy import BACKEND, ToyConfig, ToyTokenizer, toy_logits
+from tests.toy import BACKEND, ToyConfig, ToyTokenizer
 
 PROMPT, COUNT = b"again and again and again and ", 100
 LOOKUP_FIRST = draft_config(None, 4, 160, kind="hybrid", model="miss=0.3")
@@ -255,21 +252,6 @@ def test_another_prompt_or_adapter_is_named_and_what_is_not_here_cannot_be_check
     run(test())
 
 
-def test_spans_chosen_at_random_are_checked_and_a_forgery_in_one_is_found(keys: Keys) -> None:
-    async def test() -> None:
-        async with _plain(keys) as generate:
-            signed = await _receipt(generate, sampling=SAMPLED)
-        findings = await _findings(signed, sample=1)
-        assert overall(findings) is CheckOutcome.RIGHT and "in spans chosen at random" in findings[-1].note
-        tokens = signed.receipt.token_ids
-        forged = _resigned(
-            keys, signed, token_ids=(*tokens[:3], tokens[3] ^ 1, *tokens[4:70], tokens[70] ^ 1, *tokens[71:])
-        )
-        assert overall(await _findings(forged, sample=1)) is CheckOutcome.FORGED
-
-    run(test())
-
-
 def test_bits_of_another_arithmetic_are_no_forgery_while_scores_are_near(keys: Keys) -> None:
     async def test() -> None:
         async with _plain(keys) as generate:
@@ -283,24 +265,6 @@ def test_bits_of_another_arithmetic_are_no_forgery_while_scores_are_near(keys: K
         assert overall(await _findings(_resigned(keys, signed, served=served, token_ids=wrong))) is CheckOutcome.FORGED
 
     run(test())
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, SamplingParams(temperature=1.3, seed=3)])
-def test_how_far_a_token_is_from_being_drawn_is_what_would_draw_it(sampling: SamplingParams) -> None:
-    for position in range(3, 40):
-        logits = toy_logits(list(range(position)), ToyConfig())
-        drawn = draw(logits, sampling, position)
-        assert shortfall(logits, sampling, position, drawn.token) == 0
-        for token in (1, 50, 200):
-            gap = shortfall(logits, sampling, position, token)
-            raised = logits.copy()
-            raised[token] += gap + 0.01
-            if sampling.top_p == 1:  # with top-p, what others weigh changes too
-                assert draw(raised, sampling, position).token == token
-                if gap > 0.01:
-                    raised[token] -= 0.02
-                    assert draw(raised, sampling, position).token == drawn.token
-            assert gap >= 0
 
 
 def test_without_keys_or_under_rejection_a_receipt_is_refused_before_any_work(keys: Keys) -> None:

@@ -16,25 +16,20 @@ import pytest
 
 from tandem.rpc import wire
 from tandem.rpc.errors import TandemError
-from tandem.rpc.verifier_client import VerifierClient
 from tandem.rpc.wire_sessions import distributions_to_wire
 from tandem.services.security.identity import ANONYMOUS
 from tandem.services.sessions.table import SessionKey
 from tandem.speculation.rejection import draft_token
 from tandem.speculation.types import (
     GenerationRequest,
-    Request,
     Rule,
     SamplingParams,
-    SparseDistribution,
-    SpeculationStats,
 )
 from tandem.v1 import generation_pb2, target_verifier_pb2_grpc
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.daily import daily
 from tests.speculation.laws import chain_law, chi_square_p_value, reference_law
 from tests.support import (
-    GREEDY,
     SAMPLED,
     Generate,
     RoundByRound,
@@ -46,13 +41,12 @@ from tests.support import (
     listening,
     oracle,
     raw_stub,
-    remote_verifier,
     run,
     target_site,
     toy,
     worker_site,
 )
-from tests.toy import VOCAB_SIZE, ToyConfig, ToyRunner, toy_logits
+from tests.toy import ToyConfig, toy_logits
 
 PROMPT = list(b"abcabcabc")
 FREE = SamplingParams(temperature=0.8, seed=3)
@@ -103,18 +97,6 @@ def test_one_draft_one_seed_one_output_wherever_the_draft_runs(
     run(test())
 
 
-@pytest.mark.parametrize("draft", daily(DRAFTS, 1, 3))
-def test_greedy_output_is_the_targets_own_and_nothing_drafted_is_plain_decoding(draft: str) -> None:
-    async def test() -> None:
-        async with everywhere(DRAFTS[draft]) as generates, target_site() as target, target.client() as client:
-            for generate in (*generates.values(), client.generate):
-                assert (await answer(generate, asked(GREEDY))).token_ids == oracle(PROMPT, GREEDY, 24)
-                assert (await answer(generate, asked(SAMPLED, 0))).token_ids == oracle(PROMPT, SAMPLED, 24)
-            assert (await answer(client.generate, asked(SAMPLED, 4))).token_ids == oracle(PROMPT, SAMPLED, 24)
-
-    run(test())
-
-
 @pytest.mark.thorough
 def test_the_output_over_the_wire_follows_the_targets_law() -> None:
     """Chi-square over seeds of three tokens, each of which can be three, drafted two at a time by another model."""
@@ -137,56 +119,6 @@ def test_the_output_over_the_wire_follows_the_targets_law() -> None:
     assert set(outputs) <= set(law)
     counts = np.array([outputs.count(tokens) for tokens in law])
     assert chi_square_p_value(counts, np.array(list(law.values()))) > 1e-3
-
-
-class Contextless(ToyRunner):
-    """Five tokens alone are likely, the same ones everywhere; the draft likes others of them than the target."""
-
-    def logits(self, slot: int, position: int) -> np.ndarray:
-        logits = np.full(VOCAB_SIZE, -30, dtype=np.float32)
-        logits[65:70] = np.roll([2.0, 1.0, 0.5, 0.2, 0.0], self.config.salt)
-        return logits
-
-
-@pytest.mark.parametrize("seeds", [5, pytest.param(20, marks=pytest.mark.thorough)])
-def test_at_temperature_0_8_more_is_accepted_than_under_agreement(seeds: int) -> None:
-    """By what theory says: 1 - TV, against the sum over x of 1 / sum over y of max(p_y / p_x, q_y / q_x)."""
-    p, q = (reference_law(np.roll([2.0, 1.0, 0.5, 0.2, 0.0], i).tolist(), FREE) for i in (0, 1))
-    expected = {
-        Rule.AGREEMENT: sum(1 / np.maximum(p / p[x], q / q[x]).sum() for x in range(5)),
-        Rule.REJECTION: np.minimum(p, q).sum(),
-    }
-
-    async def test() -> None:
-        runners = [toy(ToyConfig(salt=salt), kind=Contextless) for salt in (0, 1)]
-        async with fused_site(*runners) as site:
-            for rule in Rule:
-                requests = [asked(replace(FREE, seed=seed), 1, 120, rule) for seed in range(seeds)]
-                stats = [(await answer(site.generator.generate, request)).completion.stats for request in requests]
-                drafted = sum(s.drafted for s in stats)
-                rate = sum(s.accepted for s in stats) / drafted
-                print(f"{rule.value}: {rate:.3f} of {drafted} accepted, {expected[rule]:.3f} expected")
-                assert abs(rate - expected[rule]) < 4 * (0.25 / drafted) ** 0.5
-        assert expected[Rule.REJECTION] > expected[Rule.AGREEMENT]
-
-    run(test())
-
-
-@pytest.mark.thorough  # daily in one process: engine/test_shared_steps.py
-@pytest.mark.parametrize("where", ["fused", "worker", "role"])
-def test_requests_of_both_rules_share_steps_and_do_not_disturb_each_other(where: str) -> None:
-    async def test() -> None:
-        requests = [asked(replace(SAMPLED, seed=i), 1 + i % 5, rule=list(Rule)[i % 2]) for i in range(8)]
-        async with everywhere("miss=0.3") as generates:
-            generate = generates[where]
-            alone = [(await answer(generate, request)).token_ids for request in requests]
-            together = await asyncio.gather(*(answer(generate, request) for request in requests))
-            assert [got.token_ids for got in together] == alone
-            for request, tokens in zip(requests, alone, strict=True):
-                if request.rule is Rule.AGREEMENT:
-                    assert tokens == oracle(PROMPT, request.sampling, 24)
-
-    run(test())
 
 
 class Faulty(RoundByRound):
@@ -361,27 +293,5 @@ def test_a_server_that_verifies_by_another_rule_is_not_gone_on_with(replied: int
                     got = await answer(generator.generate, asked(SAMPLED, rule=Rule.AGREEMENT))
                     assert got.token_ids == oracle(PROMPT, SAMPLED, 24)
             assert site.free == 4
-
-    run(test())
-
-
-def test_what_is_sent_is_counted_and_copied_drafts_send_no_distributions() -> None:
-    sent = SparseDistribution(tuple(range(100, 132)), (1.0,) * 32)
-
-    async def test() -> None:
-        async with target_site() as site:
-            client, stats = VerifierClient(site.address, "toy"), SpeculationStats()
-            try:
-                remote = remote_verifier(client, Request(FREE, rule=Rule.REJECTION), stats)
-                await remote.open(PROMPT)
-                before = stats.bytes_up
-                verdict = await remote.verify(PROMPT, [100, 101], (sent, sent))
-                assert 2 * 32 * 5 < stats.bytes_up - before < 2 * 32 * 7 + 60
-                before = stats.bytes_up
-                await remote.verify([*PROMPT, *verdict.token_ids], [100, 101])
-                assert stats.bytes_up - before < 60
-                await remote.close()
-            finally:
-                await client.close()
 
     run(test())

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import signal
-import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +19,12 @@ from tandem.speculation.types import Chunk
 from tandem.speculation.verification_mode import Pipeline
 from tests.daily import daily
 from tests.support import (
-    GREEDY,
-    HANG,
     SAMPLED,
     ServerProcess,
-    answer,
     distributed,
     ids,
-    launch,
     oracle,
     run,
-    run_client,
     server_process,
     target_site,
     toy,
@@ -88,34 +80,6 @@ def test_a_verifier_killed_and_started_again_on_its_port_costs_no_token(tmp_path
 
     with server_process(tmp_path, *role) as server, contextlib.ExitStack() as stack:
         run(test(server, stack))
-
-
-@pytest.mark.thorough  # daily: test_stopping.py, whose verifier loses its device
-@pytest.mark.parametrize("pipeline", MODES, ids=["unary", "stream", "run"])
-def test_of_two_verifiers_the_other_takes_over(
-    tmp_path: Path, pipeline: Pipeline, caplog: pytest.LogCaptureFixture
-) -> None:
-    """G1, G4, G12: clients re-open elsewhere."""
-
-    async def test(first: ServerProcess) -> None:
-        async with target_site(toy(max_length=512)) as second:
-            addresses = f"{first.wait_ready()},{second.address}"
-            async with distributed(addresses, "miss=0.3", pipeline=pipeline) as (generator, client):
-                client.pool.current = first.wait_ready()  # whichever answered first
-                kill = lambda: os.kill(first.process.pid, signal.SIGKILL)  # noqa: E731
-                assert await through(generator, 20, kill) == TRUTH
-                assert client.address == second.address
-                assert (await answer(generator.generate, ids(PROMPT, 9))).token_ids == oracle(PROMPT, GREEDY, 9)
-            assert second.free == 4
-
-    with (
-        caplog.at_level(logging.INFO, "tandem.endpoints"),
-        server_process(tmp_path, "--role", "target", "--model", "step=0.004") as first,
-    ):
-        run(test(first))
-    said = [record.getMessage() for record in caplog.records]
-    assert len([line for line in said if " failed (" in line]) == 1
-    assert len([line for line in said if "answers, after" in line]) == 1
 
 
 @pytest.mark.parametrize("pipeline", daily(MODES, 0), ids=["unary", "stream", "run"])
@@ -185,47 +149,3 @@ def test_while_none_answers_it_tries_again_and_then_ends_with_the_tokens_so_far(
 
     with server_process(tmp_path, "--role", "target", "--model", "step=0.01") as server:
         run(test(server))
-
-
-@pytest.mark.thorough
-def test_a_deadline_ends_the_trying_before_it_passes(tmp_path: Path) -> None:
-    """The request's own: the error says so in time, and carries what there is."""
-
-    async def test(server: ServerProcess) -> None:
-        async with distributed(server.wait_ready(), "miss=0.3", reconnect_seconds=10 * HANG) as (generator, _):
-            began, seen = time.monotonic(), list[int]()
-            await answer(generator.generate, ids(PROMPT, 9))
-            deadline = time.monotonic() + max(1.0, 20 * (time.monotonic() - began))  # on any machine some come in time
-            with pytest.raises(TandemError, match="given up") as caught:
-                async for event in generator.generate(replace(LONG, deadline=deadline)):
-                    seen += getattr(event, "token_ids", ())
-                    if server.process.poll() is None and len(seen) > 5:
-                        os.kill(server.process.pid, signal.SIGKILL)
-                        server.process.wait()
-            assert caught.value.produced == tuple(seen)
-
-    with server_process(tmp_path, "--role", "target", "--model", "step=0.004") as server:
-        run(test(server))
-
-
-def test_the_terminal_says_how_many_tokens_there_were(tmp_path: Path) -> None:
-    with server_process(tmp_path, "--role", "target", "--model", "fails=12", "--batch", "1") as server:
-        rest = ("--prompt", "x", "--ignore_eos", "--reconnect_seconds", "0")
-        asked = run_client(tmp_path, "--port", str(server.port), *rest)
-        assert asked.returncode == 1
-        assert "failed after 12 tokens: UNAVAILABLE: RuntimeError: toy device gone after 12 steps" in asked.stderr
-        assert server.process.wait(HANG) == 1
-
-
-@pytest.mark.thorough
-def test_the_draft_role_moves_to_the_verifier_that_is_there(tmp_path: Path) -> None:
-    """Neither the first of the list, which is dead, nor anything but a line on stderr is in its way."""
-    with server_process(tmp_path, "--role", "target") as server:
-        hosts = f"127.0.0.1:1,{server.wait_ready()}"
-        arguments = ("--role", "draft", "--backend", "toy", "--draft", "ngram", "--target_host", hosts)
-        done = launch(tmp_path, *arguments, "--prompt", "abc", "--max_new_tokens", "12", "--ignore_eos")
-        assert done.returncode == 0, done.stderr
-        text = bytes(t for t in oracle(b"abc", GREEDY, 12, past_the_end=True) if t < 256).decode("latin-1")
-        assert done.stdout.rstrip("\n") == text.rstrip("\n")
-    refused = run_client(tmp_path, "--target_host", "a:1,b:2", "--prompt", "x")
-    assert refused.returncode == 2 and "this role calls one server" in refused.stderr

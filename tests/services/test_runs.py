@@ -9,7 +9,6 @@ from typing import Any
 import grpc
 import pytest
 
-from tandem.engine.stepper import MOST_AHEAD
 from tandem.rpc.errors import TandemError
 from tandem.services.lifecycle import NotAccepting
 from tandem.speculation.verification_mode import Pipeline
@@ -18,7 +17,6 @@ from tests.services.test_target_verifier import PROMPT, opening
 from tests.support import (
     GREEDY,
     SAMPLED,
-    answer,
     distributed,
     ids,
     oracle,
@@ -67,30 +65,6 @@ async def status(call: Any) -> tuple[str, str]:
         while (await call.read()) is not grpc.aio.EOF:
             pass
     return caught.value.code().name, caught.value.details()
-
-
-def test_steps_that_are_known_together_come_in_one_reply_to_a_client_that_takes_several() -> None:
-    async def test() -> None:
-        async with target_site(toy(ToyConfig(step_seconds=0.001))) as site, raw_stub(site.address) as target:
-            counts = []
-            for name, several in (("s", False), ("t", True)):
-                await target.OpenSession(opening(name, sampling=SAMPLED))
-                call = target.VerifyStream()
-                await call.write(running(PROMPT, until=100, session_id=name, takes_several=several))
-                replies: list[Any] = []
-                while sum(1 + len(reply.next_steps) for reply in replies) < 100:
-                    replies.append(await call.read())
-                steps = [step for reply in replies for step in (reply, *reply.next_steps)]
-                assert said(steps) == truth(100, SAMPLED)
-                assert [step.committed_length - len(PROMPT) for step in steps] == list(range(1, 101))
-                assert not any(step.next_steps for reply in replies for step in reply.next_steps)
-                call.cancel()
-                await target.CloseSession(pb.CloseSessionRequest(session_id=name))  # so that the other is alone
-                counts.append(len(replies))
-            assert counts[0] == 100
-            assert counts[1] < 60  # read together, at most every 1/60 s once the client has not drafted for 16 steps
-
-    run(test())
 
 
 def test_a_step_that_waits_for_its_session_while_another_call_takes_it_is_not_made() -> None:
@@ -213,44 +187,6 @@ def test_a_failover_in_a_run_to_a_target_that_does_not_run_sessions_is_refused_b
     run(test())
 
 
-def test_the_steps_after_a_stop_string_are_counted_as_waste() -> None:
-    async def test() -> None:
-        async with (
-            target_site(toy(SLOW)) as site,
-            distributed(site.address, "salt=9", pipeline=Pipeline.NEVER_WAITING) as (generator, _),
-        ):
-            text = bytes(truth(60, SAMPLED))
-            at = next(i for i in range(20, 50) if 32 < text[i] < 127)
-            got = await answer(
-                generator.generate,
-                ids(PROMPT, 60, sampling=SAMPLED, stop_strings=(chr(text[at]),), ignore_end_of_sequence=True),
-            )
-            made = site.engine.batcher.steps - 4  # of the prompt
-            stats = got.completion.stats
-            told = stats.run_steps + stats.wasted_steps
-            assert made - MOST_AHEAD <= told <= made + 1  # nobody asked for the device's last; one was under way
-            assert stats.wasted_steps > 0
-            assert len(got.token_ids) <= at + 1
-
-    run(test())
-
-
-def test_a_step_verifies_no_more_drafts_than_the_runner_can() -> None:
-    text = truth(30)
-
-    async def test() -> None:
-        async with target_site() as site, raw_stub(site.address) as target:
-            await target.OpenSession(opening())
-            call = target.VerifyStream()
-            await call.write(running(PROMPT, text[:25], until=24, max_step_drafts=1000))
-            replies = await read(call, 24)
-            assert said(replies) == text[:24]
-            assert [reply.drafted for reply in replies] == [5, 5, 5, 5]
-            call.cancel()
-
-    run(test())
-
-
 def test_every_message_renews_the_lease() -> None:
     """G5: of a run that pauses too."""
 
@@ -264,7 +200,7 @@ def test_every_message_renews_the_lease() -> None:
             await until(lambda: not session.in_use)
             before = session.expires
             await call.write(running(PROMPT + truth(3), until=3))
-            await until(lambda: session.resources.run.run.messages == 2)
+            await until(lambda: session.run.run.messages == 2)
             assert session.expires > before
             call.cancel()
 

@@ -14,20 +14,16 @@ import jsonschema
 import numpy as np
 import pytest
 
-from tandem.engine.batcher import Batcher
-from tandem.engine.engine import Engine
 from tandem.engine.structure_worker import grammar, vocabulary_of
 from tandem.rpc import wire
 from tandem.rpc.errors import TandemError
 from tandem.rpc.wire_sessions import VerdictBounds, answer_from_wire
-from tandem.runners.capabilities import Capabilities, Trait
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.draws import draw
 from tandem.speculation.elementary import exp, log
 from tandem.speculation.elementary import total as sum_of
 from tandem.speculation.types import (
     FinishReason,
-    InvalidField,
     Request,
     Rule,
     SamplingParams,
@@ -52,7 +48,6 @@ from tests.support import (
     run,
     target_site,
     toy,
-    worker_site,
 )
 from tests.toy import END, VOCAB_SIZE, ToyRunner, ToyTokenizer, toy_logits
 
@@ -69,7 +64,6 @@ JSON = Structure(StructureKind.JSON_SCHEMA, json.dumps(SCHEMA))
 REGEX = Structure(StructureKind.REGEX, r"([a-f]+[0-9]{2,3} ?){3,9}")
 CHOICE = Structure(StructureKind.CHOICE, '["yes", "no", "\\"per\\nhaps\\"", "yesterday"]')
 GRAMMAR = Structure(StructureKind.GRAMMAR, 'start: item+ "."\nitem: "<" /[a-z]+/ ">"')
-KNOWN = Structure(StructureKind.TOKENS, json.dumps([*b"not what it would say", END, 7]))
 BIAS = (*((token, 3.5) for token in range(97, 110)), (END, -100.0))
 FEATURES = {
     "bias": SamplingParams(logit_bias=BIAS),
@@ -79,7 +73,6 @@ FEATURES = {
     "regex": SamplingParams(structure=REGEX),
     "choice": SamplingParams(structure=CHOICE),
     "grammar": SamplingParams(structure=GRAMMAR),
-    "known": SamplingParams(structure=KNOWN),
     "all": SamplingParams(
         structure=REGEX, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.5, logit_bias=BIAS
     ),
@@ -96,9 +89,6 @@ def allowed(structure: Structure, output: Sequence[int]) -> set[int]:
         choices = [choice.encode() for choice in json.loads(structure.text)]
         rest = [choice[len(output) :] for choice in choices if choice[: len(output)] == bytes(output)]
         return {part[0] if part else END for part in rest}
-    if structure.kind is StructureKind.TOKENS:
-        known = json.loads(structure.text)
-        return {known[len(output)]} if len(output) < len(known) else set(range(VOCAB_SIZE))
     matcher = llguidance.LLMatcher(vocabulary(), grammar(structure.kind.value, structure.text), log_level=0)
     assert matcher.consume_tokens(list(output)) or not output
     bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
@@ -199,18 +189,6 @@ def test_output_matches_its_structure_and_ends_where_it_does(structure: Structur
                 got = await answer(client.generate, ids(PROMPT, 140, sampling=sampling, rule=rule, logprobs=0))
                 matches(got, structure)
                 assert len(got.logprobs) == len(got.token_ids)
-
-    run(test())
-
-
-def test_after_its_end_nothing_but_ends_follows() -> None:
-    async def test() -> None:
-        async with fused_site(toy(), toy()) as site, site.client() as client:
-            request = ids(PROMPT, 20, sampling=SamplingParams(structure=CHOICE), ignore_end_of_sequence=True)
-            got = await answer(client.generate, request)
-            end = got.token_ids.index(END)
-            assert bytes(got.token_ids[:end]).decode() in json.loads(CHOICE.text)
-            assert set(got.token_ids[end:]) == {END}
 
     run(test())
 
@@ -332,34 +310,6 @@ def test_a_session_refuses_what_it_cannot_continue_exactly() -> None:
     run(test())
 
 
-class OnDevice(ToyRunner):
-    """Says that its logits never leave the device."""
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return replace(super().capabilities, traits=frozenset({Trait.TOKENS_ONLY}))
-
-
-def test_a_model_that_keeps_its_logits_on_the_device_refuses_each_feature_by_name() -> None:
-    async def test() -> None:
-        batcher = Batcher("test")
-        engine = Engine(OnDevice(toy().limits), batcher)
-        for params in FEATURES.values():
-            with pytest.raises(InvalidField) as caught:
-                engine.admit(Request(params))
-            assert caught.value.field == params.processed[0] and "on the device" in caught.value.fault
-        with pytest.raises(InvalidField) as caught:
-            engine.admit(Request(GREEDY, logprobs=0))
-        assert caught.value.field == "logprobs"
-        engine.admit(Request(GREEDY))
-        with pytest.raises(InvalidField) as caught:
-            Engine(toy(), batcher).admit(Request(FEATURES["json"]))  # one without a tokenizer
-        assert caught.value.field == "structure"
-        await batcher.close()
-
-    run(test())
-
-
 def test_without_llguidance_only_structures_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
@@ -404,26 +354,5 @@ def test_a_target_that_does_not_know_a_field_is_noticed(monkeypatch: pytest.Monk
                     assert error.code == "UNAVAILABLE" and "broke the contract: logprobs: 0 for " in error.message
                 else:
                     assert error.code == "FAILED_PRECONDITION" and error.message.startswith(f"{field}: ")
-
-    run(test())
-
-
-def test_a_workers_draft_knows_where_the_prompt_ends_also_when_it_comes_late() -> None:
-    """A worker that lost its session gets the whole sequence: it goes on drafting what the structure allows."""
-
-    async def test() -> None:
-        from tandem.rpc.channel import DRAFT
-        from tandem.v1 import draft_worker_pb2 as worker_pb
-
-        tokens, _ = reference(FEATURES["choice"], 24)
-        async with worker_site(None, "salt=0") as worker, raw_stub(worker.address, DRAFT) as stub:
-            message = worker_pb.ProposeRequest(
-                tokens=[*PROMPT, *tokens[:1]],
-                speculation_length=2,
-                sampling=wire.sampling_to_wire(FEATURES["choice"]),
-                prompt_length=len(PROMPT),
-            )
-            reply = await stub.Propose(iter([message])).read()
-            assert tuple(reply.draft_tokens) == tokens[1:3]
 
     run(test())

@@ -54,7 +54,7 @@ class Sessions(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.table: SessionTable[str, str] = SessionTable(lambda: self.now, LEASE)
+        self.table: SessionTable = SessionTable(lambda: self.now, LEASE)
         self.model: dict[str, Expected] = {}
         self.gone: set[str] = set()  # ran out, and collected
         self.closed: set[str] = set()
@@ -86,9 +86,9 @@ class Sessions(RuleBasedStateMachine):
         if session is not None:
             self._resume(name, session, max(1, self.model[name].length - back) + beyond)
 
-    def _resume(self, name: str, session: Session[str, str], length: int) -> None:
+    def _resume(self, name: str, session: Session, length: int) -> None:
         known = self.model[name]
-        session.in_use += 1  # as services/sessions/checkout.py does: a session that is found and used has not run out
+        session.in_use += 1  # as Checkout does: a session that is found and used has not run out
         self.table.touch(name, session)
         known.expires = self.now + LEASE
         session.resume(truth(length), Request(GREEDY))

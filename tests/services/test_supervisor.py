@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
 from tandem.ports import free_port
 from tandem.services.health import NOT_SERVING, SERVING
-from tandem.services.sessions.checkout import Checkout
-from tandem.services.sessions.table import Session, SessionTable
-from tandem.services.supervisor import Supervisor
+from tandem.services.server import keep
+from tandem.services.sessions.table import Checkout, Session, SessionTable
 from tandem.speculation.types import SamplingParams
 from tests.daily import daily
 from tests.services.test_ending import ENDS, health_becomes
@@ -35,89 +33,42 @@ class Work:
         await asyncio.Event().wait()
 
 
-@pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.services.supervisor.RESTARTS", (0.0,) * 3)
-
-
-def test_a_task_that_ends_is_started_again_and_the_server_is_not_ready_until_it_runs(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize("sound_seconds", [300.0, -1.0])
+def test_a_task_is_started_again_until_it_ended_too_often_and_is_down_meanwhile(
+    sound_seconds: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr("tandem.services.server.RESTARTS", (0.0,) * 3)
+    monkeypatch.setattr("tandem.services.server.SOUND_SECONDS", sound_seconds)
+
     async def test() -> None:
         said: list[bool] = []
-        failing, sound = Work(OSError("no more files"), None), Work()
-        supervisor = Supervisor({"the failing one": failing, "the sound one": sound}, said.append)
-        supervisor.start()
-        await until(lambda: said == [False, True])
-        assert (failing.runs, sound.runs) == (3, 1)
-        await supervisor.stop()
-        assert said == [False, True] and not supervisor.gave_up.is_set()
+        failing = Work(OSError("no more files"), None, *[OSError("as before")] * 7)
+        task = asyncio.create_task(keep("the task", failing, said.append))
+        if sound_seconds < 0:  # each time it ran long enough to have all restarts again
+            await until(lambda: failing.runs == 10)
+            assert said == [False, True] * 9 and not task.done()
+            task.cancel()
+            return
+        await task
+        assert (failing.runs, said) == (4, [*[False, True] * 3, False])
 
     with caplog.at_level(logging.ERROR, "tandem.server"):
         run(test())
-    assert [record.getMessage() for record in caplog.records] == [
-        "the failing one ended (no more files): not ready until it runs again, in 0 s",
-        "the failing one ended (it returned): not ready until it runs again, in 0 s",
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages[:2] == [
+        "the task ended (no more files): not ready until it runs again, in 0 s",
+        "the task ended (it returned): not ready until it runs again, in 0 s",
     ]
     assert "OSError: no more files" in caplog.text
-
-
-def test_the_server_is_ready_again_once_all_tasks_run() -> None:
-    async def test() -> None:
-        said: list[bool] = []
-        goes_on = asyncio.Event()
-
-        async def fails_later() -> None:
-            await goes_on.wait()
-            goes_on.clear()
-            raise OSError("again")
-
-        supervisor = Supervisor({"one": Work(*[OSError()] * 3), "other": fails_later}, said.append)
-        goes_on.set()
-        supervisor.start()
-        await until(lambda: said == [False, True])
-        await supervisor.stop()
-
-    run(test())
-
-
-def test_a_task_that_ends_too_often_ends_the_server(caplog: pytest.LogCaptureFixture) -> None:
-    async def test() -> None:
-        said: list[bool] = []
-        hopeless = Work(*[OSError("as before")] * 9)
-        supervisor = Supervisor({"the hopeless one": hopeless}, said.append)
-        supervisor.start()
-        await supervisor.gave_up.wait()
-        assert (hopeless.runs, said) == (4, [False])
-        await supervisor.stop()
-
-    with caplog.at_level(logging.ERROR, "tandem.server"):
-        run(test())
-    assert caplog.records[-1].getMessage() == "the hopeless one ended too often: the server stops"
-
-
-def test_a_task_that_ran_for_long_has_all_restarts_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.services.supervisor.SOUND_SECONDS", -1.0)
-
-    async def test() -> None:
-        often = Work(*[OSError()] * 20)
-        supervisor = Supervisor({"often": often})
-        supervisor.start()
-        await until(lambda: often.runs == 21)
-        assert not supervisor.gave_up.is_set()
-        await supervisor.stop()
-
-    run(test())
+    assert (messages[-1] == "the task ended too often: the server stops") is (sound_seconds > 0)
 
 
 # --- what the tasks do ---
 
-Free = Callable[[Session[str, None]], Awaitable[None]]
 
-
-def expired_table() -> SessionTable[str, None]:
+def expired_table() -> SessionTable:
     now = iter([0.0, 0.0, 0.0, *[100.0] * 9])
-    table: SessionTable[str, None] = SessionTable(lambda: next(now), 10.0)
+    table: SessionTable = SessionTable(lambda: next(now), 10.0)
     for name in "abc":
         table.admit(name, f"slot of {name}", SamplingParams(), [1], 100)  # type: ignore[arg-type]
     return table
@@ -126,31 +77,14 @@ def expired_table() -> SessionTable[str, None]:
 def test_a_session_that_cannot_be_freed_keeps_no_other_from_it(caplog: pytest.LogCaptureFixture) -> None:
     freed: list[str] = []
 
-    async def free(session: Session[str, None]) -> None:
-        if session.resources == "slot of a":
+    async def free(session: Session) -> None:
+        if session.sequence == "slot of a":
             raise OSError("cannot be freed")
-        freed.append(session.resources)
+        freed.append(session.sequence)
 
     run(Checkout(expired_table(), free).expire())
     assert freed == ["slot of b", "slot of c"]
     assert "session a expired, and freeing it failed" in caplog.text and "cannot be freed" in caplog.text
-
-
-def test_an_end_that_cannot_be_reported_keeps_no_session_from_being_freed(caplog: pytest.LogCaptureFixture) -> None:
-    freed, told, table = list[str](), list[str](), expired_table()
-
-    def report(session: Session[str, None], how: str) -> None:
-        told.append(how)
-        if session.resources == "slot of b":
-            raise OSError("the disk is full")
-
-    async def free(session: Session[str, None]) -> None:
-        freed.append(session.resources)
-
-    table.on_end.append(report)
-    run(Checkout(table, free).expire())
-    assert freed == ["slot of a", "slot of b", "slot of c"] and told == ["expired"] * 3
-    assert "the end of session b was not reported" in caplog.text
 
 
 # --- a server process ---

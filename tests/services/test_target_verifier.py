@@ -126,55 +126,6 @@ def test_a_cancelled_verify_commits_nothing_and_the_round_may_be_repeated() -> N
     run(test())
 
 
-def test_two_different_rounds_in_flight_meet_the_fence_one_after_the_other() -> None:
-    """G2, G6: the second extends what its sender guessed the first would commit; a wrong guess costs no step."""
-    truth = list(oracle(PROMPT, GREEDY, 8))
-
-    async def test() -> None:
-        gate = Gate()
-        async with target_site(gate.guards(toy())) as site, raw_stub(site.address) as target:
-            await target.OpenSession(opening())
-            gate.close()
-            first = asyncio.ensure_future(target.Verify(verifying(PROMPT, truth[:2])))
-            await until(lambda: next(iter(site.verifier.sessions)).in_use == 1)
-            right = asyncio.ensure_future(target.Verify(verifying(PROMPT + truth[:3], truth[3:4])))
-            await until(lambda: next(iter(site.verifier.sessions)).in_use == 2)
-            wrong = asyncio.ensure_future(target.Verify(verifying([*PROMPT, *truth[:2], (truth[2] + 1) % 256])))
-            await until(lambda: next(iter(site.verifier.sessions)).in_use == 3)
-            steps = site.engine.batcher.steps
-            gate.open()
-            assert list((await first).token_ids) == truth[:3]
-            assert list((await right).token_ids) == truth[3:5]
-            assert (await wrong).stale
-            assert site.engine.batcher.steps == steps + 2
-
-    run(test())
-
-
-def test_opening_again_while_a_round_is_computed_waits_for_it_and_its_reply_is_there() -> None:
-    """G2, G4: a client that lost its connection in the middle of a round."""
-    truth = list(oracle(PROMPT, GREEDY, 4))
-
-    async def test() -> None:
-        gate = Gate()
-        async with target_site(gate.guards(toy())) as site, raw_stub(site.address) as target:
-            await target.OpenSession(opening())
-            gate.close()
-            first = asyncio.ensure_future(target.Verify(verifying(PROMPT, truth[:2])))
-            await until(lambda: next(iter(site.verifier.sessions)).in_use == 1)
-            opened = asyncio.ensure_future(target.OpenSession(opening()))
-            await until(lambda: next(iter(site.verifier.sessions)).in_use == 2)
-            gate.open()
-            again = await opened
-            assert again.committed_length == len(PROMPT) + 3
-            steps = site.engine.batcher.steps
-            reply = await target.Verify(verifying(PROMPT, [1, 2, 3]))
-            assert reply.replayed and list(reply.token_ids) == truth[:3] == list((await first).token_ids)
-            assert site.engine.batcher.steps == steps and site.free == 3
-
-    run(test())
-
-
 def test_closing_during_a_round_frees_the_slot_after_it_and_the_round_is_answered() -> None:
     """G7."""
     truth = list(oracle(PROMPT, GREEDY, 3))

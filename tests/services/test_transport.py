@@ -18,9 +18,9 @@ from grpc_health.v1._async import HealthServicer
 from tandem.rpc import wire
 from tandem.rpc.channel import TARGET, open_channel
 from tandem.services.duplex import StreamIdle, answered_in_order
-from tandem.services.security.call_limits import MessageTimeout, TransportInterceptor, WaitLimit
+from tandem.services.security.call_limits import TransportInterceptor
 from tandem.services.security.config import Security
-from tandem.services.security.limits import ConcurrencyLimit, LimitReached, ServerLimits
+from tandem.services.security.limits import ServerLimits
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.reliability import frames
 from tests.services.test_identity import ByToken, opening, status_of, verifying
@@ -118,22 +118,6 @@ def test_replies_that_are_not_read_in_time_end_their_call() -> None:
     assert run(test())[::2] == ("DEADLINE_EXCEEDED", ["NOT_READ"])
 
 
-def test_a_reader_that_reads_ever_so_little_has_no_longer() -> None:
-    """The rest of a reply that was whole long ago."""
-
-    async def test() -> None:
-        async with target_site(security=Security(limits=ServerLimits(unread_seconds=0.05))) as site:
-            stream = site.method.stream(generating())
-            first = await anext(stream)
-            assert first.chunk.token_ids
-            await until(lambda: not site.method.under_way)
-            await asyncio.sleep(0.06)
-            with pytest.raises(Exception, match=r"not read within 0\.05 s"):
-                await anext(stream)
-
-    run(test())
-
-
 def test_some_places_are_kept_for_callers_who_have_none(tmp_path) -> None:
     callers = ByToken(tmp_path)
 
@@ -156,22 +140,6 @@ def test_some_places_are_kept_for_callers_who_have_none(tmp_path) -> None:
             return refused
 
     assert run(test()) == [["QUEUE_FULL"]] * 2
-
-
-def test_callers_who_leave_before_their_refusal_leave_no_traceback(tmp_path, caplog) -> None:
-    callers = ByToken(tmp_path)
-
-    async def test() -> None:
-        async with target_site(security=callers.security) as site:
-            for _ in range(20):
-                async with bare(site.address) as stranger:
-                    for _ in range(20):
-                        stranger.call(OPEN)
-            async with site.client(callers.credentials("alice")) as alice:
-                await answer(alice.generate, ids(b"abc", 4))
-
-    run(test())
-    assert "Traceback" not in caplog.text and "Error" not in caplog.text
 
 
 # --- requests that do not come, or are none ---
@@ -293,12 +261,6 @@ async def until_served(call: Any) -> None:
     raise AssertionError("never served")
 
 
-def test_a_connection_has_so_many_streams() -> None:
-    """Its client has the others wait, as HTTP/2 wants it."""
-    options = dict(Security().options())
-    assert options["grpc.max_concurrent_streams"] == ServerLimits().max_calls_per_caller
-
-
 def test_watchers_of_health_need_no_token_and_have_a_limit_of_their_own(tmp_path) -> None:
     callers, health = ByToken(tmp_path), HealthServicer()
     security = Security(tokens=callers.security.tokens, limits=ServerLimits(max_probes_per_caller=2))
@@ -320,20 +282,6 @@ def test_watchers_of_health_need_no_token_and_have_a_limit_of_their_own(tmp_path
             return refused[0], checked.status
 
     assert run(test()) == ("RESOURCE_EXHAUSTED", health_pb2.HealthCheckResponse.SERVING)
-
-
-def test_calls_that_ended_count_no_more_and_nobody_is_remembered() -> None:
-    calls = ConcurrencyLimit("calls", "yours", 2, 3)
-    for who in ("alice", "alice", "bob"):
-        calls.begin(who)
-    for who, says in (("alice", "2 of yours"), ("bob", "3 are running")):
-        with pytest.raises(LimitReached, match=says):
-            calls.begin(who)
-    calls.end("alice")
-    calls.begin("bob")
-    for who in ("alice", "bob", "bob"):
-        calls.end(who)
-    assert len(calls) == 0 and not calls._of
 
 
 # --- streams without rounds ---
@@ -375,52 +323,6 @@ def test_a_round_that_takes_long_and_a_reader_that_takes_long_are_no_idleness() 
 
 
 # --- the clock behind it ---
-
-
-def test_many_short_waits_are_none_too_long_and_set_few_timers() -> None:
-    async def test() -> int:
-        loop, timers = asyncio.get_running_loop(), 0
-        real = loop.call_later
-
-        def counted(seconds: float, *rest: Any) -> Any:
-            nonlocal timers
-            timers += rest[0].__name__ == "_look"
-            return real(seconds, *rest)
-
-        loop.call_later = counted  # type: ignore[method-assign]
-        with WaitLimit(30) as waiting:
-            for _ in range(1000):
-                await waiting.until(asyncio.sleep(0))
-        return timers
-
-    assert run(test()) == 1
-
-
-def test_a_wait_that_takes_too_long_is_given_up_and_the_task_goes_on() -> None:
-    async def test() -> str:
-        with WaitLimit(0.02) as waiting:
-            await waiting.until(asyncio.sleep(0))
-            with pytest.raises(MessageTimeout):
-                await waiting.until(asyncio.sleep(60))
-        await asyncio.sleep(0)
-        return "here"
-
-    assert run(test()) == "here"
-
-
-def test_whoever_is_cancelled_while_waiting_is_cancelled() -> None:
-    async def test() -> None:
-        async def wait() -> None:
-            with WaitLimit(30) as waiting:
-                await waiting.until(asyncio.sleep(60))
-
-        task = asyncio.create_task(wait())
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    run(test())
 
 
 def test_a_reply_to_a_caller_who_has_left_ends_the_call_as_cancelled_and_closes_what_answers() -> None:

@@ -91,30 +91,6 @@ def test_a_fused_pair_says_what_transformers_says(draft: str, models: Path, want
     assert wanted in servers.asked(server.port)
 
 
-@pytest.mark.thorough
-def test_a_worker_with_a_head_says_what_transformers_says(models: Path, wanted: str, servers: Servers) -> None:
-    target = servers.start("--role", "target", "--model", str(models / "target"), *SIZES, "--hand_out_features", "on")
-    worker = servers.start(
-        *("--role", "draft_worker", "--target_host", "127.0.0.1", "--target_port", str(target.port), *SIZES),
-        *("--draft", "eagle", "--draft_model", str(models / "head"), "--target_model", str(models / "target")),
-    )
-    assert wanted in servers.asked(target.port) and wanted in servers.asked(worker.port)
-
-
-@pytest.mark.thorough
-def test_an_adapter_changes_what_a_target_and_its_worker_say(models: Path, wanted: str, servers: Servers) -> None:
-    target = servers.start(
-        *("--role", "target", "--model", str(models / "target"), *SIZES, "--adapters", f"red={models / 'adapter'}")
-    )
-    worker = servers.start(
-        *("--role", "draft_worker", "--target_host", "127.0.0.1", "--target_port", str(target.port), *SIZES),
-        *("--draft_model", str(models / "draft"), "--draft", "model"),
-    )
-    plain, changed = (servers.asked(target.port, *flags) for flags in ((), ("--adapter", "red")))
-    assert wanted in plain and wanted not in changed
-    assert servers.asked(worker.port, "--adapter", "red").splitlines()[0] == changed.splitlines()[0]
-
-
 def test_http_and_structures_are_served(models: Path, servers: Servers) -> None:
     server = servers.start(
         *("--role", "fused_target", "--model", str(models / "target"), "--draft", "ngram", *SIZES, "--http_port", "0")

@@ -94,19 +94,6 @@ def test_a_trial_that_never_ends_leaves_the_next_one_to_others() -> None:
 # --- a request ---
 
 
-def test_a_drafter_that_works_is_only_asked(caplog: pytest.LogCaptureFixture) -> None:
-    async def test() -> None:
-        inner = Scripted()
-        drafter = FallibleDrafter(inner, health(Clock()))
-        await drafter.open(PROMPT)
-        assert await drafter.propose(PROMPT, 3) == Draft((7,))
-        await drafter.close()
-        assert inner.calls == ["close", "open 3", "propose 3", "close"]
-
-    asyncio.run(test())
-    assert not caplog.records
-
-
 def test_a_failure_costs_one_call_and_the_following_rounds_ask_nobody(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         state = health(Clock())
@@ -188,19 +175,5 @@ def test_closing_ends_a_trial_under_way() -> None:
         await asyncio.wait_for(drafter.close(), HANG)
         assert inner.calls[-2:] == ["open 3", "close"]
         assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-
-    asyncio.run(test())
-
-
-def test_a_cancelled_request_is_cancelled_and_blames_nobody() -> None:
-    async def test() -> None:
-        state = health(Clock())
-        drafter = FallibleDrafter(Scripted(gate=asyncio.Event()), state)
-        task = asyncio.create_task(drafter.open(PROMPT))
-        await turns()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert state.up
 
     asyncio.run(test())

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.speculation.estimate import Estimate
-from tandem.speculation.length import AdaptiveLength, FixedLength, LengthPlan
+from tandem.speculation.length import AdaptiveLength, FixedLength
 from tandem.speculation.types import Draft, Proposer, Verdict
 from tests.daily import daily
 from tests.speculation.simulated_rounds import Session, World, constant, phases, quiet, total
@@ -126,17 +126,3 @@ def test_whatever_is_observed_lengths_stay_within_their_bounds(most, rounds) -> 
         return chosen
 
     assert run() == run()  # the same inputs, the same lengths
-
-
-class Counting:
-    """A fixed length that counts."""
-
-    def __init__(self, k: int) -> None:
-        self._fixed, self.drafted, self.accepted = FixedLength(k), 0, 0
-
-    def choose(self, remaining: int) -> LengthPlan:
-        return self._fixed.choose(remaining)
-
-    def observe(self, asked: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
-        self.drafted += len(draft.token_ids)
-        self.accepted += verdict.accepted

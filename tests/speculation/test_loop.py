@@ -9,7 +9,6 @@ import pytest
 
 from tandem.speculation.length import FixedLength
 from tandem.speculation.loop import Rounds, speculate
-from tandem.speculation.rounds import VerifierHere
 from tandem.speculation.stopping import Stopping, StopRules
 from tandem.speculation.types import Chunk, Draft, SamplingParams, SpeculationStats, Verdict
 from tests.speculation import laws
@@ -116,11 +115,6 @@ def test_nothing_comes_after_a_stop_inside_a_round():
     assert script.closed
 
 
-def test_margins_reach_the_chunks():
-    script = Script((Draft((1,)), Verdict((1, 2), 1, margins=(0.5, 0.0))))
-    assert asyncio.run(collect(start(script, rules=StopRules(2))))[0].margins == (0.5, 0.0)
-
-
 def test_agreement_keeps_margins_only_where_asked_and_draws_no_further_than_it_counts():
     asked: list[int] = []
 
@@ -136,10 +130,6 @@ def test_agreement_keeps_margins_only_where_asked_and_draws_no_further_than_it_c
 
 
 # --- closing ---
-
-
-class Broken(Exception):
-    pass
 
 
 def test_rounds_are_closed_when_the_reader_leaves():
@@ -198,30 +188,3 @@ def test_rounds_are_closed_on_cancellation():
 
     asyncio.run(cancel())
     assert script.closed
-
-
-class Part(VerifierHere):
-    """A drafter or a verifier that notes its calls."""
-
-    def __init__(self, name: str, log: list[str], fails: Sequence[str] = ()) -> None:
-        self._name, self._log, self._fails = name, log, fails
-
-    def _note(self, call: str) -> None:
-        self._log.append(f"{self._name} {call}")
-        if call in self._fails:
-            raise Broken
-
-    async def open(self, prompt: Sequence[int]) -> None:
-        assert tuple(prompt) == PROMPT
-        self._note("open")
-
-    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
-        self._note("propose")
-        return Draft((1,) * k)
-
-    async def verify(self, tokens: Sequence[int], draft: Sequence[int], distributions=()) -> Verdict:
-        self._note("verify")
-        return Verdict((*draft, 2), len(draft))
-
-    async def close(self) -> None:
-        self._note("close")

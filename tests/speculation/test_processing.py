@@ -197,28 +197,6 @@ def test_log_probabilities_are_of_the_raw_logits_whatever_is_drawn() -> None:
         assert [p for _, p in said.top] == pytest.approx(np.sort(exact)[::-1][:4], abs=1e-12)
 
 
-WRONG = [
-    ("logit_bias", {"logit_bias": ((2, 1.0), (1, 1.0))}),
-    ("logit_bias", {"logit_bias": ((1, 1.0), (1, 1.0))}),
-    ("logit_bias", {"logit_bias": ((-1, 1.0),)}),
-    ("logit_bias", {"logit_bias": ((1, 100.5),)}),
-    ("logit_bias", {"logit_bias": ((1, float("nan")),)}),
-    ("logit_bias", {"logit_bias": tuple((i, 1.0) for i in range(1025))}),
-    ("presence_penalty", {"presence_penalty": 2.1}),
-    ("frequency_penalty", {"frequency_penalty": -2.1}),
-    ("frequency_penalty", {"frequency_penalty": float("nan")}),
-    ("repetition_penalty", {"repetition_penalty": 0.0}),
-    ("repetition_penalty", {"repetition_penalty": 2.1}),
-]
-
-
-@pytest.mark.parametrize(("field", "values"), WRONG)
-def test_a_wrong_value_is_refused_by_the_name_of_its_field(field: str, values: dict[str, object]) -> None:
-    with pytest.raises(InvalidField) as caught:
-        SamplingParams(**values)
-    assert caught.value.field == field
-
-
 @pytest.mark.parametrize(
     ("kind", "text"),
     [

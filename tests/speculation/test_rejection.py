@@ -181,16 +181,6 @@ def test_nothing_drafted_is_plain_decoding_under_either_rule():
         assert both[0].token_ids == (draw(logits, PLAIN, position).token,)
 
 
-def test_the_bonus_is_the_token_of_plain_decoding():
-    logits = np.random.default_rng(2).normal(size=(2, 6)).astype(np.float32)
-    for seed in range(60):
-        params = seeded(PLAIN, seed)
-        token = draw(logits[0], params, 8).token
-        verdict = rules.verify_draft((token,), (), logits.__getitem__, Request(params, Rule.REJECTION), 8)
-        if verdict.accepted:
-            assert verdict.token_ids == (token, draw(logits[1], params, 9).token)
-
-
 # --- the types ---
 
 

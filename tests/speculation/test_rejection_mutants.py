@@ -35,7 +35,6 @@ P = "Distribution(*probabilities(logits, params))"
 DRAWN = "return exactly(sent).at(uniform(params.seed, position, Purpose.DRAFT)), sent"
 ACCEPT = "uniform(self.seed, self.start + i, Purpose.ACCEPT)"
 RESIDUAL = "uniform(self.seed, self.start + i, Purpose.RESIDUAL)"
-GUARD = "if q <= 0:"
 
 
 def p_with(changed: str) -> str:
@@ -71,29 +70,6 @@ MUTANTS = [
     Mutant(
         "q is sampled in full but only its top is sent",
         ((DRAWN, DRAWN.replace("exactly(sent)", "warped(logits[:target_vocab_size], params)")),),
-        (SEEDED,),
-    ),
-    Mutant(
-        "q is sampled in full, its top is sent, and nobody looks",
-        (
-            (
-                DRAWN,
-                DRAWN.replace("exactly(sent)", "warped(logits[:target_vocab_size], params)").replace(
-                    ", sent", ", _All(sent)"
-                ),
-            ),
-            (GUARD, "if q <= 0:\n        return min(1.0, p * 1e9)\n    if q < 0:"),
-            (
-                "SUPPORT = 32",
-                "SUPPORT = 32\n\n" + "class _All:\n"
-                "    def __init__(self, sent):\n"
-                "        self.token_ids, self.weights = tuple(sent.token_ids), sent.weights\n"
-                "        self.token_ids = _Any(self.token_ids)\n\n\n"
-                "class _Any(tuple):\n"
-                "    def __contains__(self, token):\n"
-                "        return True",
-            ),
-        ),
         (SEEDED,),
     ),
     Mutant("weights are not normalised", (("weights / math.fsum(sent.weights)", "weights"),), (TOKEN, SEQUENCES)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tandem.speculation.estimate import Estimate, Times
-from tandem.speculation.verification_mode import Pipeline, never_waits
+from tandem.speculation.verification_mode import Depth, Pipeline, never_waits
 from tests.speculation.run_simulated import measurements
 
 
@@ -20,3 +20,11 @@ def test_before_anything_is_measured_the_opening_decides_and_plain_decoding_neve
     assert [never_waits(Pipeline.AUTO, 5, unknown, rtt) for rtt in (0.0005, 0.02)] == [False, True]
     assert never_waits(Pipeline.AUTO, 0, unknown)
     assert never_waits(Pipeline.NEVER_WAITING, 5, unknown) and not never_waits(Pipeline.ON, 0, unknown, 1.0)
+
+
+def test_as_many_rounds_are_in_flight_as_are_drafted_during_a_round_trip() -> None:
+    def depth(pipeline: Pipeline, rtt: float) -> int:
+        return Depth(pipeline, 8, measurements(Times(0.002, 0.009, rtt))).of(3)
+
+    assert [depth(Pipeline.AUTO, rtt) for rtt in (0.0, 0.001, 0.02, 1.0)] == [1, 1, 4, 8]
+    assert [depth(pipeline, 0.0) for pipeline in (Pipeline.OFF, Pipeline.ON)] == [1, 2]

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
 
-from tandem.host.clashes import refusal
 from tandem.host.detect import TORCHNEURON_PIP, Neuron, Stack, detect, missing
 from tandem.host.host import Host, find_host
-from tandem.host.packages import release, version_of
+from tandem.host.packages import refusal, release
 from tandem.installing import IN_A_CHECKOUT, install_command
 from tandem.runners.native.build import cpu_features, prebuilt_library, sources_hash
 
@@ -21,13 +19,13 @@ NO_NATIVE = "none: there is neither a compiled library nor a C++ compiler"
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """`devices`: why each cannot serve; None: it can."""
+    """`devices`: why each cannot serve; None: it can. `next`: what to do."""
 
     host: Host
     neuron: Neuron
     devices: dict[str, str | None]
-    steps: tuple[str, ...]
-    native: str
+    next: tuple[str, ...]
+    native_steps: str
 
 
 def examine(host: Host | None = None, neuron: Neuron | None = None, native: str | None = None) -> Findings:
@@ -73,9 +71,9 @@ def _steps(host: Host, neuron: Neuron, devices: dict[str, str | None], native: s
     if neuron.placeholders:
         names = " ".join(package.name for package in neuron.placeholders)
         yield f"Remove PyPI's placeholders, which raise at import: python -m pip uninstall -y {names}"
-    wrong = {f"'{clash.name}{clash.wanted}'": None for clash in neuron.clashes if clash.refused}
-    if wrong:
-        yield f"Install the versions that are asked for: python -m pip install {' '.join(wrong)}"
+    if neuron.clashes:
+        wanted = dict.fromkeys(f"'{clash.name}{clash.wanted}'" for clash in neuron.clashes)
+        yield f"Install the versions that are needed: python -m pip install {' '.join(wanted)}"
     if devices["neuron"] is None:
         yield "Plan, compile, serve on TorchNeuron: python main.py --role plan --help; docs/trainium-torchneuron.md"
     if devices["nxdi"] is None:
@@ -124,13 +122,18 @@ def finding_lines(findings: Findings) -> Iterator[str]:
     """The findings as a page's lines."""
     host = findings.host
     memory = f", {host.memory_bytes / 2**30:.0f} GiB" if host.memory_bytes else ""
+    bf16 = (
+        "multiplies bfloat16"
+        if set(NATIVE_BF16) & {*host.features}
+        else "no bfloat16 arithmetic: dtype auto is float32"
+    )
     yield "Machine"
     yield f"  {host.processor}, {host.cores} cores{memory}, {host.system}, Python {host.python}"
-    yield f"  instructions   {' '.join(host.features) or 'none that is relevant'}{_bf16_words(host)}"
+    yield f"  instructions   {' '.join(host.features) or 'none that is relevant'} ({bf16})"
     yield f"  C++ compiler   {host.compiler or 'none'}"
-    yield f"  native steps   {findings.native}"
+    yield f"  native steps   {findings.native_steps}"
     yield f"  libraries      {', '.join(f'{name} {version}' for name, version in host.libraries.items())}"
-    yield from (f"  {'clash' if one.refused else 'differs':14} {one}" for one in findings.neuron.clashes)
+    yield from (f"  clash          {one}" for one in findings.neuron.clashes)
     yield from (f"  GPU            {gpu}" for gpu in host.gpus)
     yield "Neuron"
     yield from _neuron_lines(findings.neuron)
@@ -139,17 +142,12 @@ def finding_lines(findings: Findings) -> Iterator[str]:
         flag = f"--backend {name}" if name == "nxdi" else f"--device {name}"
         yield f"  {flag:16} {'yes' if why is None else f'no: {_bare(why)}'}"
     yield "What to do next"
-    yield from (f"  - {step}" for step in findings.steps)
+    yield from (f"  - {step}" for step in findings.next)
 
 
 def _bare(why: str) -> str:
     """The reason without its flag and without the hint to run the doctor."""
     return why.partition("is not available here: ")[2].rpartition(";")[0] or why
-
-
-def _bf16_words(host: Host) -> str:
-    native = any(feature in host.features for feature in NATIVE_BF16)
-    return " (multiplies bfloat16)" if native else " (no bfloat16 arithmetic: dtype auto is float32)"
 
 
 def _neuron_lines(neuron: Neuron) -> Iterator[str]:
@@ -178,22 +176,8 @@ def _device_words(neuron: Neuron) -> str:
     return f"{found.count}{where}{cores}{memory}"
 
 
-def findings_json(findings: Findings) -> dict[str, Any]:
-    """The findings as JSON. `devices`: null if models can run there, else why not."""
-    neuron = asdict(findings.neuron)
-    neuron["stack"] = findings.neuron.stack.value
-    neuron["versions"] = {p.name: version_of([p], p.name) for p in findings.neuron.packages}
-    return {
-        "host": asdict(findings.host),
-        "neuron": neuron,
-        "devices": findings.devices,
-        "native_steps": findings.native,
-        "next": list(findings.steps),
-    }
-
-
 def run_doctor(as_json: bool = False) -> int:
     """Prints the findings; returns 0."""
     findings = examine()
-    print(json.dumps(findings_json(findings), indent=2) if as_json else "\n".join(finding_lines(findings)))
+    print(json.dumps(asdict(findings), indent=2) if as_json else "\n".join(finding_lines(findings)))
     return 0

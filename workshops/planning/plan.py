@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tandem.host.instances import Instance, instance_named
-from tandem.workshops.planning.shapes import DecoderShape, EightBit, Linear, read_draft_shape, read_shape
+from tandem.workshops.planning.shapes import DecoderShape, EightBit, Linear, read_shape
 
 BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "float32": 4}
 QUANTIZATIONS = ("auto", "none", "int8", "f8e4m3", "f8e5m2")
@@ -24,7 +24,6 @@ GUARD = 128  # positions that NxD Inference adds to rows for idle writes (apply_
 GRAPHS_BYTES = 2**30
 USABLE = 23.5 / 25.77
 FLOAT_BYTES = 4  # of logits, scores, and scales of eight-bit weights
-TAIL = 8  # committed tokens in a draft's first step (tandem/runners/protocol.py)
 ASSUMPTIONS = (
     "This is a plan from config.json files, not a measurement. Weights and KV are counted; the rest is estimated.",
     "Buffers: activations of one layer at the widest step, attention scores in float32 (but in NxD Inference's"
@@ -94,7 +93,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """Bytes on one core. `kind`: target, draft or fused. `kv`: with hidden states kept for an EAGLE-3 head."""
+    """Bytes on one core. `kind`: target, draft or fused."""
 
     kind: str
     degree: int
@@ -125,9 +124,7 @@ class Plan:
 def make_plan(config: PlanConfig) -> Plan:
     """Raises ValueError for an unknown instance, a missing key, or an impossible degree or length."""
     pair = pair_of(config, instance_named(config.instance))
-    kinds = ["target"]
-    if pair.draft:
-        kinds += ["fused"] if pair.draft.shape.features else ["draft", "fused"]
+    kinds = ("target", "draft", "fused") if pair.draft else ("target",)
     found = tuple(
         process
         for kind in kinds
@@ -146,9 +143,7 @@ def pair_of(config: PlanConfig, instance: Instance) -> Pair:
     if not nxdi and config.quantization not in ("auto", "none"):
         raise ValueError(f"quantization: {config.quantization} is NxD Inference's; add --backend nxdi")
     target = read_shape(config.target_model, "target_model")
-    draft = read_draft_shape(config.draft_model, target) if config.draft_model else None
-    if draft is not None and draft.features and nxdi:
-        raise ValueError("draft_model: an EAGLE-3 head; a plan counts it for TorchNeuron alone, not for NxD Inference")
+    draft = read_shape(config.draft_model, "draft_model") if config.draft_model else None
     for shape in (target, draft):
         if shape is not None and config.length > shape.longest:
             raise ValueError(
@@ -180,8 +175,6 @@ def _process(pair: Pair, kind: str, degree: int) -> Process:
     parts = [(main, degree)]
     if kind == "fused":
         assert pair.draft is not None
-        if pair.draft.shape.features and degree > 1:
-            return Process(kind, degree, "processes that share a target serve no EAGLE head")
         parts.append((pair.draft, degree if pair.nxdi else 1))
     if refused := _refusal(main.shape, degree, pair.nxdi):
         return Process(kind, degree, refused)
@@ -196,7 +189,7 @@ def _process(pair: Pair, kind: str, degree: int) -> Process:
 
 
 def _refusal(shape: DecoderShape, degree: int, nxdi: bool) -> str:
-    counts = {"heads": 0 if shape.features else shape.heads}
+    counts = {"heads": shape.heads}
     if not nxdi:
         counts |= {"KV heads": shape.kv_heads, "columns of intermediate_size": shape.intermediate}
     return "; ".join(
@@ -209,12 +202,8 @@ def kv_bytes(model: Model, degree: int, pair: Pair) -> int:
     config, shape = pair.config, model.shape
     rows, length, step = config.batch + 1, config.length, max(_chunk(config), config.drafts + 1)
     positions = config.batch * (length + GUARD) if pair.nxdi else rows * (length + step)
-    features = 0
-    if shape.features:  # drafts follow a whole tail
-        positions = rows * (length + max(_chunk(config), TAIL) + config.drafts + 1)
-        features = rows * (length + max(step, TAIL)) * shape.features
     heads = core_heads(shape, degree, pair.nxdi)[1]
-    return (positions * 2 * shape.layers * heads * shape.head_dim + features) * model.bytes_each
+    return positions * 2 * shape.layers * heads * shape.head_dim * model.bytes_each
 
 
 def _buffer_bytes(model: Model, degree: int, pair: Pair) -> int:
@@ -243,13 +232,11 @@ def core_heads(shape: DecoderShape, degree: int, nxdi: bool) -> tuple[int, int]:
 
 
 def weight_bytes(model: Model, degree: int, nxdi: bool) -> int:
-    """Bytes of weights on one core. An EAGLE-3 head is whole on each."""
+    """Bytes of weights on one core."""
     shape = model.shape
-    if shape.features:
-        return shape.parameters * model.bytes_each
     q, kv = core_heads(shape, degree, nxdi)
     units = {"q": q * shape.head_dim, "kv": kv * shape.head_dim, "columns": -(-shape.intermediate // degree)}
-    total = (shape.fc_parameters + shape.norm_parameters + _tables(shape, degree, nxdi)) * model.bytes_each
+    total = (shape.norm_parameters + _tables(shape, degree, nxdi)) * model.bytes_each
     for linear in shape.linears():
         for layer in range(shape.layers):
             eight = model.eight_bit is not None and model.eight_bit.covers(f"model.layers.{layer}.{linear.name}")

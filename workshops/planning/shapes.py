@@ -1,4 +1,4 @@
-"""Dimensions of a decoder or EAGLE-3 head from config.json, and its parameters."""
+"""Dimensions of a decoder from config.json, and its parameters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tandem.checkpoints.head_config import TAPS, HeadConfig, is_head, read_head_config
+from tandem.checkpoints.head_config import is_head
 
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -41,12 +41,7 @@ class EightBit:
 
 @dataclass(frozen=True, slots=True)
 class DecoderShape:
-    """A dense Llama-like decoder.
-
-    `eight_bit`: its checkpoint's quantization. `eagle1`: an EAGLE-1 head as in NxD Inference (`--role convert --convert
-    eagle`). Of an EAGLE-3 head alone: `columns`, rows of the output matrix, and `features`, numbers per token of hidden
-    states.
-    """
+    """A dense Llama-like decoder. `eight_bit`: its checkpoint's quantization."""
 
     name: str
     model_type: str
@@ -61,17 +56,13 @@ class DecoderShape:
     tied: bool
     bias: bool
     eight_bit: EightBit | None = None
-    eagle1: bool = False
-    columns: int = 0
-    features: int = 0
 
     def linears(self) -> tuple[Linear, ...]:
         q, kv, h, i = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.hidden, self.intermediate
-        read = 2 * h if self.features else h
         return (
-            Linear("self_attn.q_proj", read, q, "q", self.bias),
-            Linear("self_attn.k_proj", read, kv, "kv", self.bias),
-            Linear("self_attn.v_proj", read, kv, "kv", self.bias),
+            Linear("self_attn.q_proj", h, q, "q", self.bias),
+            Linear("self_attn.k_proj", h, kv, "kv", self.bias),
+            Linear("self_attn.v_proj", h, kv, "kv", self.bias),
             Linear("self_attn.o_proj", q, h, "q", self.bias and self.model_type == "llama"),
             Linear("mlp.gate_proj", h, i, "columns"),
             Linear("mlp.up_proj", h, i, "columns"),
@@ -80,27 +71,22 @@ class DecoderShape:
 
     @property
     def norm_parameters(self) -> int:
-        """Qwen3 also normalizes queries and keys; an EAGLE-1 head has one norm, an EAGLE-3 head four."""
-        if self.eagle1 or self.features:
-            return self.hidden * (4 if self.features else 1)
+        """Qwen3 also normalizes queries and keys."""
         each = 2 * self.hidden + (2 * self.head_dim if self.model_type == "qwen3" else 0)
         return self.layers * each + self.hidden
 
     @property
-    def fc_parameters(self) -> int:
-        """Parameters of a head's matrix over embedding and hidden states."""
-        return (self.features + (2 * self.hidden if self.eagle1 else 0)) * self.hidden
-
-    @property
     def parameters(self) -> int:
-        """As published: a tied output matrix counts once, an EAGLE-3 head has no embedding."""
+        """As published: a tied output matrix counts once."""
         each = sum(linear.parameters for linear in self.linears())
-        tables = self.columns if self.features else self.vocabulary * (1 if self.tied else 2)
-        return self.layers * each + self.fc_parameters + self.norm_parameters + tables * self.hidden
+        tables = self.vocabulary * (1 if self.tied else 2)
+        return self.layers * each + self.norm_parameters + tables * self.hidden
 
 
 def read_shape(folder: str, field: str) -> DecoderShape:
     """The shape of the model in `folder`; `field`: the flag in errors. Raises ValueError, one line."""
+    if holds_head(folder):
+        raise ValueError(f"{field}: {folder}: an EAGLE head; a plan counts whole models alone")
     path = Path(folder)
     path = path if path.name == "config.json" else path / "config.json"
     try:
@@ -117,45 +103,9 @@ def read_shape(folder: str, field: str) -> DecoderShape:
         raise ValueError(f"{field}: {path}: {error}") from None
 
 
-def read_draft_shape(folder: str, target: DecoderShape) -> DecoderShape:
-    """The shape of a draft model or EAGLE-3 head. Raises ValueError if a head does not match `target`."""
-    if not is_head(Path(folder)):
-        return read_shape(folder, "draft_model")
-    try:
-        head = read_head_config(Path(folder))
-    except Exception as error:
-        raise ValueError(f"draft_model: {error}") from None
-    for name, own, wanted in (
-        ("vocab_size", head.vocab_size, target.vocabulary),
-        ("target_hidden_size", head.target_hidden_size, target.hidden),
-    ):
-        if own != wanted:
-            raise ValueError(f"draft_model: {folder}: {name}: {own} is not {wanted}, the target's")
-    return _head_shape(head, Path(folder).name)
-
-
 def holds_head(folder: str) -> bool:
     """Whether `folder` has an EAGLE-3 head; False if unreadable, which loading reports."""
     return is_head(Path(folder))
-
-
-def _head_shape(head: HeadConfig, name: str) -> DecoderShape:
-    return DecoderShape(
-        name=name,
-        model_type="llama",
-        hidden=head.hidden_size,
-        intermediate=head.intermediate_size,
-        layers=1,
-        heads=head.num_attention_heads,
-        kv_heads=head.num_key_value_heads,
-        head_dim=head.head_dim,
-        vocabulary=head.vocab_size,
-        longest=head.max_position_embeddings,
-        tied=False,
-        bias=head.attention_bias,
-        columns=head.draft_vocab_size,
-        features=TAPS * head.target_hidden_size,
-    )
 
 
 def shape_of(config: Mapping[str, Any], name: str) -> DecoderShape:
@@ -181,7 +131,6 @@ def shape_of(config: Mapping[str, Any], name: str) -> DecoderShape:
         tied=bool(config.get("tie_word_embeddings", False)),
         bias=bool(config.get("attention_bias", False)) or kind == "qwen2",
         eight_bit=_eight_bit(config.get("quantization_config")),
-        eagle1="fc_bias" in config,
     )
 
 

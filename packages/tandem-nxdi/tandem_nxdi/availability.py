@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 import sys
 
-from tandem.host.clashes import clashes, refusal
 from tandem.host.detect import DOCTOR, missing
-from tandem.host.packages import distributions, installed_package, installed_packages
+from tandem.host.packages import clashes, distributions, installed_package, installed_packages, refusal
 
-log = logging.getLogger("tandem.engine")
 PACKAGES = ("neuronx-distributed-inference", "neuronx-distributed", "torch-neuronx")
 ALSO = ("neuronx-cc", "torch", "transformers")
 
@@ -19,13 +16,10 @@ def require_nxdi() -> None:
     """Raises ValueError, one line with the remedy, unless NxDI and its dependencies are installed.
 
     Needs no device: any machine may compile. Packages that NxDI calls or is compiled against must have the versions of
-    NxDI's metadata; for others a mismatch is logged.
+    NxDI's metadata.
     """
-    found = clashes(installed_packages())
-    if why := refusal(found):
+    if why := refusal(clashes(installed_packages())):
         raise ValueError(f"backend: nxdi is not available here: {why}; {DOCTOR}")
-    for clash in found:
-        log.warning("%s", clash)
     absent = [package for package in PACKAGES if not importable(package)]
     if absent:
         why = missing("nxdi", compile_only=True)

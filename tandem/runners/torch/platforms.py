@@ -12,10 +12,9 @@ from typing import Any
 
 from tandem.checkpoints.extras import is_installed
 from tandem.checkpoints.trusted_cache import cache_root
-from tandem.host.clashes import clashes, refusal
 from tandem.host.cores import format_cores, parse_cores, share_of
 from tandem.host.host import first_processor
-from tandem.host.packages import installed_package, installed_packages
+from tandem.host.packages import clashes, installed_package, installed_packages, refusal
 from tandem.installing import install_command
 
 INSTALL = "docs/trainium-torchneuron.md explains how to install it"

@@ -91,10 +91,7 @@ def test_the_real_packages_are_taken_for_what_they_are(packages: Path) -> None:
     assert availability.versions()["torch-neuronx"] == "2.9"
 
 
-def test_versions_that_nxd_inference_does_not_want_are_refused_or_said(
-    packages: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Refused where NxDI calls them, as transformers; said where it may work, as another package's."""
+def test_versions_that_nxd_inference_does_not_want_are_refused_where_it_calls_them(packages: Path) -> None:
 
     def asks(*needs: str) -> None:
         for name in availability.PACKAGES:
@@ -106,9 +103,6 @@ def test_versions_that_nxd_inference_does_not_want_are_refused_or_said(
 
     asks("pytest==0.1.*", "torch", "absent==1")
     availability.require_nxdi()
-    (said,) = [record.getMessage() for record in caplog.records]
-    wanted = r"pytest \d[\d.]+ is installed, and neuronx-distributed-inference 0\.9 needs pytest==0\.1\.\*"
-    assert re.fullmatch(wanted, said)
     asks("transformers==4.1.*", "torch==2.1.*")
     with pytest.raises(ValueError, match="backend: nxdi is not available here: ") as refused:
         availability.require_nxdi()
