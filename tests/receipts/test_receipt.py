@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import struct
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import jsonschema
@@ -187,6 +187,9 @@ def test_a_name_that_stands_twice_is_refused_since_readers_differ_in_which_one_c
 
 
 def test_a_document_without_a_part_does_not_fit_the_schema() -> None:
+    sampling = SCHEMA["properties"]["receipt"]["properties"]["request"]["properties"]["sampling"]["properties"]
+    assert sampling["structure"]["anyOf"][0]["properties"]["kind"]["enum"] == [each.value for each in StructureKind]
+    assert sampling.keys() == {each.name for each in fields(SamplingParams)}
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     for name in ("receipt", "salt", "signature"):
         document = json.loads(SIGNED.text)
