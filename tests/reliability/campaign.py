@@ -26,9 +26,8 @@ from tandem.speculation.types import Rule
 from tandem.speculation.verification_mode import Pipeline
 from tests.reliability.faults import FaultInterceptor, Schedule
 from tests.reliability.history import Event, History, count_faults
-from tests.reliability.traffic import Ask, Ended, WireClient, by_generate, wishes
+from tests.reliability.traffic import Ask, Ended, WireClient, WireRunClient, by_generate, wishes
 from tests.reliability.validator import Validator, Violation
-from tests.reliability.wire_runs import WireRunClient
 from tests.support import (
     Site,
     distributed,

@@ -23,9 +23,8 @@ from tandem.speculation.verification_mode import Pipeline
 from tests.reliability.campaign import Result, note_outcome
 from tests.reliability.history import History, read
 from tests.reliability.processes import Killable
-from tests.reliability.traffic import Ask, Ended, WireClient, by_generate, wishes
+from tests.reliability.traffic import Ask, Ended, WireClient, WireRunClient, by_generate, wishes
 from tests.reliability.validator import Validator, Violation
-from tests.reliability.wire_runs import WireRunClient
 from tests.support import distributed, raw_stub, until
 
 DEADLINES = Deadlines(open=5.0, verify=1.5, close=0.5, admission=30.0)

@@ -35,8 +35,7 @@ from tandem.speculation.types import Chunk, GenerationRequest, InvalidField, Sam
 from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.hostile_grammars import HOSTILE, random_structure
-from tests.reliability.traffic import Ask, WireClient
-from tests.reliability.wire_runs import WireRunClient
+from tests.reliability.traffic import Ask, WireClient, WireRunClient
 from tests.support import HANG, draft_config, drafting
 
 CLIENTS, PROMPTS = 8, 40
