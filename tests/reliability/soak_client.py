@@ -165,8 +165,9 @@ class SoakClient:
     async def _session(self) -> None:
         async with self._wire() as (client, expected):
             ended = await client.run()
+            code, _, message = ended.error.partition(": ")
             if ended.error:
-                raise AssertionError(ended.error)
+                raise TandemError(code, message) if code in EXPECTED else AssertionError(ended.error)
             self._compare(ended.tokens, expected if ended.expected is None else ended.expected, whole=True)
 
     async def _abandon(self) -> None:
