@@ -12,7 +12,7 @@ from typing import Any
 
 import uvicorn
 
-from tandem.rpc.addresses import bare_host, joined
+from tandem.rpc.endpoint_pool import bare_host, joined
 from tandem.services.binding import bound
 from tandem.services.http.protocol import HEADER_BYTES, BoundedProtocol
 from tandem.services.security.tls import Certificates, TlsConfig

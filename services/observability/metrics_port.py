@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from tandem.rpc.addresses import bracketed
+from tandem.rpc.endpoint_pool import bracketed
 from tandem.services.http.errors import refused
 from tandem.services.http.exchange import Exchange
 from tandem.services.http.listener import Listener

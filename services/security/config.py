@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import grpc
 
 from tandem.installing import install_command
-from tandem.rpc.addresses import bare_host
 from tandem.rpc.credentials import on_this_machine
+from tandem.rpc.endpoint_pool import bare_host
 from tandem.services.errors import ErrorLayer
 from tandem.services.layers import Layer
 from tandem.services.observability.request_log import PromptLayer

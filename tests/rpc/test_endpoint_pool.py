@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tandem.cli.option import with_default_ports
-from tandem.rpc.addresses import bare_host, joined
-from tandem.rpc.endpoint_pool import EndpointPool, disagreement, parse_addresses
+from tandem.rpc.endpoint_pool import EndpointPool, bare_host, disagreement, joined, parse_addresses
 from tandem.speculation.retry import Persistence, RetryBudget
 from tandem.speculation.types import ModelInfo
 
