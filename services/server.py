@@ -21,7 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from tandem.engine.step_watch import StepWatch
-from tandem.rpc.addresses import bracketed
+from tandem.rpc.endpoint_pool import bracketed
 from tandem.runners.startup import Startup
 from tandem.services.binding import bind
 from tandem.services.calls import CallObserver, CallPolicy

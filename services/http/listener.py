@@ -12,7 +12,7 @@ from typing import Any
 
 import uvicorn
 
-from tandem.rpc.addresses import bare_host, bracketed, joined
+from tandem.rpc.endpoint_pool import bare_host, bracketed, joined
 from tandem.services.binding import bound
 from tandem.services.http.errors import refused
 from tandem.services.http.exchange import Exchange

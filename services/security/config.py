@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import grpc
 
 from tandem.installing import check_installed
-from tandem.rpc.addresses import bare_host
 from tandem.rpc.credentials import on_this_machine
+from tandem.rpc.endpoint_pool import bare_host
 from tandem.services.calls import CallObserver, CallPolicy
 from tandem.services.observability.request_log import PromptLog
 from tandem.services.security.call_limits import TransportInterceptor

@@ -134,7 +134,7 @@ def test_the_steps_of_a_run_are_spans_of_its_target(monkeypatch: pytest.MonkeyPa
     async def ask() -> Answer:
         async with contextlib.AsyncExitStack() as stack:
             with traced.listening("target", monkeypatch):
-                target = await stack.enter_async_context(target_site(support.toy(ToyConfig(step_seconds=0.004))))
+                target = await stack.enter_async_context(target_site(support.toy(ToyConfig(step_seconds=0.02))))
             there = distributed(target.address, "miss=0.3", pipeline=Pipeline.NEVER_WAITING)
             generator, _ = await stack.enter_async_context(there)
             traced.begin().end()
