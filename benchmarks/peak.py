@@ -30,7 +30,7 @@ class Peak:
 
 @dataclass(frozen=True)
 class Peaks:
-    """Peaks on registers and on AMX tiles (tiles.h)."""
+    """Peaks on registers and on AMX tiles (quantised.h)."""
 
     registers: Peak = field(default_factory=Peak)
     tiles: Peak = field(default_factory=Peak)

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from tandem.clients.distributed import connect_distributed
+from tandem.clients.distributed import connect_distributed, open_remote_draft
 from tandem.clients.profile import Profile
-from tandem.clients.remote_draft import open_remote_draft
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.generator import Generator, RequestDefaults
@@ -38,7 +37,7 @@ from tandem.engine.rank_processes import RankProcesses, lose_engine_with_ranks, 
 from tandem.engine.step_watch import StepBound, StepWatch
 from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, PREFILL, TARGET
 from tandem.rpc.first_contact import check_peers
-from tandem.rpc.remote_drafter import DraftClient
+from tandem.rpc.propose_stream import DraftClient
 from tandem.rpc.request_context import prefix_scope
 from tandem.runners.backends import backend_named
 from tandem.runners.own_sizes import own_sizes, runs_native

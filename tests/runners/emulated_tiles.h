@@ -1,7 +1,6 @@
 // What tiles.cpp has in place of AMX's instructions when it is compiled with -DTANDEM_EMULATED_TILES='"emulated_tiles.h"': the
 // operations of Intel's manual (volume 2, LDTILECFG, TILELOADD, TILESTORED, TILEZERO, TDPBSUD) on memory of each thread. What
-// the processor answers by a fault ends the program. Environment variables refuse the tiles, or plant a mistake: one product of
-// many is left out.
+// the processor answers by a fault ends the program. TILES_ARE_REFUSED refuses the tiles.
 #pragma once
 #include <cstdio>
 #include <cstdlib>
@@ -17,7 +16,7 @@ struct Tile {
 };
 thread_local Tile tiles[8];
 thread_local bool configured = false;
-const bool planted = std::getenv("PLANTED_MISTAKE") != nullptr, refused = std::getenv("TILES_ARE_REFUSED") != nullptr;
+const bool refused = std::getenv("TILES_ARE_REFUSED") != nullptr;
 
 inline void fault(bool wrong, const char* what) {
     if (!wrong) return;
@@ -60,7 +59,7 @@ template <int SUM, int SIGNED, int UNSIGNED> inline void multiply_tile() {
             for (int n = 0; n < w.bytes / 4; n++) {
                 int32_t total = load<int32_t>(&sum.at[m][4 * n]);
                 for (int i = 0; i < 4; i++)
-                    if (!planted || m != 11 || k != 3 || n != 5 || i != 2) total += int8_t(x.at[m][4 * k + i]) * int32_t(w.at[k][4 * n + i]);
+                    total += int8_t(x.at[m][4 * k + i]) * int32_t(w.at[k][4 * n + i]);
                 store(&sum.at[m][4 * n], total);
             }
 }

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from tandem.runners.batch_invariance import check_batch_invariance
 from tandem.runners.protocol import VerifyRow
-from tandem.speculation.draws import draw
 from tandem.speculation.types import SamplingParams
-from tests.rows import propose_row, verify_row
+from tests.rows import verify_row
 from tests.runners import real
-from tests.speculation.laws import chi_square_p_value
 
 COUNT = 16
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300)]
@@ -97,19 +94,6 @@ def noise_row(slot: int, chance: random.Random) -> VerifyRow:
     return verify_row(slot, chance.randrange(1, 200), chance.randrange(40000), drafted, real.GREEDY)
 
 
-@every_step
-def test_logits_survive_a_rebuild_of_the_cache_from_the_prefix(dtype: str, compile: str) -> None:
-    runner = real.target(dtype, compile)
-    prompt = real.prompt_tokens(real.PROMPTS[0])
-    truth, behind = real.plain(runner, prompt, COUNT, real.GREEDY)
-    for done in (1, 7, COUNT - 1):
-        tokens = prompt + truth[:done]
-        real.fill(runner, 3, [5] * 200)  # another sequence was here before
-        real.fill(runner, 3, tokens[:-1])
-        logits = real.logits_of(runner, [verify_row(3, len(tokens) - 1, tokens[-1], (), real.GREEDY)])
-        assert torch.equal(logits[0], behind[done])
-
-
 @pytest.mark.parametrize("compile", ["native", "off"])
 def test_float32_greedy_equals_transformers_generate(compile: str) -> None:
     module = AutoModelForCausalLM.from_pretrained(real.checkpoint().folder, dtype=torch.float32)
@@ -128,81 +112,6 @@ def test_float32_greedy_equals_transformers_generate(compile: str) -> None:
             logits[list(ends)] = -torch.inf  # min_new_tokens does the same on their side
             tokens.append(int(logits.argmax()))
         assert tokens[len(prompt) :] == theirs.tolist()
-
-
-@both_steps
-def test_draft_proposals_equal_its_own_plain_decoding(compile: str) -> None:
-    """The chained steps of `propose` are the draft's own greedy continuation, also after a rollback."""
-    runner = real.draft("float32", compile)
-    prompt = real.prompt_tokens(real.PROMPTS[1])
-    real.fill(runner, 2, prompt[:-2])
-    (first,) = runner.propose([propose_row(2, len(prompt) - 1, tuple(prompt[-2:]), 4, real.GREEDY)])
-    assert first.token_ids == reference(runner, prompt, 4)
-    shorter = [*prompt, first.token_ids[0], 300]
-    (second,) = runner.propose([propose_row(2, len(shorter) - 1, tuple(shorter[-2:]), 3, real.GREEDY)])
-    assert second.token_ids == reference(runner, shorter, 3)
-
-
-def reference(runner, tokens: list[int], count: int) -> tuple[int, ...]:  # type: ignore[no-untyped-def]
-    module = runner.model
-    out = list(tokens)
-    for _ in range(count):
-        real.fill(runner, 0, out[:-1])
-        logits = module.forward([0], module.tensor([[out[-1]]]), module.tensor([len(out) - 1]))
-        out.append(int(logits[0, 0].argmax()))
-    return tuple(out[len(tokens) :])
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(temperature=0.7),
-        SamplingParams(temperature=1.0, top_k=8),
-        SamplingParams(temperature=1.0, top_p=0.8),
-    ],
-    ids=["temperature", "top_k", "top_p"],
-)
-def test_seeded_draws_of_the_real_model_follow_its_warped_distribution(params: SamplingParams) -> None:
-    runner = real.target("float32")
-    prompt = real.prompt_tokens(real.PROMPTS[2])
-    real.fill(runner, 0, prompt[:-1])
-    logits = real.logits_of(runner, [verify_row(0, len(prompt) - 1, prompt[-1], (), params)])[0].float()
-    law = warped(logits, params)
-    seeds = range(1500)
-    drawn = [
-        draw(
-            logits.numpy(), SamplingParams(params.temperature, params.top_k, params.top_p, 0.0, seed), len(prompt)
-        ).token
-        for seed in seeds
-    ]
-    assert all(law[token] > 0 for token in drawn)
-    assert chi_square_p_value(*binned(drawn, law.numpy())) > 1e-4
-
-
-def binned(drawn: list[int], law: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Counts and probabilities of the likely tokens, all others taken together."""
-    counts = np.bincount(drawn, minlength=len(law))
-    likely = np.flatnonzero(law * len(drawn) >= 5)
-    rest = 1 - law[likely].sum()
-    keep = rest * len(drawn) >= 5
-    assert keep or counts.sum() - counts[likely].sum() <= 20  # too few to bin, and they are
-    return (
-        np.append(counts[likely], [counts.sum() - counts[likely].sum()] if keep else []).astype(float),
-        np.append(law[likely], [rest] if keep else []),
-    )
-
-
-def warped(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """The distribution asked for, written independently of tandem.speculation.draws."""
-    scores = logits.double() / params.temperature
-    if params.top_k:
-        scores[scores < scores.topk(params.top_k).values[-1]] = -torch.inf
-    law = scores.softmax(-1)
-    if params.top_p < 1:
-        order = law.argsort(descending=True, stable=True)
-        before = law[order].cumsum(-1) - law[order]
-        law[order[before >= params.top_p]] = 0
-    return law / law.sum()
 
 
 class Perturbed:

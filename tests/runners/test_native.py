@@ -160,28 +160,6 @@ def test_a_poisoned_row_fails_alone() -> None:
     assert sound.token_ids == alone.token_ids  # type: ignore[union-attr]
 
 
-@every_dtype
-@pytest.mark.parametrize("only", [None, tuple(range(0, VOCAB, 2))], ids=["whole head", "narrow head"])
-def test_a_fused_round_is_the_same_as_its_parts(dtype: torch.dtype, only: tuple[int, ...] | None) -> None:
-    target, draft = native(module_of(dtype=dtype)), native(module_of("qwen3", dtype), only, verifies=False)
-    chance = random.Random(2)
-    for trial in range(12):
-        tokens = {slot: sequence(chance.randint(3, 60), seed=trial * 7 + slot) for slot in range(SLOTS)}
-        rows = []
-        for slot in chance.sample(range(SLOTS), chance.randint(1, SLOTS)):
-            fill(target, slot, tokens[slot][:-1])
-            fill(draft, slot, tokens[slot][:-2])
-            tail = tuple(tokens[slot][-chance.choice((2, 3)) :])
-            given = tuple(sequence(chance.randint(1, 5), seed=99 + trial)) if chance.random() < 0.3 else ()
-            rows.append(
-                fused_row(propose_row(slot, len(tokens[slot]) - 1, tail, chance.randrange(6), GREEDY), copied=given)
-            )
-        together, apart = fused(target, draft)(rows), fused_step(target, draft, rows)
-        for one, other in zip(together, apart, strict=True):
-            assert one.proposal.token_ids == other.proposal.token_ids  # type: ignore[union-attr]
-            assert one.verdict == other.verdict  # type: ignore[union-attr]
-
-
 class Even:
     """A structure of even tokens only."""
 

@@ -66,15 +66,6 @@ def logits(runner: NativeRunner, tokens: Sequence[int], adapter: int, slot: int 
     return found
 
 
-@pytest.mark.parametrize("case", ["llama, bfloat16", "int8"])
-def test_handing_out_hidden_states_changes_no_bit_of_a_row_with_an_adapter(case: str, tmp_path: Path) -> None:
-    _, runner, _ = loaded(case, tmp_path)
-    before = [logits(runner, sequence(50), number) for number in range(3)]
-    runner.hand_out((1, 1, 2))
-    for number, expected in enumerate(before):
-        assert np.array_equal(logits(runner, sequence(50), number), expected)
-
-
 @pytest.mark.parametrize("case", [case for case in CASES if not CASES[case][2].quantises])
 def test_logits_are_those_of_a_module_with_the_adapter(case: str, tmp_path: Path) -> None:
     module, runner, adapters = loaded(case, tmp_path)
@@ -159,19 +150,6 @@ def test_rounds_and_fused_rounds_of_mixed_adapters_say_what_each_says_alone(
     assert verdicts(fused(runner, draft)(rows(range(SLOTS)))) == alone
     assert verdicts(fused_step(runner, draft, rows(range(SLOTS)))) == alone
     assert len({token_ids for _, token_ids, _ in alone}) > 1
-
-
-def test_greedy_rounds_follow_the_adapter_too(tmp_path: Path) -> None:
-    _, runner, _ = loaded("llama, float32", tmp_path)
-    prompt = sequence(20)
-    said = []
-    for adapter in range(3):
-        runner.prefill([PrefillRow(adapter, 0, tuple(prompt[:-1]), adapter)])
-        best = int(logits(runner, prompt, adapter, slot=adapter)[-1].argmax())
-        (verdict,) = runner.verify([verify_row(adapter, 19, prompt[-1], (), GREEDY, adapter=adapter)])
-        assert verdict.token_ids == (best,)  # type: ignore[union-attr]
-        said.append(best)
-    assert len(set(said)) > 1
 
 
 def test_a_row_of_an_adapter_that_does_not_exist_fails(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tandem.runners.fused_step import fused, fused_step
 from tandem.runners.native import build
 from tandem.runners.native.build import LEVELS
 from tandem.runners.native.library import OutOfBounds, RowBatch, Sampling, ints, load_library, pointer, zeros
@@ -27,7 +26,7 @@ from tandem.speculation.draws import BadLogits, draw
 from tandem.speculation.elementary import exp, log, total
 from tandem.speculation.types import Rule, SamplingParams, Verdict
 from tests.daily import daily
-from tests.rows import fused_row, propose_row, verify_row
+from tests.rows import propose_row, verify_row
 from tests.runners.test_native import GREEDY, SLOTS, VOCAB, fill, module_of, native, sequence
 
 PROGRAM = Path(__file__).parent / "elementary_bits.cpp"
@@ -260,6 +259,7 @@ def test_verdicts_on_sampled_rows_are_those_of_the_rule_on_the_same_logits(
     assert accepted > 50 and rejected > 20
 
 
+@pytest.mark.usefixtures("without_python")
 @pytest.mark.parametrize("only", [None, tuple(range(0, VOCAB, 3))], ids=["whole head", "narrow head"])
 def test_sampled_drafts_are_what_is_drawn_from_the_drafts_logits(only: tuple[int, ...] | None) -> None:
     draft, chance = native(module_of("qwen3"), only, verifies=False), random.Random(4)
@@ -272,28 +272,6 @@ def test_sampled_drafts_are_what_is_drawn_from_the_drafts_logits(only: tuple[int
             assert logits is not None
             assert token == draw(draft.model.widened(logits)[0], by, len(tokens)).token
             tokens.append(token)
-
-
-@pytest.mark.usefixtures("without_python")
-@pytest.mark.parametrize("only", [None, tuple(range(0, VOCAB, 2))], ids=["whole head", "narrow head"])
-def test_a_sampled_fused_round_is_the_same_as_its_parts_and_no_draw_is_in_python(
-    target: NativeRunner, only: tuple[int, ...] | None
-) -> None:
-    draft, chance, accepted = native(module_of(), only, verifies=False), random.Random(2), 0
-    for trial in range(20):
-        rows = []
-        for slot in range(SLOTS):
-            tokens = sequence(chance.randint(3, 40), seed=trial * 7 + slot)
-            fill(target, slot, tokens[:-1])
-            fill(draft, slot, tokens[:-2])
-            copied = tuple(sequence(chance.randint(1, 5), seed=trial)) if chance.random() < 0.3 else ()
-            by = chance.choice([GREEDY, seeded(chance), seeded(chance)])
-            rows.append(fused_row(propose_row(slot, len(tokens) - 1, tokens[-2:], 4, by), copied=copied))
-        for one, other in zip(fused(target, draft)(rows), fused_step(target, draft, rows), strict=True):
-            assert one.proposal.token_ids == other.proposal.token_ids  # type: ignore[union-attr]
-            assert one.verdict == other.verdict  # type: ignore[union-attr]
-            accepted += one.verdict.accepted  # type: ignore[union-attr]
-    assert accepted > 20
 
 
 @pytest.mark.usefixtures("without_python")

@@ -18,9 +18,9 @@ from tandem.runners.eagle.load import load_head
 from tandem.runners.eagle.module import EagleHead
 from tandem.runners.eagle.runner import EagleRunner
 from tandem.runners.loading import BACKEND, Execution
-from tandem.runners.native.features import NativeFeatures
 from tandem.runners.native.head import NativeHead, NativeHeadRunner, load_native_head
 from tandem.runners.native.runner import NativeRunner
+from tandem.runners.native.steps import NativeFeatures
 from tandem.runners.native.weights import UNQUANTISED, packing
 from tandem.runners.protocol import TAIL, Limits, PrefillRow, Proposal, ProposeRow, RunnerIdentity
 from tandem.runners.startup import Startup
@@ -146,17 +146,6 @@ def test_a_heads_logits_have_the_same_bits_in_every_step(folder: Path, name: str
             assert len({len(each.token_ids) for each in found[-1]}) == 1
     assert all(each.distributions for each in found[0])
     assert all(one == found[0] for one in found[1:])
-
-
-@pytest.mark.each_value
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_head_in_any_format_reads_features_in_any(folder: Path, name: str, dtype: torch.dtype) -> None:
-    target, head = a_target(folder, dtype), a_head(seed=3)
-    features = target.hand_out((1, 1, 2))
-    runner = native(target, head, features, FORMATS[name])
-    assert runner.identity.dtype == {"int8": "int8/float32", "q4": "q4/bfloat16"}.get(name, name)
-    assert runner.identity.backend == "native" and not features.values.any()
 
 
 def test_by_default_a_head_is_as_fast_as_its_targets_format_lets_it_be(folder: Path, tmp_path: Path) -> None:

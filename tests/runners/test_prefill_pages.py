@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.checkpoints.gguf_blocks import FORMATS
 from tandem.clients.prefill_client import (
     LAYOUT_FIELDS,
     Corrupt,
@@ -28,7 +27,6 @@ from tests.daily import daily
 from tests.runners.compiled import eager
 from tests.runners.test_native import module_of, sequence
 from tests.runners.test_prefixes import RUNNERS, bits, checked, fill
-from tests.runners.test_quantised import stored
 from tests.services.prefill_sites import prefill_site
 from tests.support import run
 
@@ -69,16 +67,6 @@ def check_handed_over(sender: Any, receiver: Any) -> None:
 @pytest.mark.parametrize("name", daily(RUNNERS, 0, 2, 5, 7))
 def test_the_bits_behind_pages_of_another_model_are_those_of_a_cold_prompt(name: str) -> None:
     check_handed_over(another(name), RUNNERS[name]())
-
-
-@pytest.mark.parametrize("form", daily(FORMATS, 1, 3))
-def test_the_bits_behind_pages_of_another_model_are_the_same_with_weights_as_stored(form: str, tmp_path: Any) -> None:
-    made = []
-    for folder in ("sender", "receiver"):
-        (tmp_path / folder).mkdir()
-        module, packed = stored(tmp_path / folder, form)
-        made.append(checked(module, packing=packed))
-    check_handed_over(*made)
 
 
 def test_a_prompt_that_a_worker_knows_from_decoding_has_the_same_pages() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.checkpoints.gguf_blocks import FORMATS
 from tandem.engine.compatibility import able
 from tandem.runners.capabilities import Pages
 from tandem.runners.native.runner import NativeRunner
@@ -22,7 +21,7 @@ from tests.daily import daily
 from tests.rows import propose_row, verify_row
 from tests.runners.compiled import eager
 from tests.runners.test_native import GREEDY, module_of, native, sequence
-from tests.runners.test_quantised import WIDE, stored
+from tests.runners.test_quantised import WIDE
 
 SAMPLED = SamplingParams(temperature=0.9, top_k=40, seed=7)
 SPECULATING = 3
@@ -93,12 +92,6 @@ def check_pages(runner: Any) -> None:
 @pytest.mark.parametrize("name", daily(RUNNERS, 1, 3, 4, 6))
 def test_the_bits_behind_copied_pages_are_those_of_a_cold_prompt(name: str) -> None:
     check_pages(RUNNERS[name]())
-
-
-@pytest.mark.parametrize("form", daily(FORMATS, 1, 3))
-def test_the_bits_behind_copied_pages_are_the_same_with_weights_as_stored(form: str, tmp_path: Any) -> None:
-    module, packed = stored(tmp_path, form)
-    check_pages(checked(module, packing=packed))
 
 
 @pytest.mark.parametrize("only", [None, tuple(range(0, 211, 3))], ids=["whole head", "frequent tokens"])

@@ -17,6 +17,7 @@ from tandem.host.cores import format_cores, parse_cores
 from tandem.runners.backends import Backend, LoadRequest
 from tandem.runners.protocol import Limits, Runner, RunnerIdentity
 from tandem.runners.startup import Startup
+from tandem_nxdi.adapters import NxdiAdapters, read_adapters
 from tandem_nxdi.availability import require_nxdi, versions
 from tandem_nxdi.build import Build, BuildRequest, Kind, plan_build
 from tandem_nxdi.checkpoint import ModelFacts, facts, local, text_config
@@ -66,7 +67,7 @@ class NxdiBackend(Backend):
         return local(find(model))
 
     def adapter(self, choice: AdapterChoice) -> Adapter:
-        raise ValueError("adapters: --backend torch serves them")
+        return read_adapters([choice])[0]  # NxDI reads adapters itself
 
     def draft_has_tokenizer(self, request: LoadRequest) -> bool:
         return not _settings(request).eagle  # an EAGLE head has none
@@ -77,7 +78,8 @@ class NxdiBackend(Backend):
             planned = plan(checkpoint, None, request)
             device, build = planned.start(), planned.build
             own = (_limits(planned, request), _identity(checkpoint, planned.target, device))
-            return NxdiRunner(device, build.layout, *own, request.verifies, request.execution.exact, build.tokens_only)
+            exact, adapters = request.execution.exact, NxdiAdapters(build.adapters)
+            return NxdiRunner(device, build.layout, *own, request.verifies, exact, build.tokens_only, adapters)
 
     def load_pair(
         self, target: Checkpoint, draft: Checkpoint, request: LoadRequest, startup: Startup
@@ -97,6 +99,7 @@ class NxdiBackend(Backend):
             if part == "draft" and _settings(request).eagle:
                 raise ValueError("compile_for: an EAGLE head drafts in its target's graph alone; compile fused")
             settings = replace(_settings(request), eagle=False, draft_neuron_config={})
+            settings = settings if part == "target" else replace(settings, adapters=())
             checkpoint = draft if part == "draft" and draft is not None else target
             yield _compiled(plan(checkpoint, None, replace(request, settings=settings, verifies=part == "target")))
             return
@@ -150,7 +153,8 @@ def plan(target: Checkpoint, draft: Checkpoint | None, request: LoadRequest) -> 
     single = Kind.WINDOW if request.verifies and shape.max_draft else Kind.PLAIN
     dtype = None if execution.dtype == "auto" else execution.dtype
     sizes = (shape.slots, shape.max_length, shape.max_draft)
-    build = plan_build(BuildRequest(Kind.FUSED if draft else single, *sizes, dtype, eagle3), settings)
+    adapters = read_adapters(settings.adapters) if draft or request.verifies else ()
+    build = plan_build(BuildRequest(Kind.FUSED if draft else single, *sizes, dtype, eagle3), settings, adapters)
     if draft is not None and build.eagle:
         normed = bool((build.draft or {}).get("enable_eagle_draft_input_norm"))
         check_completed(Path(draft.folder), text_config(Path(target.folder)), normed)
@@ -207,6 +211,8 @@ def _wanted(build: Build, name: str, sources: Mapping[str, Any], settings: NxdiS
         "neuron_config": dict(build.neuron),
         "sdk": versions(),
     }
+    if build.adapters:
+        made_from |= {"adapters": dict(build.adapters)}
     if variables := fp8_environment(build.neuron):
         made_from |= {"environment": variables}
     if build.draft is not None:

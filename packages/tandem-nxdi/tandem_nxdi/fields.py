@@ -21,7 +21,7 @@ def names() -> dict[str, Any]:
     return found
 
 
-_NESTED = ("on_device_sampling_config", "kv_quant_config")
+_NESTED = ("on_device_sampling_config", "kv_quant_config", "lora_config")
 
 
 def check_names(given: Mapping[str, Any], field: str = "neuron_config") -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tandem.checkpoints.adapter_files import AdapterChoice
 from tandem_nxdi.fields import check_names
 
 PAIRS = ("both", "fused", "apart")
@@ -37,7 +38,7 @@ class NxdiSettings:
     `neuron_config`, and `draft_neuron_config` of a fused pair's draft: NeuronConfig fields, passed through.
     `compiled_dir`: None is the user's cache. `artifacts`: a store of compiled folders, S3 too. `eagle`: the draft is an
     EAGLE head. `pair`: a fused_target's models. "both": one graph, greedy, and models apart for requests that need
-    logits; "fused": the graph alone; "apart": no graph.
+    logits; "fused": the graph alone; "apart": no graph. `adapters`: compiled into a target.
     """
 
     tp_degree: int = 1
@@ -47,6 +48,7 @@ class NxdiSettings:
     artifacts: str | None = None
     eagle: bool = False
     pair: str = "both"
+    adapters: tuple[AdapterChoice, ...] = ()
 
     def __post_init__(self) -> None:
         if self.tp_degree < 1:
@@ -88,7 +90,7 @@ def draft_apart(settings: NxdiSettings) -> NxdiSettings:
     if not (fields.get("quantized") and "quantized_checkpoints_path" in own):
         fields = {name: value for name, value in fields.items() if name not in QUANTIZING}
     degree = int(own.get("tp_degree", settings.tp_degree))
-    return replace(apart(settings), neuron_config=fields, tp_degree=degree)
+    return replace(apart(settings), neuron_config=fields, tp_degree=degree, adapters=())
 
 
 def read_neuron_config(given: str | None, name: str = "neuron_config") -> dict[str, Any]:

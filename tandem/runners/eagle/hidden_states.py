@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tandem.runners.capabilities import FeatureRow
-from tandem.runners.native.features import NativeFeatures
+from tandem.runners.native.steps import NativeFeatures
 from tandem.runners.torch.from_tensors import tensor_of
 
 

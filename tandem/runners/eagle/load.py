@@ -17,7 +17,7 @@ from tandem.checkpoints.tensors import Tensors
 from tandem.runners.capabilities import FeaturesIn, HandedOut, No
 from tandem.runners.loading import QUANTISED, Execution, Shape, dtype_name, in_own_format, prepared_platform
 from tandem.runners.native import NativeUnavailable
-from tandem.runners.native.features import NativeFeatures
+from tandem.runners.native.steps import NativeFeatures
 from tandem.runners.protocol import Limits, Runner, RunnerIdentity
 from tandem.runners.startup import Startup
 from tandem.runners.torch.platforms import Platform, compile_order, platform_of

@@ -1,7 +1,7 @@
 // int8 activations (groups of 32 values with a scale each, independent of other groups), products of small integers, and
 // float16 scales. Integer sums are exact, so CPUs may differ in method, not in result.
 #pragma once
-#include "memory.h"
+#include "system.h"
 #include "vectors.h"
 
 namespace tandem {

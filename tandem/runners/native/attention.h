@@ -2,7 +2,7 @@
 // are a packed matrix with positions as outputs, values one with positions as inputs, so attention uses the sums of linear
 // layers, in order of positions: they depend on no later position and no other query. Rollback is free.
 #pragma once
-#include "memory.h"
+#include "system.h"
 #include "vectors.h"
 #include <cmath>
 

@@ -1,6 +1,6 @@
 // Draws tokens with the bits of tandem/speculation/draws.py.
 #pragma once
-#include "pool.h"
+#include "system.h"
 #include <cmath>
 #include <cstdint>
 

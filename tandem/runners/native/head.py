@@ -7,19 +7,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tandem.checkpoints.head_config import LINEARS, NORMS, HeadConfig, HeadWeights
+from tandem.checkpoints.head_config import LINEARS, NORMS, HeadWeights
 from tandem.checkpoints.numbers import DTYPES as NAMES
 from tandem.checkpoints.numbers import Stored, of_floats
 from tandem.host.cores import default_threads
 from tandem.runners.capabilities import UNABLE, Capabilities, No, Trait
 from tandem.runners.loading import SMALL
 from tandem.runners.native.build import library_path
-from tandem.runners.native.features import NativeFeatures, features_of
-from tandem.runners.native.library import HeadInputs, LayerWeights, ModelShape, RowBatch, RowTable, load_library
+from tandem.runners.native.library import HeadInputs, LayerWeights, RowBatch, RowTable, load_library
 from tandem.runners.native.model import NativeModel
 from tandem.runners.native.rotary import rotary_tables
 from tandem.runners.native.runner import NativeRunner
-from tandem.runners.native.steps import NativeSteps, Threads, check_steps
+from tandem.runners.native.steps import NativeFeatures, NativeSteps, Threads, check_steps, features_of
 from tandem.runners.native.weights import UNQUANTISED, Linear, Packing, packing
 from tandem.runners.protocol import TAIL, Limits, PrefillRow, ProposeRow, RunnerIdentity, VerifyRow
 from tandem.speculation.features import FeatureInbox
@@ -88,9 +87,8 @@ class NativeHead(NativeSteps):
             sizes = {"hidden_size": hidden, "head_dim": config.head_dim}
             check_steps(dtype, [config.rope], **sizes, intermediate_size=config.intermediate_size)
         slots, length, _ = features.values.shape
-        shape = _shape(config, len(embedding.values), int(slots), int(length), most_tokens, threads.count)
-        tables = rotary_tables(config.rope, config.head_dim, int(length), dtype)
-        super().__init__(threads, dtype, shape, embedding, [tables], config.vocab_size, head.token_ids.tolist())
+        tables, cache = rotary_tables(config.rope, config.head_dim, length, dtype), (slots, length, most_tokens)
+        super().__init__(threads, dtype, config, 1, cache, embedding, [tables], head.token_ids.tolist())
         self.packing, self.features, self._kept_states = packing, features, kept_states
         self._pack(head)
 
@@ -182,25 +180,6 @@ class NativeHeadRunner(NativeRunner):
 
 def _linear(head: HeadWeights, module: str, dtype: str) -> Linear:
     return Linear(head.shape(module), lambda: head.weight(module, dtype), head.bias(module, dtype))
-
-
-def _shape(config: HeadConfig, vocabulary: int, slots: int, length: int, most_tokens: int, threads: int) -> ModelShape:
-    return ModelShape(
-        1,
-        config.hidden_size,
-        config.num_attention_heads,
-        config.num_key_value_heads,
-        config.head_dim,
-        config.intermediate_size,
-        config.draft_vocab_size,
-        vocabulary,
-        slots,
-        length,
-        most_tokens,
-        threads,
-        config.rms_norm_eps,
-        config.head_dim**-0.5,
-    )
 
 
 def _table(rows: Stored) -> RowTable:

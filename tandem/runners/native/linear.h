@@ -1,7 +1,7 @@
 // Linear layers over weights packed in panels of 32 outputs, dense or in blocks. Each output is one sum in the order of
 // inputs, so a token has the same bits in every batch.
 #pragma once
-#include "tiles.h"
+#include "quantised.h"
 #include <stdexcept>
 
 namespace tandem {

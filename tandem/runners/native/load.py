@@ -29,7 +29,7 @@ from tandem.runners.native.model import NativeModel, check
 from tandem.runners.native.rotary import BY_LENGTH
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.steps import Threads
-from tandem.runners.native.weights import UNQUANTISED, BlockSource, Packing, packing, quantised
+from tandem.runners.native.weights import UNQUANTISED, Packing, QuantisedWeights, packing, quantised
 from tandem.runners.protocol import TAIL, Limits, RunnerIdentity
 from tandem.runners.startup import Startup
 
@@ -47,7 +47,13 @@ def load_checkpoint(
     with startup.stage("loading"):
         weights = family_weights(checkpoint)
     with startup.stage("quantising"):
-        packed = packing(execution.weights, _blocks(checkpoint, weights, execution.weights))
+        form = execution.weights
+        stored: GgufWeights | QuantisedWeights | None = None
+        if form in WHEN_LOADED:
+            stored = quantised(checkpoint, weights, form)
+        elif form == "as-stored" and isinstance(weights, GgufWeights):
+            stored = weights
+        packed = packing(form, stored)
     config = weights.config
     limits = Limits(
         shape.slots, shape.max_length, shape.max_draft, min(shape.chunk, shape.max_length), config.vocab_size
@@ -83,12 +89,6 @@ def family_weights(checkpoint: Checkpoint) -> FamilyWeights:
         raise
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{checkpoint.folder}: cannot be loaded: {error}") from None
-
-
-def _blocks(checkpoint: Checkpoint, weights: FamilyWeights, form: str) -> BlockSource | None:
-    if form in WHEN_LOADED:
-        return quantised(checkpoint, weights, form)
-    return weights if form == "as-stored" and isinstance(weights, GgufWeights) else None
 
 
 def load_native(

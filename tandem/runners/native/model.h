@@ -3,7 +3,7 @@
 #include "adapters.h"
 #include "attention.h"
 #include "draws.h"
-#include "pool.h"
+#include "system.h"
 
 namespace tandem {
 

@@ -16,10 +16,9 @@ from tandem.checkpoints.family_weights import EMBEDDING, HEAD, NORM, FamilyWeigh
 from tandem.checkpoints.numbers import DTYPES as NAMES
 from tandem.checkpoints.numbers import of_floats
 from tandem.runners.native import NativeUnavailable, library
-from tandem.runners.native.features import NativeFeatures, features_of
-from tandem.runners.native.library import LayerAdapter, LayerWeights, ModelShape, ints
+from tandem.runners.native.library import LayerAdapter, LayerWeights, ints
 from tandem.runners.native.rotary import rotary_tables
-from tandem.runners.native.steps import NativeSteps, Threads, check_steps
+from tandem.runners.native.steps import NativeFeatures, NativeSteps, Threads, check_steps, features_of
 from tandem.runners.native.weights import UNQUANTISED, Linear, Packing
 
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu")  # numbered as in vectors.h
@@ -43,12 +42,11 @@ class NativeModel(NativeSteps):
     ) -> None:
         config = weights.config
         check(config, dtype)
-        outputs = config.vocab_size if draft_vocab is None else len(draft_vocab)
-        sizes = _shape(config, dtype, outputs, slots, length, most_tokens, threads.count)
-        embedding = weights.stored(EMBEDDING).to(dtype)
+        embedding = weights.stored(EMBEDDING).to(dtype).own()
         kept = "float32" if config.wide_rope else dtype
         tables = [rotary_tables(rope, config.head_dim, length, kept, configured) for rope in config.ropes]
-        super().__init__(threads, dtype, sizes, embedding.own(), tables, config.vocab_size, draft_vocab)
+        cache, layers = (slots, length, most_tokens), config.num_hidden_layers
+        super().__init__(threads, dtype, config, layers, cache, embedding, tables, draft_vocab, **_form(config, dtype))
         self.packing, self._config, self._cache = packing, config, (slots, length)
         self._pack(weights, packing)
 
@@ -141,39 +139,25 @@ def check(config: FamilyConfig, dtype: str) -> None:
     check_steps(dtype, config.ropes, **sizes, intermediate_size=config.intermediate_size)
 
 
-def _shape(
-    config: FamilyConfig, dtype: str, outputs: int, slots: int, length: int, most_tokens: int, threads: int
-) -> ModelShape:
-    norms, scale = config.norms, config.attention_scale
+def _form(config: FamilyConfig, dtype: str) -> dict[str, float]:
+    """Fields of ModelShape that are not as in a Llama."""
+    norms = config.norms
     # Gemma's embedding scale is rounded to `dtype`; others are whole numbers
     embedding_scale = of_floats(np.array([config.embedding_scale], np.float32)).to(dtype).floats()[0]
-    return ModelShape(
-        layers=config.num_hidden_layers,
-        hidden=config.hidden_size,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        intermediate=config.intermediate_size,
-        outputs=outputs,
-        vocabulary=config.vocab_size,
-        slots=slots,
-        length=length,
-        most_tokens=most_tokens,
-        threads=threads,
-        epsilon=config.rms_norm_eps,
-        scale=config.head_dim**-0.5 if scale is None else scale,
-        norm_offset=norms.offset,
-        attention_cap=config.attention_cap,
-        logit_cap=config.logit_cap,
-        embedding_scale=_but_one(float(embedding_scale)),
-        residual_scale=_but_one(config.residual_scale),
-        logit_scale=_but_one(config.logit_scale),
-        activation=ACTIVATIONS.index(config.hidden_act),
-        layer_norm=norms.kind == "layer",
-        rounds_once=norms.rounds_once,
-        row_norms=norms.heads == "row",
-        wide_rope=config.wide_rope,
-    )
+    return {
+        "scale": config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale,
+        "norm_offset": norms.offset,
+        "attention_cap": config.attention_cap,
+        "logit_cap": config.logit_cap,
+        "embedding_scale": _but_one(float(embedding_scale)),
+        "residual_scale": _but_one(config.residual_scale),
+        "logit_scale": _but_one(config.logit_scale),
+        "activation": ACTIVATIONS.index(config.hidden_act),
+        "layer_norm": norms.kind == "layer",
+        "rounds_once": norms.rounds_once,
+        "row_norms": norms.heads == "row",
+        "wide_rope": config.wide_rope,
+    }
 
 
 def _but_one(scale: float) -> float:

@@ -87,4 +87,33 @@ template <class B, int N>
 // The same for up to TILE tokens of any format; compiled apart.
 void multiply_blocks(Format format, int tokens, const void* packed, int count, const Group8* x, size_t stride, Soon& then, int lines, float (*to)[PANEL]);
 
+// --- the same products by AMX, whose instructions multiply tiles of up to 16 tokens ---
+
+// Processor, system or compiler have no tiles; they are used; the system refuses them; they are switched off.
+enum TileState : int { NO_TILES, TILES_USED, TILES_REFUSED, TILES_OFF };
+
+// The first call asks the system for permission. `use`: whether tiles are from now on.
+TileState use_tiles(bool use);
+
+// The same as multiply_blocks for up to Tiles::MOST tokens, where the thread has Tiles; may read the row behind the last token's.
+void multiply_tiles(Format format, int tokens, const void* packed, int count, const Group8* x, size_t stride, Soon& then, int lines, float (*to)[PANEL]);
+
+// While it lives, its thread has AMX tiles for products of `tokens` tokens with `blocks`, where they are used and pay: from the
+// number on for which others need two passes. Not longer, since the thread may run other libraries that set up their own.
+class Tiles {
+public:
+    static constexpr int MOST = 16;
+
+    Tiles(int tokens, bool blocks);
+    ~Tiles();
+    Tiles(const Tiles&) = delete;
+    int most() const { return on_ ? MOST : TILE; }
+    template <class... Rest> void multiply(Rest&&... rest) const { (on_ ? multiply_tiles : plain)(rest...); }
+    const int tokens;
+
+private:
+    static constexpr auto plain = static_cast<decltype(&multiply_tiles)>(multiply_blocks);
+    const bool on_;
+};
+
 }  // namespace tandem

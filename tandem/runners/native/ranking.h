@@ -2,7 +2,7 @@
 // elementary.py): sums have one order for any threads.
 #pragma once
 #include "elementary.h"
-#include "pool.h"
+#include "system.h"
 #include "vectors.h"
 #include <algorithm>
 #include <functional>

@@ -1,4 +1,4 @@
-"""The base of packed models: threads, and steps over rows of tokens at positions of slots."""
+"""The base of packed models: threads, steps over rows of tokens at positions of slots, and hidden states."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ import ctypes
 import enum
 import functools
 import logging
+import math
+import mmap
 import weakref
 from collections.abc import Mapping, Sequence
 from ctypes import c_double, c_float, c_void_p
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.checkpoints.family_configs import NO_ROPE
-from tandem.checkpoints.numbers import Floats, Stored
+from tandem.checkpoints.family_configs import NO_ROPE, FamilyConfig
+from tandem.checkpoints.head_config import HeadConfig
+from tandem.checkpoints.numbers import STORAGE, Floats, Stored
+from tandem.runners.capabilities import FeatureRow
 from tandem.runners.native import NativeUnavailable
-from tandem.runners.native.features import NativeFeatures
 from tandem.runners.native.library import Ints, ModelShape, RowBatch, ints, pointer, zeros
 from tandem.runners.native.rotary import TYPES
 from tandem.speculation.draws import best_token
@@ -36,19 +40,17 @@ _FAILED = {
 
 
 class TileState(enum.IntEnum):
-    """Whether products of many tokens go through AMX tiles in this process: TileState of tiles.h."""
+    """Whether products of many tokens go through AMX tiles in this process: TileState of quantised.h."""
 
     NONE = 0
     USED = 1
     REFUSED = 2
-    WRONG = 3
-    OFF = 4
+    OFF = 3
 
 
 _TILES = {
     TileState.USED: "products of quantised weights and 9 or more tokens go through AMX tiles",
     TileState.REFUSED: "this CPU has AMX tiles; the system refuses them, so products go without",
-    TileState.WRONG: "AMX tiles give other sums here than other instructions, so products go without; please report it",
 }
 
 
@@ -61,7 +63,7 @@ def use_tiles(library: Any, use: bool = True) -> TileState:
 def log_tiles(state: TileState) -> None:
     """Logs a state, the first time."""
     if state in _TILES:
-        log.log(logging.WARNING if state is TileState.WRONG else logging.INFO, _TILES[state])
+        log.info(_TILES[state])
 
 
 class Threads:
@@ -76,33 +78,98 @@ class Threads:
         weakref.finalize(self, library.tandem_pool_free, self.handle)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class NativeFeatures:
+    """Features in `memory` taken as it is written; pages shared by two slots are never freed."""
+
+    stored: Stored  # [slots, length, 3 * hidden], float32 or bfloat16
+    memory: mmap.mmap
+    embedding: Stored  # the target's, [vocabulary, hidden]
+
+    @property
+    def values(self) -> NDArray[Any]:
+        """The numbers of `stored`, bfloat16 as bits."""
+        return self.stored.values
+
+    def read(self, rows: Sequence[FeatureRow]) -> list[Floats]:
+        return [
+            Stored(self.stored.dtype, self.values[row.slot, row.start : row.start + row.count].copy()).floats()
+            for row in rows
+        ]
+
+    @property
+    def spare_bytes(self) -> int:
+        return (len(self.values) + 1) * mmap.PAGESIZE
+
+    def slot_bytes(self, positions: int) -> int:
+        """Maximum bytes of a slot's own pages for its first `positions`."""
+        return min(positions, self.values.shape[1]) * self.values[0, 0].nbytes + mmap.PAGESIZE
+
+    def give_back(self, slot: int, positions: int = 0) -> None:
+        """Frees a slot's memory beyond its first `positions`."""
+        start = (slot * self.values.shape[1] + positions) * self.values[0, 0].nbytes
+        start, end = -(-start // mmap.PAGESIZE), (slot + 1) * self.values[0].nbytes // mmap.PAGESIZE
+        if start < end:
+            self.memory.madvise(mmap.MADV_DONTNEED, start * mmap.PAGESIZE, (end - start) * mmap.PAGESIZE)
+
+
+def features_of(shape: tuple[int, int, int], dtype: str, embedding: Stored) -> NativeFeatures:
+    """Zeroed features [slots, length, numbers] in "F32" or "BF16"."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    memory = mmap.mmap(-1, math.prod(shape) * np.dtype(STORAGE[dtype]).itemsize, flags=flags)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return NativeFeatures(Stored(dtype, np.frombuffer(memory, STORAGE[dtype]).reshape(shape)), memory, embedding)
+
+
 class NativeSteps:
     """Runs rows of tokens at positions of slots, like TorchModel; a subclass packs the weights.
 
     `tables`: each rotary embedding's cosines and sines, float32 [length, turned]. `embedding`: [vocabulary, hidden],
-    shared. `draft_vocab`: tokens of the outputs; None: all.
+    shared. `cache`: slots, positions of each, most tokens of a step. `draft_vocab`: tokens of the outputs; None: all.
+    `form`: fields of ModelShape.
     """
 
     def __init__(
         self,
         threads: Threads,
         dtype: str,
-        sizes: ModelShape,
+        config: FamilyConfig | HeadConfig,
+        layers: int,
+        cache: tuple[int, int, int],
         embedding: Stored,
         tables: Sequence[tuple[Floats, Floats]],
-        vocab_size: int,
         draft_vocab: Sequence[int] | None = None,
+        **form: float,
     ) -> None:
-        self.threads, self.library, self.dtype, self.sizes = threads, threads.library, dtype, sizes
-        self.device, self.vocab_size = "cpu", vocab_size
+        self.threads, self.library, self.dtype = threads, threads.library, dtype
+        self.device, self.vocab_size = "cpu", config.vocab_size
         self.draft_vocab: NDArray[np.int32] | None = (
             None if draft_vocab is None else np.array(draft_vocab, dtype=np.int32)
         )
         self.output_to_token: Ints | None = None if draft_vocab is None else ints(draft_vocab)
-        self.outputs, self.most_tokens, self.layer_count = int(sizes.outputs), int(sizes.most_tokens), int(sizes.layers)
+        self.outputs, self.layer_count = config.vocab_size if draft_vocab is None else len(draft_vocab), layers
+        slots, length, self.most_tokens = cache
+        values = {
+            "layers": layers,
+            "hidden": config.hidden_size,
+            "heads": config.num_attention_heads,
+            "kv_heads": config.num_key_value_heads,
+            "head_dim": config.head_dim,
+            "intermediate": config.intermediate_size,
+            "outputs": self.outputs,
+            "vocabulary": len(embedding.values),
+            "slots": slots,
+            "length": length,
+            "most_tokens": self.most_tokens,
+            "threads": threads.count,
+            "epsilon": config.rms_norm_eps,
+            "scale": config.head_dim**-0.5,
+        }
+        self.sizes = sizes = ModelShape(**values | form)
         self.own_features: NativeFeatures | None = None
         self._scratch = np.empty((0, self.outputs), dtype=np.float32)
-        self._wide = np.empty((0, vocab_size), dtype=np.float32)
+        self._wide = np.empty((0, config.vocab_size), dtype=np.float32)
         self.embedding, self._tables = embedding, tables
         self.handle = self.library.tandem_model(
             threads.handle, DTYPES[dtype], ctypes.byref(sizes), embedding.values.ctypes.data

@@ -1,5 +1,5 @@
 // Products by AMX tiles: compiled wherever the compiler knows the instructions, run where processor and system have them.
-#include "tiles.h"
+#include "quantised.h"
 #include <atomic>
 
 #if defined(TANDEM_EMULATED_TILES)
@@ -121,57 +121,10 @@ ON_TILES void multiply(const void* packed, int count, const Group8* x, size_t st
     }
 }
 
-// Whether tiles give what other instructions do, to the bit: numbers of every format, of each shape of tiles that is used.
-bool tiles_agree() {
-    constexpr int COUNT = 3;  // blocks
-    uint64_t state = 1;
-    auto chance = [&] { return uint32_t((state = state * 6364136223846793005u + 1442695040888963407u) >> 33); };
-    auto agrees = [&](auto blocks, Format format) {
-        typedef decltype(blocks) B;
-        constexpr int GROUPS = COUNT * B::INPUTS / GROUP;
-        Buffer<typename B::Packed> packed(COUNT);
-        Buffer<Group8> x(GROUPS * Tiles::MOST);
-        Buffer<float> made(2 * Tiles::MOST * PANEL);
-        auto *own = reinterpret_cast<float(*)[PANEL]>(made.data()), *other = own + Tiles::MOST;
-        for (size_t i = 0; i < COUNT * sizeof(packed[0]); i++) reinterpret_cast<uint8_t*>(packed.data())[i] = uint8_t(chance());
-        for (int i = 0; i < COUNT * PANEL; i++) {
-            auto& block = packed[i / PANEL];
-            block.scale[i % PANEL] &= 0xbfff;  // no infinity, no NaN
-            if constexpr (B::MINIMA) block.minimum[i % PANEL] &= 0xbfff;
-        }
-        for (size_t i = 0; i < x.size(); i++) {
-            float values[GROUP];
-            for (float& value : values) value = float(int32_t(chance()) - (1 << 30));
-            quantise<Float32>(values, GROUP, &x[i], 1);
-        }
-        bool same = true;
-        for (int tokens = TILE + 1; tokens <= Tiles::MOST; tokens++) {
-            Soon then;
-            const TileShapes shapes(tokens);
-            set_shapes(&shapes);
-            multiply<B>(packed.data(), COUNT, x.data(), Tiles::MOST, tokens, then, 0, own);
-            release_tiles();
-            for (int at = 0; at < tokens; at += TILE)
-                multiply_blocks(format, std::min(TILE, tokens - at), packed.data(), COUNT, x.data() + at, Tiles::MOST, then, 0, other + at);
-            same &= !std::memcmp(own, other, tokens * sizeof(*own));
-        }
-        return same;
-    };
-    bool all = true;
-    for (Format format : {Q4_0, Q4_1, Q8_0, Q4_K, Q6_K}) all &= with_blocks(format, [&](auto blocks) { return agrees(blocks, format); });
-    return all;
-}
-
-TileState decide() try {
-    if (!have_tiles()) return NO_TILES;
-    if (!tiles_permitted()) return TILES_REFUSED;
-    return tiles_agree() ? TILES_USED : TILES_WRONG;
-} catch (const std::bad_alloc&) { return TILES_REFUSED; }
-
 std::atomic<bool> wanted{true};
 
 TileState state() {
-    static const TileState found = decide();
+    static const TileState found = !have_tiles() ? NO_TILES : tiles_permitted() ? TILES_USED : TILES_REFUSED;
     return found == TILES_USED && !wanted ? TILES_OFF : found;
 }
 

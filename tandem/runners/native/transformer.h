@@ -16,18 +16,51 @@ template <class D> class Transformer : public Model {
 public:
     Transformer(Pool& pool, const Shape& shape, const void* embedding);
     void set_layer(int layer, const LayerWeights& weights) override;
-    void set_head(const void* norm, const Matrix& head) override;
+    void set_head(const void* norm, const Matrix& head) override {
+        final_norm_ = copied<stored>(norm, shape.hidden * (shape.layer_norm ? 2 : 1));
+        head_ = Stack<D>{{{head, shape.outputs}}, shape.hidden}.packed(weights_, -INFINITY);
+    }
     void read_features(const HeadInputs& from) override;
     bool is_head() const override { return bool(front_); }
-    void hand_out(const int32_t* layers, int count, void* features) override;
-    void put_adapter(int number) override;
-    void set_adapter_layer(int number, int layer, const LayerAdapter& adapter) override;
+    void hand_out(const int32_t* layers, int count, void* features) override {
+        taps_.assign(layers, layers + count);
+        features_ = static_cast<stored*>(features);
+        make_phases();
+    }
+    void put_adapter(int number) override {
+        const LayerSizes sizes{shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, shape.intermediate};
+        auto made = std::make_unique<LoraAdapter<D>>(shape.layers, sizes);
+        if (size_t(number) >= adapters_.size()) adapters_.resize(number + 1);
+        adapters_[number] = std::move(made);
+        make_phases();
+    }
+    void set_adapter_layer(int number, int layer, const LayerAdapter& from) override {
+        LoraAdapter<D>& adapter = *adapters_[number];
+        adapter.set_layer(layer, from);
+        if (size_t(adapter.rank()) <= most_rank_) return;
+        shrunk_ = Buffer<float>(size_t(shape.most_tokens) * adapter.rank());
+        most_rank_ = adapter.rank();
+    }
     bool has_adapter(int number) const override { return size_t(number) < adapters_.size() && adapters_[number]; }
     void run(const Step& step) override;
-    size_t weight_bytes() const override;
-    size_t page_bytes() const override;
-    void save_page(int slot, int block, char* page) const override;
-    void load_page(int slot, int block, const char* page) override;
+    size_t weight_bytes() const override {
+        size_t total = head_.bytes() + (front_ ? front_->fuse.bytes() : 0);
+        for (const Layer& layer : layers_) total += layer.qkv.bytes() + layer.o.bytes() + layer.gate_up.bytes() + layer.down.bytes();
+        return total;
+    }
+    size_t page_bytes() const override {
+        size_t total = 0;
+        for (const Layer& layer : layers_) total += layer.cache->page_bytes();
+        return total + LANES * feature_bytes();
+    }
+    void save_page(int slot, int block, char* page) const override {
+        for (const Layer& layer : layers_) page = layer.cache->save(slot, block, page);
+        if (features_) std::memcpy(page, features_at(slot, block * LANES), LANES * feature_bytes());
+    }
+    void load_page(int slot, int block, const char* page) override {
+        for (Layer& layer : layers_) page = layer.cache->load(slot, block, page);
+        if (features_) std::memcpy(features_at(slot, block * LANES), page, LANES * feature_bytes());
+    }
 
 private:
     static constexpr int DEALT = 8;  // tokens of a step from which on norming and quantising them is shared work
@@ -149,55 +182,6 @@ template <class D> void Transformer<D>::set_layer(int index, const LayerWeights&
     layer.gate_up = Linear<D>(weights_, shape.hidden, int(inner_) / LANES, [&](int o) { return part(o).row(row(o)); }, [&](int o) { return part(o).bias(row(o)); });
     layer.down = Stack<D>{{{w.down, shape.hidden}}, shape.intermediate}.packed(weights_);
     layer.cache = std::make_unique<LayerCache<D>>(slots, index, shape.kv_heads, dim);
-}
-
-template <class D> void Transformer<D>::set_head(const void* norm, const Matrix& head) {
-    final_norm_ = copied<stored>(norm, shape.hidden * (shape.layer_norm ? 2 : 1));
-    head_ = Stack<D>{{{head, shape.outputs}}, shape.hidden}.packed(weights_, -INFINITY);
-}
-
-template <class D> void Transformer<D>::hand_out(const int32_t* layers, int count, void* features) {
-    taps_.assign(layers, layers + count);
-    features_ = static_cast<stored*>(features);
-    make_phases();
-}
-
-template <class D> void Transformer<D>::put_adapter(int number) {
-    const LayerSizes sizes{shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, shape.intermediate};
-    auto made = std::make_unique<LoraAdapter<D>>(shape.layers, sizes);
-    if (size_t(number) >= adapters_.size()) adapters_.resize(number + 1);
-    adapters_[number] = std::move(made);
-    make_phases();
-}
-
-template <class D> void Transformer<D>::set_adapter_layer(int number, int layer, const LayerAdapter& from) {
-    LoraAdapter<D>& adapter = *adapters_[number];
-    adapter.set_layer(layer, from);
-    if (size_t(adapter.rank()) <= most_rank_) return;
-    shrunk_ = Buffer<float>(size_t(shape.most_tokens) * adapter.rank());
-    most_rank_ = adapter.rank();
-}
-
-template <class D> size_t Transformer<D>::weight_bytes() const {
-    size_t total = head_.bytes() + (front_ ? front_->fuse.bytes() : 0);
-    for (const Layer& layer : layers_) total += layer.qkv.bytes() + layer.o.bytes() + layer.gate_up.bytes() + layer.down.bytes();
-    return total;
-}
-
-template <class D> size_t Transformer<D>::page_bytes() const {
-    size_t total = 0;
-    for (const Layer& layer : layers_) total += layer.cache->page_bytes();
-    return total + LANES * feature_bytes();
-}
-
-template <class D> void Transformer<D>::save_page(int slot, int block, char* page) const {
-    for (const Layer& layer : layers_) page = layer.cache->save(slot, block, page);
-    if (features_) std::memcpy(page, features_at(slot, block * LANES), LANES * feature_bytes());
-}
-
-template <class D> void Transformer<D>::load_page(int slot, int block, const char* page) {
-    for (Layer& layer : layers_) page = layer.cache->load(slot, block, page);
-    if (features_) std::memcpy(features_at(slot, block * LANES), page, LANES * feature_bytes());
 }
 
 template <class D> void Transformer<D>::run(const Step& step) {

@@ -8,13 +8,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tandem.checkpoints.family_configs import MATRICES
-from tandem.checkpoints.family_weights import EMBEDDING, HEAD, FamilyWeights, FolderWeights, matrix_name
+from tandem.checkpoints.family_weights import EMBEDDING, HEAD, FamilyWeights, FolderWeights, GgufWeights, matrix_name
 from tandem.checkpoints.gguf_blocks import FORMATS, Blocks
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_unchanged, weights_revision
 from tandem.checkpoints.numbers import Floats, Stored
@@ -27,19 +27,6 @@ from tandem.runners.native.library import Matrix, load_library
 log = logging.getLogger("tandem.engine")
 _LAYOUT = 1  # part of the folder's name; increase it when blocks are made otherwise
 _SHARD_BYTES = 5 * 10**9
-
-
-class BlockSource(Protocol):
-    """Matrices in blocks: of a GGUF file, or of the cache."""
-
-    def formats(self) -> tuple[str, ...]:
-        """Format names, sorted."""
-
-    def matrix(self, layer: int, name: str) -> Blocks | None:
-        """Matrix q, k, v, o, gate, up or down of a layer; None: dense. Raises CheckpointError."""
-
-    def head(self) -> Blocks | None:
-        """The output matrix, like `matrix`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +53,7 @@ class Packing:
     name: str = ""
     layers: str = ""
     head: str = ""
-    stored: BlockSource | None = None
+    stored: GgufWeights | QuantisedWeights | None = None
 
     def describe(self, dtype: str) -> str:
         """The weights' format, then the dtype of all else: "int8/float32"."""
@@ -96,7 +83,7 @@ class Packing:
 UNQUANTISED = Packing()
 
 
-def packing(weights: str, stored: BlockSource | None = None) -> Packing:
+def packing(weights: str, stored: GgufWeights | QuantisedWeights | None = None) -> Packing:
     """The packing by `--weights`. `stored`: blocks of a GGUF file or the cache."""
     if weights == "int8":
         return Packing(weights, "q8_0", "q8_0", stored)
@@ -133,28 +120,27 @@ def encoded(library: Any, weight: Floats, form: str) -> Blocks:
 
 @dataclass(frozen=True, slots=True)
 class QuantisedWeights:
-    """Matrices in blocks, in a folder's safetensors files. `names`: NAME.FORMAT of each weight."""
+    """Matrices in blocks, in a folder's safetensors files, each named NAME.FORMAT."""
 
     tensors: Tensors
-    names: Mapping[str, str]
+    packing: Packing
 
     def formats(self) -> tuple[str, ...]:
-        return tuple(sorted({name.rpartition(".")[2] for name in self.names.values()}))
+        return tuple(sorted({self.packing.layers, self.packing.head}))
 
-    def matrix(self, layer: int, name: str) -> Blocks | None:
-        return self._named(matrix_name(layer, name))
+    def matrix(self, layer: int, name: str) -> Blocks:
+        form = self.packing.layers
+        return Blocks(form, self.tensors.stored(f"{matrix_name(layer, name)}.{form}").values)
 
-    def head(self) -> Blocks | None:
-        return self._named(HEAD)
-
-    def _named(self, name: str) -> Blocks:
-        place = self.names[name]
-        return Blocks(place.rpartition(".")[2], self.tensors.stored(place).values)
+    def head(self) -> Blocks:
+        form = self.packing.head
+        return Blocks(form, self.tensors.stored(f"{HEAD}.{form}").values)
 
 
 def quantised(checkpoint: Checkpoint, source: FamilyWeights, weights: str) -> QuantisedWeights | None:
     """The matrices in blocks of int8 or q4; None without compiler or writable cache. Raises CheckpointError."""
-    wanted = _wanted(source, packing(weights))
+    packed = packing(weights)
+    wanted = _wanted(source, packed)
     if any(place not in source for place, _ in wanted.values()):
         return None
     revision = weights_revision(checkpoint)
@@ -173,8 +159,7 @@ def quantised(checkpoint: Checkpoint, source: FamilyWeights, weights: str) -> Qu
     except OSError as error:
         log.warning("cannot cache %s, quantised, in %s: %s", checkpoint.name, cache_root(), error)
         return None
-    tensors = Tensors(kept)
-    return QuantisedWeights(tensors, {place.rpartition(".")[0]: place for place in tensors.files})
+    return QuantisedWeights(Tensors(kept), packed)
 
 
 def _wanted(source: FamilyWeights, packed: Packing) -> dict[str, tuple[str, str]]:
