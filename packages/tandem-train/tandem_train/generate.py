@@ -50,7 +50,7 @@ class SamplerConfig:
 
 
 class SampledRow:
-    """A continuation: tokens [n]; the target's best ids and log-probabilities [n, top]."""
+    """A continuation, and the target's best ids and log-probabilities at each token."""
 
     def __init__(self, request: SampleRequest, config: SamplerConfig) -> None:
         self.request, self._config = request, config
@@ -76,13 +76,10 @@ class SampledRow:
     def tokens(self) -> NDArray[np.int32]:
         return np.array(self._tokens, np.int32)
 
-    @property
-    def ids(self) -> NDArray[np.int32]:
-        return np.stack(self._ids).astype(np.int32)
-
-    @property
-    def logprobs(self) -> NDArray[np.float16]:
-        return np.stack(self._logprobs).astype(np.float16)
+    def sequence(self, kind: str) -> TrainingSequence:
+        ids, logprobs = np.stack(self._ids).astype(np.int32), np.stack(self._logprobs).astype(np.float16)
+        prompt = np.array(self.request.prompt, np.int32)
+        return TrainingSequence(kind, self.request.temperature, prompt, self.tokens, ids, logprobs)
 
 
 class BatchSampler:
@@ -207,24 +204,13 @@ class _Target:
 
     def sequences(self, number: int, own: OwnTexts) -> list[TrainingSequence]:
         """Continuations of shard `number`'s prompts."""
-
         config, kinds, requests = self._config, dict[int, str](), []
         for index in range(number * config.shard, (number + 1) * config.shard):
             which, nth = divmod(index, len(TEMPERATURES))
             prompt = training_prompt(config.seed, which, own)
             kinds[index] = prompt.kind
             requests.append(SampleRequest(index, self.encode(prompt)[-config.max_prompt :], TEMPERATURES[nth]))
-        return [
-            TrainingSequence(
-                kinds[row.request.index],
-                row.request.temperature,
-                np.array(row.request.prompt, np.int32),
-                row.tokens,
-                row.ids,
-                row.logprobs,
-            )
-            for row in self._sampler.run(requests)
-        ]
+        return [row.sequence(kinds[row.request.index]) for row in self._sampler.run(requests)]
 
     def encode(self, prompt: TrainingPrompt) -> tuple[int, ...]:
         if prompt.chat and self.tokenizer.chat_template:
