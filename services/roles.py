@@ -37,7 +37,6 @@ from tandem.engine.rank_processes import RankProcesses, lose_engine_with_ranks, 
 from tandem.engine.step_watch import StepBound, StepWatch
 from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, PREFILL, TARGET
 from tandem.rpc.first_contact import check_peers
-from tandem.rpc.propose_stream import DraftClient
 from tandem.rpc.request_context import prefix_scope
 from tandem.runners.backends import backend_named
 from tandem.runners.own_sizes import own_sizes, runs_native
@@ -164,7 +163,16 @@ async def _target(parts: ServerParts) -> HostedService:
     await load_adapters(config.models, loaded)
     lose_engine_with_ranks(parts.others, engine)
     defaults = defaults_in_force(config, engine)
-    generator, client = await _target_generator(config, loaded)
+    generator, client = plain_generator(loaded), None
+    if config.draft_address is not None:
+        generator, client = await open_remote_draft(
+            loaded,
+            config.models.default_k,
+            config.draft_address,
+            config.draft_seconds,
+            config.credentials,
+            config.pipeline,
+        )
     generator = parts.finished(generator, defaults)
     _log_target(loaded, generator.info)
     generate = parts.generate(parts.observability.traced(generator), lambda: engine.adapters.revisions)
@@ -187,19 +195,6 @@ async def _target(parts: ServerParts) -> HostedService:
         lambda: engine.adapters.revisions,
         background={"the expiry of sessions": service.checkout.expire_forever},
         busy=lambda: len(service.sessions),
-    )
-
-
-async def _target_generator(config: RoleConfig, loaded: Loaded) -> tuple[Generator, DraftClient | None]:
-    if config.draft_address is None:
-        return plain_generator(loaded), None
-    return await open_remote_draft(
-        loaded,
-        config.models.default_k,
-        config.draft_address,
-        config.draft_seconds,
-        config.credentials,
-        config.pipeline,
     )
 
 

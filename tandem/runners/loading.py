@@ -296,15 +296,14 @@ def _load_module(checkpoint: Checkpoint, dtype: Any, platform: Platform, ranks: 
 
 
 def _module(checkpoint: Checkpoint, dtype: Any, platform: Platform, ranks: int, scaled: bool) -> Any:
-    from tandem.runners.torch.from_tensors import configuration, module_from
-    from tandem.runners.torch.model import load_module
+    from tandem.runners.torch.model import load_module, module_from
     from tandem.runners.torch.module_checks import refuse_fields
 
     if scaled and platform.name == "cpu":
         if ranks > 1:
             raise CheckpointError(f"{checkpoint.folder}: tp_degree: a quantised checkpoint is loaded in one process")
         folder = weights_folder(checkpoint)
-        module = module_from(folder, configuration(folder), ScaledWeights(folder), dtype)
+        module = module_from(folder, ScaledWeights(folder), dtype)
     else:
         if checkpoint.gguf is None and Path(checkpoint.folder).is_dir() and not scaled:
             check_dense(Path(checkpoint.folder))

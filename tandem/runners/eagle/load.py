@@ -96,9 +96,8 @@ def _load_module_code(
     platform: Platform,
 ) -> Runner:
     from tandem.runners.eagle.files import head_module
-    from tandem.runners.eagle.hidden_states import TargetFeatures, of_native
+    from tandem.runners.eagle.hidden_states import TargetFeatures, of_native, tensor_of
     from tandem.runners.eagle.runner import EagleRunner
-    from tandem.runners.torch.from_tensors import tensor_of
     from tandem.runners.torch.graph_runner import GraphRunner
 
     if isinstance(handed, NativeFeatures):
