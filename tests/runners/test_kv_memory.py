@@ -19,7 +19,6 @@ from tandem.runners.torch.model import TorchModel
 from tandem.runners.torch.runner import TorchRunner
 from tandem.speculation.types import SamplingParams
 from tests.rows import verify_row
-from tests.runners.compiled import eager
 from tests.runners.modules import native_of
 from tests.runners.test_native import module_of
 
@@ -151,7 +150,3 @@ def test_a_runner_has_no_memory_in_its_slots_once_it_is_warm(make: Callable[...,
     assert resident("nh") - before < MIB // 16
     fill(runner, 0, tokens_of(90))
     assert resident("nh") - before >= 1024 * 90
-
-
-def test_graphs_and_devices_keep_whole_slots_and_say_so() -> None:
-    assert "needs whole slots" in able(eager()).memory_on_demand  # type: ignore[operator]

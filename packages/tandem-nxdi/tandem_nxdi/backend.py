@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tandem.checkpoints.adapter_files import Adapter, AdapterChoice
-from tandem.checkpoints.eagle_heads import check_completed
+from tandem.checkpoints.convert import check_completed
 from tandem.checkpoints.head_config import is_head
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, find, weights_revision
 from tandem.host.cores import format_cores, parse_cores
+from tandem.host.detect import DOCTOR, missing
+from tandem.host.packages import clashes, distributions, installed_package, installed_packages, refusal
 from tandem.runners.backends import Backend, LoadRequest
 from tandem.runners.protocol import Limits, Runner, RunnerIdentity
 from tandem.runners.startup import Startup
-from tandem_nxdi.availability import require_nxdi, versions
+from tandem_nxdi.adapters import NxdiAdapters, read_adapters
 from tandem_nxdi.build import Build, BuildRequest, Kind, plan_build
 from tandem_nxdi.checkpoint import ModelFacts, facts, local, text_config
 from tandem_nxdi.compiled import CompiledModel, check_store, compiled_model
@@ -34,6 +38,8 @@ VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
 BESIDE = "draft: with NxD Inference a head drafts in one graph with its target: fused_target --draft model --eagle"
 _CONTEXT_KERNELS = ("attn_kernel_enabled", "mlp_kernel_enabled", "quantized_mlp_kernel_enabled")
 _SHORT_BUCKET = 1024  # tokens
+PACKAGES = ("neuronx-distributed-inference", "neuronx-distributed", "torch-neuronx")
+ALSO = ("neuronx-cc", "torch", "transformers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +72,7 @@ class NxdiBackend(Backend):
         return local(find(model))
 
     def adapter(self, choice: AdapterChoice) -> Adapter:
-        raise ValueError("adapters: --backend torch serves them")
+        return read_adapters([choice])[0]  # NxDI reads adapters itself
 
     def draft_has_tokenizer(self, request: LoadRequest) -> bool:
         return not _settings(request).eagle  # an EAGLE head has none
@@ -77,7 +83,8 @@ class NxdiBackend(Backend):
             planned = plan(checkpoint, None, request)
             device, build = planned.start(), planned.build
             own = (_limits(planned, request), _identity(checkpoint, planned.target, device))
-            return NxdiRunner(device, build.layout, *own, request.verifies, request.execution.exact, build.tokens_only)
+            exact, adapters = request.execution.exact, NxdiAdapters(build.adapters)
+            return NxdiRunner(device, build.layout, *own, request.verifies, exact, build.tokens_only, adapters)
 
     def load_pair(
         self, target: Checkpoint, draft: Checkpoint, request: LoadRequest, startup: Startup
@@ -97,6 +104,7 @@ class NxdiBackend(Backend):
             if part == "draft" and _settings(request).eagle:
                 raise ValueError("compile_for: an EAGLE head drafts in its target's graph alone; compile fused")
             settings = replace(_settings(request), eagle=False, draft_neuron_config={})
+            settings = settings if part == "target" else replace(settings, adapters=())
             checkpoint = draft if part == "draft" and draft is not None else target
             yield _compiled(plan(checkpoint, None, replace(request, settings=settings, verifies=part == "target")))
             return
@@ -128,6 +136,35 @@ class NxdiBackend(Backend):
         return target, replace(request, settings=draft_apart(settings), verifies=False)
 
 
+def require_nxdi() -> None:
+    """Raises ValueError, one line with the remedy, unless NxDI and its dependencies are installed.
+
+    Needs no device: any machine may compile. Packages that NxDI calls or is compiled against must have the versions of
+    NxDI's metadata.
+    """
+    if why := refusal(clashes(installed_packages())):
+        raise ValueError(f"backend: nxdi is not available here: {why}; {DOCTOR}")
+    absent = [package for package in PACKAGES if not importable(package)]
+    if absent:
+        why = missing("nxdi", compile_only=True)
+        raise ValueError(why or f"backend: nxdi is not available here: {', '.join(absent)} cannot be imported")
+
+
+def importable(package: str) -> bool:
+    """Whether the package is there and no placeholder of PyPI."""
+    name = package.replace("-", "_")
+    if name in sys.modules:
+        return True
+    found = installed_package(package)
+    return importlib.util.find_spec(name) is not None and not (found and found.placeholder)
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that compiled code depends on."""
+    found = distributions()
+    return {name: found[name].version if name in found else "unknown" for name in (*PACKAGES, *ALSO)}
+
+
 def take_cores(request: LoadRequest) -> None:
     """Names this process's cores to the runtime, before its start. Raises ValueError if too few."""
     if request.execution.cores is None:
@@ -150,7 +187,8 @@ def plan(target: Checkpoint, draft: Checkpoint | None, request: LoadRequest) -> 
     single = Kind.WINDOW if request.verifies and shape.max_draft else Kind.PLAIN
     dtype = None if execution.dtype == "auto" else execution.dtype
     sizes = (shape.slots, shape.max_length, shape.max_draft)
-    build = plan_build(BuildRequest(Kind.FUSED if draft else single, *sizes, dtype, eagle3), settings)
+    adapters = read_adapters(settings.adapters) if draft or request.verifies else ()
+    build = plan_build(BuildRequest(Kind.FUSED if draft else single, *sizes, dtype, eagle3), settings, adapters)
     if draft is not None and build.eagle:
         normed = bool((build.draft or {}).get("enable_eagle_draft_input_norm"))
         check_completed(Path(draft.folder), text_config(Path(target.folder)), normed)
@@ -207,6 +245,8 @@ def _wanted(build: Build, name: str, sources: Mapping[str, Any], settings: NxdiS
         "neuron_config": dict(build.neuron),
         "sdk": versions(),
     }
+    if build.adapters:
+        made_from |= {"adapters": dict(build.adapters)}
     if variables := fp8_environment(build.neuron):
         made_from |= {"environment": variables}
     if build.draft is not None:

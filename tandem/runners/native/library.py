@@ -12,7 +12,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from tandem.checkpoints.family import MATRICES
+from tandem.checkpoints.family_configs import MATRICES
 from tandem.runners.native import NativeUnavailable
 from tandem.runners.protocol import RowFailed
 

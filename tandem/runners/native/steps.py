@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.checkpoints.family import NO_ROPE, FamilyConfig
+from tandem.checkpoints.family_configs import NO_ROPE, FamilyConfig
 from tandem.checkpoints.head_config import HeadConfig
 from tandem.checkpoints.numbers import STORAGE, Floats, Stored
 from tandem.runners.capabilities import FeatureRow
