@@ -44,7 +44,10 @@ def fused_step(target: Runner, draft: Runner, rows: Sequence[Any]) -> list[Any]:
     rounds = [row for row in rows if isinstance(row, FusedRow)]
     proposals = _proposals(draft, rounds)
     known = target.limits.vocab_size
-    asked = [to_verify(row, _sound(p, known)) for row, p in zip(rounds, proposals, strict=True)]
+    asked = [
+        to_verify(row, p.within(known) if isinstance(p, Proposal) else Proposal(()))
+        for row, p in zip(rounds, proposals, strict=True)
+    ]
     verdicts = verify_sized(target, [*asked, *rows[len(rounds) :]])
     seconds = max((p.seconds for p in proposals if isinstance(p, Proposal)), default=0.0)
     results = [_fused_result(p, v, known, seconds) for p, v in zip(proposals, verdicts, strict=False)]
@@ -72,10 +75,6 @@ def _fused_result(
     if isinstance(proposal, RowFailed):
         return FusedResult(Proposal(()), verdict, draft_seconds, str(proposal))
     return FusedResult(proposal.within(vocab_size), verdict, draft_seconds)
-
-
-def _sound(proposal: Proposal | RowFailed, vocab_size: int) -> Proposal:
-    return proposal.within(vocab_size) if isinstance(proposal, Proposal) else Proposal(())
 
 
 def to_verify(row: FusedRow, proposal: Proposal) -> VerifyRow:

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from tandem.checkpoints.adapter_files import Adapter, AdapterChoice, read_adapter
-from tandem.checkpoints.eagle_heads import is_eagle1
-from tandem.checkpoints.extras import need_torch
+from tandem.checkpoints.convert import is_eagle1
 from tandem.checkpoints.family_configs import end_ids as ids_of
 from tandem.checkpoints.generation_config import all_end_ids
 from tandem.checkpoints.gguf_blocks import StoredWeights
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.head_config import is_head
-from tandem.checkpoints.hub_files import configuration_folder, read_configuration, weights_folder
+from tandem.checkpoints.hub_files import configuration_folder, need_torch, read_configuration, weights_folder
 from tandem.checkpoints.locate import (
     Checkpoint,
     CheckpointError,
@@ -297,15 +296,14 @@ def _load_module(checkpoint: Checkpoint, dtype: Any, platform: Platform, ranks: 
 
 
 def _module(checkpoint: Checkpoint, dtype: Any, platform: Platform, ranks: int, scaled: bool) -> Any:
-    from tandem.runners.torch.from_tensors import configuration, module_from
-    from tandem.runners.torch.model import load_module
+    from tandem.runners.torch.model import load_module, module_from
     from tandem.runners.torch.module_checks import refuse_fields
 
     if scaled and platform.name == "cpu":
         if ranks > 1:
             raise CheckpointError(f"{checkpoint.folder}: tp_degree: a quantised checkpoint is loaded in one process")
         folder = weights_folder(checkpoint)
-        module = module_from(folder, configuration(folder), ScaledWeights(folder), dtype)
+        module = module_from(folder, ScaledWeights(folder), dtype)
     else:
         if checkpoint.gguf is None and Path(checkpoint.folder).is_dir() and not scaled:
             check_dense(Path(checkpoint.folder))

@@ -47,7 +47,7 @@ def own_sizes(
     if not configs or len(lengths) < len(configs) or len(sizes) < len(configs):
         return shape
     if head:
-        sizes.append(sum(map(_head_bytes, configs)))
+        sizes += [5 * (_count(config, "hidden_size") or 0) * _NUMBER_BYTES for config in configs]  # 3 features, 2 keys
     room = free // SHARE // sum(sizes)
     length = min(lengths[0], max(shape.max_length, room // shape.slots // _STEP * _STEP))
     slots = max(shape.slots, min(MOST_SLOTS, room // length)) if more_slots else shape.slots
@@ -101,10 +101,6 @@ def _position_bytes(config: dict[str, Any]) -> int | None:
         return None
     dim = _count(config, "head_dim") or (_count(config, "hidden_size") or 0) // heads
     return layers * 2 * (_count(config, "num_key_value_heads") or heads) * dim * _NUMBER_BYTES or None
-
-
-def _head_bytes(config: dict[str, Any]) -> int:
-    return (3 + 2) * (_count(config, "hidden_size") or 0) * _NUMBER_BYTES
 
 
 def _count(config: Mapping[str, Any], name: str) -> int | None:

@@ -135,9 +135,7 @@ def _taken(proposal: Proposal | RowFailed, seconds: float) -> Proposal | RowFail
 
 
 def _drafted(result: FusedResult | RowFailed, seconds: float) -> FusedResult | RowFailed:
-    # a copied draft took no time
     if isinstance(result, RowFailed):
         return result
-    proposal = _taken(result.proposal, seconds if result.proposal.seconds else 0.0)
-    assert isinstance(proposal, Proposal)
+    proposal = replace(result.proposal, seconds=seconds if result.proposal.seconds else 0.0)  # a copy took no time
     return replace(result, proposal=proposal, draft_seconds=seconds)

@@ -1,13 +1,13 @@
 """Runs main.py with a stand-in for a Neuron device that refuses what the real one would, while a server serves.
 
-    python -m tests.runners.strict_device REPORT PLANT main.py's arguments...
+    python -m tests.runners.strict_device REPORT main.py's arguments...
 
 The platform `neuron` is TorchNeuron's, on the CPU's tensors. Its compiler is the strict one of graph_check.py: a step
 with a host read, another dtype or an operation that is not on the list cannot be compiled. From the moment the server
 is ready, nothing is compiled, and what graphs return may only be copied to the host or given to the next graph. Like
 the real one it keeps a file for each graph in the folder of compiled code; without a device
 (TORCH_NEURONX_COMPILE_ONLY) asking the runtime for anything is a mistake.
-REPORT gets one JSON object as the process ends. PLANT names a mistake that is made on purpose, or is "none".
+REPORT gets one JSON object as the process ends.
 """
 
 from __future__ import annotations
@@ -16,16 +16,14 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from tandem.runners.torch import graph_modules, platforms
-from tandem.runners.torch.graph_runner import GraphRunner
+from tandem.runners.torch import platforms
 from tandem.runners.torch.graphs import Graph, TorchCompiler
 from tandem.runners.torch.platforms import CPU, NEURON
 from tandem.services import server
@@ -117,10 +115,10 @@ def no_runtime() -> Any:
 
 def install() -> None:
     """Puts the stand-in in the place of the platform `neuron`."""
-    here = {"absent": lambda: None, "memory": CPU.memory, "backend": DEVICE.backend}
+    here = {"absent": lambda: None, "backend": DEVICE.backend}
     here["collectives"] = CPU.collectives
     if platforms.compiles_only():  # AWS's wheels are there, as it were, and no device
-        del here["absent"], here["memory"]
+        del here["absent"]
         platforms._neuron_package, platforms._neuron = lambda: None, no_runtime
     platforms.PLATFORMS["neuron"] = replace(NEURON, device="cpu", **here)
     os.environ.update({str(NEURON.code): "", **dict.fromkeys(NEURON.environment, "")})
@@ -139,61 +137,9 @@ def install() -> None:
     server._announce = announced
 
 
-# --- mistakes made on purpose ---
-
-
-def host_read() -> None:
-    step = graph_modules.PrefillModule.forward
-
-    def forward(self: Any, buffers: Any, rows: Tensor) -> Any:
-        return step(self, buffers, rows) * int(rows[0, 0])
-
-    graph_modules.PrefillModule.forward = forward  # type: ignore[method-assign]
-
-
-def other_dtype() -> None:
-    step = graph_modules.PrefillModule.forward
-
-    def forward(self: Any, buffers: Any, rows: Tensor) -> Any:
-        return (step(self, buffers, rows).double() * 1.0).to(torch.int32)
-
-    graph_modules.PrefillModule.forward = forward  # type: ignore[method-assign]
-
-
-def recompiles() -> None:
-    """Once ready, a step is called with rows of another type, which is another graph."""
-    graph = TorchCompiler.graph
-
-    def made(self: TorchCompiler, name: str, step: Any, arguments: Sequence[Any]) -> Graph:
-        run = graph(self, name, step, arguments)
-        return lambda *given: run(*given[:-1], given[-1].long() if DEVICE.serving else given[-1])
-
-    TorchCompiler.graph = made  # type: ignore[method-assign]
-
-
-def eager() -> None:
-    verified = GraphRunner._verified
-
-    def summed(self: GraphRunner, rows: Any) -> tuple[Tensor, Tensor]:
-        logits, results = verified(self, rows)
-        return logits, results + 0
-
-    GraphRunner._verified = summed  # type: ignore[method-assign]
-
-
-PLANTS: dict[str, Callable[[], None]] = {
-    "none": lambda: None,
-    "host_read": host_read,
-    "other_dtype": other_dtype,
-    "recompiles": recompiles,
-    "eager": eager,
-}
-
-
 def main() -> int:
-    report, plant, *arguments = sys.argv[1:]
+    report, *arguments = sys.argv[1:]
     install()
-    PLANTS[plant]()
     from tandem.cli.main import main as run
 
     try:

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from transformers import AutoModelForCausalLM
 from tandem.checkpoints.head_config import HeadConfig, default_layers, is_head, read_head_config
 from tandem.checkpoints.locate import CheckpointError
 from tandem.engine.batcher import Batcher
-from tandem.engine.compatibility import able
 from tandem.engine.generator import Generator
 from tandem.engine.generators import fused_generator
 from tandem.engine.loading import Loaded, load, load_pair
@@ -29,13 +27,12 @@ from tandem.runners.eagle.files import read_head, write_head
 from tandem.runners.eagle.module import EagleHead
 from tandem.runners.loading import BACKEND, Execution, Shape
 from tandem.runners.pages import PAGE
-from tandem.runners.protocol import Limits, PrefillRow, RunnerIdentity
+from tandem.runners.protocol import PrefillRow
 from tandem.runners.startup import Startup
 from tandem.speculation.types import Chunk, GenerationRequest, Rule, SamplingParams, SpeculationStats
 from tests.daily import daily
 from tests.rows import propose_row, verify_row
-from tests.runners.compiled import eager
-from tests.runners.modules import native_of, torch_features
+from tests.runners.modules import torch_features
 from tests.runners.tiny import model_folder
 
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=0.8, top_p=0.95, seed=11)
@@ -175,21 +172,6 @@ def logits_of(runner: Any) -> list[torch.Tensor]:
     runner.prefill([PrefillRow(1, 0, tuple(range(90, 95)))])
     rows = [verify_row(0, 8, 70, (71, 72, 73, 74), GREEDY), verify_row(1, 5, 97, (98,), GREEDY)]
     return [torch.as_tensor(row).clone() for row in (*runner.verify_logits(rows), *runner.verify_logits(rows[:1]))]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_threads_hand_out_together_what_one_hands_out_alone(target: Path, dtype: torch.dtype) -> None:
-    found = []
-    for threads in (1, 2, 3):
-        module = AutoModelForCausalLM.from_pretrained(target, dtype=dtype)
-        identity = RunnerIdentity("tiny", "", str(dtype), "cpu", "native")
-        runner = native_of(module, threads, Limits(2, 96, 4, 8, 258), identity, True, None)
-        plain = logits_of(runner)
-        features = torch_features(runner.hand_out((1, 1, 2)))
-        assert all(torch.equal(a, b) for a, b in zip(plain, logits_of(runner), strict=True))
-        assert features.values[0, :13].abs().sum(-1).all() and features.values[1, :7].abs().sum(-1).all()
-        found.append(features.values)
-    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -427,10 +409,3 @@ def test_whoever_cannot_serve_a_head_says_who_can(target: Path, folder: Path) ->
         with_pair(replace(beside, execution=replace(beside.execution, tp_degree=2)), lambda *_: None)
     with pytest.raises(CheckpointError, match="runs beside its target alone"):
         BACKEND.load(BACKEND.find(str(folder)), ModelConfig().load_request(), Startup())
-
-
-def test_a_model_of_another_kind_runs_and_hands_out_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = eager()
-    other = SimpleNamespace(model_type="other", hidden_size=8)
-    monkeypatch.setattr(runner.model, "module", SimpleNamespace(base_model=torch.nn.Module(), config=other))
-    assert "other has none named so" in able(runner).features_out  # type: ignore[operator]

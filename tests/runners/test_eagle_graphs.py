@@ -22,7 +22,7 @@ from tandem.engine.loading import Loaded, load_pair
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.runners.eagle.files import write_head
 from tandem.runners.eagle.runner import EagleRunner
-from tandem.runners.loading import BACKEND, Execution, Shape, load_runner
+from tandem.runners.loading import Execution, Shape
 from tandem.runners.protocol import PrefillRow
 from tandem.runners.startup import Startup
 from tandem.runners.torch import graphs
@@ -33,12 +33,12 @@ from tandem.runners.torch.graphs import CompileStatistics, Graph, GraphCompiler,
 from tandem.runners.torch.kernels import ATTENTION, register_attention
 from tandem.runners.torch.model import TorchModel
 from tandem.speculation.types import Rule, SamplingParams
-from tests.rows import propose_row, verify_row
+from tests.rows import propose_row
 from tests.runners import stablehlo
 from tests.runners.compiled import CACHE, GREEDY, LIMITS, PROMPT, SIZES, compiler, identity, module
 from tests.runners.graph_check import Captured, checked, tensors
 from tests.runners.strict import TRAINIUM, lively
-from tests.runners.test_eagle import a_head, requests, said, with_pair
+from tests.runners.test_eagle import a_head, requests, said
 from tests.runners.tiny import model_folder
 
 TINY = HeadConfig(48, 6, 2, 8, 96, SIZES["vocab_size"], 100, 48, layers=(1, 1, 1))
@@ -272,34 +272,6 @@ def test_on_a_device_that_runs_graphs_alone_sampled_drafts_are_those_of_module_c
             (ours,), (theirs,) = graphs.propose([row]), made.propose([row])
             assert ours.token_ids == theirs.token_ids and len(ours.token_ids) == 4
             assert len(ours.distributions) == (4 if rule is Rule.REJECTION else 0)
-
-
-@pytest.mark.thorough
-@pytest.mark.timeout(1500)
-def test_inductors_graphs_give_the_same_bits_with_a_head_and_draft(
-    target: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "cache"))
-    config = models(target, folder, dtype="bfloat16")
-    config = replace(config, shape=Shape(1, 64, 2, chunk=8), default_k=2)
-    alone: Any = load_runner(BACKEND.find(str(target)), config.execution, config.shape)
-    alone.warm_up()
-    expected = [row.clone() for row in alone.verify_logits(verified(alone))]
-
-    async def use(pair: Loaded, draft: Loaded) -> None:
-        ours = [row.clone() for row in pair.runner.verify_logits(verified(pair.runner))]  # type: ignore[attr-defined]
-        assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
-        generator = fused_generator(pair, draft, 2, DraftChoice("eagle", str(folder)))
-        request = replace(requests()[0], max_new_tokens=20)
-        tokens, stats = await said(generator, request)
-        assert tokens == (await said(plain_generator(pair), request))[0] and stats.drafted
-
-    with_pair(config, use)
-
-
-def verified(runner: Any) -> list[Any]:
-    fill_all(runner, 0, tuple(range(60, 83)))
-    return [verify_row(0, 23, 70, (71, 72), GREEDY)]
 
 
 def test_compile_knows_a_head(

@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tandem.checkpoints.locate import CheckpointError, find
-from tandem.cli.main import main
 from tandem.runners.families import served
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.protocol import PrefillRow
@@ -233,10 +232,3 @@ def test_an_untested_family_is_tried_if_the_operator_says_so(tmp_path: Path, mon
     with pytest.raises(CheckpointError, match="--untested_model tries it"):
         load(tmp_path)
     assert decoded(load(tmp_path, untested_model=True), PROMPTS[:1], 8) == [at_home(module, PROMPTS[0], 8)]
-
-
-def test_a_refusal_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "mamba2"}')
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    assert main(["--role", "target", "--port", "0", "--model", str(tmp_path)]) == 2
-    assert "nothing here serves mamba2" in capsys.readouterr().err.strip().splitlines()[-1]

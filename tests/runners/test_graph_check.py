@@ -5,10 +5,9 @@ Then each graph is lowered to StableHLO and run by XLA: its results are those of
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ from tandem.runners.torch.graph_runner import GraphRunner
 from tandem.runners.torch.graphs import TorchCompiler
 from tandem.speculation.types import Rule, SamplingParams
 from tests.daily import daily
-from tests.rows import changed, fused_row, propose_row
+from tests.rows import fused_row, propose_row
 from tests.runners import stablehlo
 from tests.runners.compiled import CACHE, LIMITS, PROMPT, Sequences, eager, fill, identity, module, plain
 from tests.runners.graph_check import GraphRejected, StrictBackend, checked, tensors
@@ -129,46 +128,6 @@ def test_what_is_planted_is_seen(plant: str) -> None:
         checked(Planted(step), (torch.zeros(2, 5, 4), torch.tensor([[1], [2]], dtype=torch.int32)))
 
 
-def test_a_number_read_from_the_device_is_seen_where_dynamo_would_let_it_pass() -> None:
-    step = Planted(PLANTS["item"][0])
-    with (
-        torch._dynamo.config.patch(capture_scalar_outputs=True),
-        pytest.raises(GraphRejected, match=r"not known when compiling|_local_scalar_dense"),
-    ):
-        checked(step, (torch.zeros(2, 5, 4), torch.tensor([[1], [2]], dtype=torch.int32)))
-
-
-def test_a_symbolic_shape_is_seen() -> None:
-    run = torch.compile(lambda x: x + 1, fullgraph=True, dynamic=True, backend=StrictBackend())
-    with pytest.raises(Exception, match=r"a number that is not known when compiling|a symbolic shape"):
-        run(torch.zeros(3, 4))
-
-
-def test_64_bit_rows_are_seen() -> None:
-    with pytest.raises(GraphRejected, match="64-bit integers other than indices"):
-        checked(Planted(lambda cache, at: at.int()), (torch.zeros(2, 5, 4), torch.tensor([[1], [2]])))
-
-
-def test_a_graph_that_computes_something_else_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Twofold(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x * (2 if torch.compiler.is_compiling() else 3)
-
-    with pytest.raises(GraphRejected, match="result 0 is not that of module code"):
-        checked(Twofold(), (torch.ones(2),))
-
-
-@pytest.mark.skipif(NO_STABLEHLO is not None, reason=str(NO_STABLEHLO))
-def test_what_has_no_lowering_is_said() -> None:
-    class Counting(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.cumprod(0)
-
-    graph = torch.fx.experimental.proxy_tensor.make_fx(Counting())(torch.ones(3))
-    with pytest.raises(stablehlo.NotLowered, match="torch-mlir: Lowering Torch Backend IR -> StableHLO"):
-        stablehlo.lowered(graph)
-
-
 def strict_pair() -> tuple[GraphRunner, GraphRunner, list[StrictBackend]]:
     """Target and draft whose every step is a graph that passed the check."""
     backends: list[StrictBackend] = []
@@ -220,47 +179,19 @@ def sampled(target: GraphRunner, draft: GraphRunner, slots: list[int]) -> None:
             assert len(result.proposal.distributions) == (2 if rule is Rule.REJECTION else 0)
 
 
-WARPINGS = [  # the tiny model's choices are nearly alike, so low temperatures
-    SamplingParams(temperature=0.1, seed=3),
-    SamplingParams(temperature=0.1, top_k=5, seed=4),
-    SamplingParams(temperature=0.03, top_p=0.8, seed=5),
-    SamplingParams(temperature=0.05, top_k=30, top_p=0.6, seed=6),
-    SamplingParams(temperature=0.05, min_p=0.2, seed=7),
-    SamplingParams(),
-]
-
-
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "only",
-    [
-        pytest.param(None, id="whole head"),
-        pytest.param(tuple(range(3, 200, 2)), id="frequent tokens"),
-    ],
-)
-def test_a_draft_given_noise_draws_what_the_host_draws(only: tuple[int, ...] | None) -> None:
+@pytest.mark.parametrize("only", [None, tuple(range(3, 200, 2))], ids=["whole head", "frequent tokens"])
+def test_a_draft_on_graphs_alone_draws_what_module_code_draws(only: tuple[int, ...] | None) -> None:
     runners = []
     for platform in (TRAINIUM, None):
-        own = GraphModel(_copy(), *CACHE, only, platform=platform and replace(platform))
-        runner = GraphRunner(own, LIMITS, identity(torch.float32), lambda _: TorchCompiler("eager"), False)
-        runner.warm_up()
-        fill(runner, 0, PROMPT[:-2])
-        fill(runner, 1, PROMPT[:-2])
-        runners.append(runner)
-    for one, other in zip(WARPINGS, WARPINGS[1:] + WARPINGS[:1], strict=True):
-        rows = [propose_row(s, len(PROMPT) - 1, PROMPT[-2:], 3, p) for s, p in enumerate((one, other))]
-        given, drawn = (runner.propose(rows) for runner in runners)
-        assert [p.token_ids for p in given] == [p.token_ids for p in drawn]  # type: ignore[union-attr]
-        stepwise = [changed(row, rule=Rule.REJECTION) for row in rows]
-        for ours, theirs in zip(*(runner.propose(stepwise) for runner in runners), strict=True):
-            assert ours.token_ids == theirs.token_ids  # type: ignore[union-attr]
-            for sent, expected in zip(ours.distributions, theirs.distributions, strict=True):  # type: ignore[union-attr]
-                assert dict(zip(sent.token_ids, sent.weights, strict=True)) == pytest.approx(
-                    dict(zip(expected.token_ids, expected.weights, strict=True)), rel=1e-4
-                )
-
-
-def _copy() -> Any:
-    import copy
-
-    return copy.deepcopy(module("llama", torch.float32, True))
+        own = GraphModel(copy.deepcopy(module("llama", torch.float32, True)), *CACHE, only, platform=platform)
+        runners.append(GraphRunner(own, LIMITS, identity(torch.float32), lambda _: TorchCompiler("eager"), False))
+        runners[-1].warm_up()
+        for slot in range(2):
+            fill(runners[-1], slot, PROMPT[:-2])
+    for rule in (Rule.AGREEMENT, Rule.REJECTION):
+        sampling = (SamplingParams(temperature=0.05, top_k=30, top_p=0.6, seed=6), SamplingParams())
+        rows = [propose_row(s, len(PROMPT) - 1, PROMPT[-2:], 3, own, rule) for s, own in enumerate(sampling)]
+        ours, theirs = (runner.propose(rows) for runner in runners)
+        assert [p.token_ids for p in ours] == [p.token_ids for p in theirs]  # type: ignore[union-attr]
+        assert len(ours[0].distributions) == (3 if rule is Rule.REJECTION else 0)  # type: ignore[union-attr]

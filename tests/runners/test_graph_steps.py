@@ -10,13 +10,11 @@ import torch
 from tandem.runners.batch_invariance import check_batch_invariance, check_fused_invariance
 from tandem.runners.fused_step import fused_step
 from tandem.runners.protocol import FusedRow, VerifyRow
-from tandem.runners.torch import graph_modules, graph_runner
+from tandem.runners.torch import graph_runner
 from tandem.runners.torch.graph_model import GraphModel
-from tandem.runners.torch.graph_modules import VerifyModule, leading, verify_greedy
+from tandem.runners.torch.graph_modules import VerifyModule, verify_greedy
 from tandem.runners.torch.graph_runner import GraphRunner
-from tandem.runners.torch.graphs import GraphRefused, TorchCompiler, buckets_for
-from tandem.runners.torch.model import to_host
-from tandem.runners.torch.platforms import CPU
+from tandem.runners.torch.graphs import GraphRefused, TorchCompiler
 from tandem.speculation.draws import BadLogits, draw
 from tandem.speculation.processing import Processing
 from tandem.speculation.rules import agree
@@ -93,21 +91,6 @@ def test_acceptance_on_the_device_is_agreement_also_where_logits_are_not_finite(
             assert sound[r]
             assert int(accepted[r]) == verdict.accepted
             assert tuple(best[r, : verdict.accepted + 1].tolist()) == verdict.token_ids
-
-
-def test_leading_counts_up_to_the_first_that_is_false() -> None:
-    flags = torch.tensor([[True, True, False, True], [False, True, True, True], [True] * 4])
-    assert leading(flags, torch.arange(4)).tolist() == [2, 0, 4]
-
-
-@pytest.mark.thorough
-def test_fused_graphs_decode_as_the_target_alone(pair: Pair) -> None:
-    ours = Sequences(*pair)
-    ours.join(1, PROMPT)
-    while len(ours.tokens[1]) < len(PROMPT) + 20:
-        ours.round([1])
-    assert ours.accepted > 0
-    assert ours.tokens[1][: len(PROMPT) + 20] == plain(eager(), PROMPT, 20)
 
 
 def test_rows_join_and_leave_and_ask_for_any_length(pair: Pair) -> None:
@@ -193,24 +176,6 @@ def test_a_greedy_fused_round_is_one_copy_each_way_and_then_one(pair: Pair, monk
     assert len(uploads) == 1 and reads == ["tolist"] * 4
 
 
-@pytest.mark.thorough  # daily: the test after
-def test_no_graph_is_made_after_warm_up() -> None:
-    compiler = TorchCompiler("eager")
-    model = GraphModel(module("qwen2", torch.float32, True), *CACHE)
-    model.prepare(compiler, buckets_for(CPU, LIMITS), verifies=True)
-    compiler.seal()
-    assert compiler.statistics.compiled == 3  # one to prefill, and one to verify for either batch
-    row = graph_modules.verify_row(rows([(1, 2)])[0], 4)
-    for count in (1, 2, 1, 2):
-        for _ in range(3):
-            to_host(model.verified([[slot, *row[1:]] for slot in range(count)])[1])
-    assert compiler.statistics.compiled == 3
-    with pytest.raises(GraphRefused, match="no graph was made to verify 1 rows of 3 tokens"):
-        model.forward([0], model.tensor([[1, 2, 3]]), model.tensor([0]))
-    with pytest.raises(GraphRefused, match="after warm-up"):
-        compiler.graph("late", VerifyModule(model), (model.buffers, model.tensor([row])))
-
-
 def test_a_step_of_another_shape_or_kind_is_refused_and_not_compiled() -> None:
     compiler = TorchCompiler("eager")
     model = GraphModel(module("qwen2", torch.float32, True), *CACHE)
@@ -270,8 +235,3 @@ def test_sampled_rows_follow_the_seeded_law_on_graphs_too(pair: Pair) -> None:
             fill(runner, slot, PROMPT[:-1])
     asked = rows([(7, 8), (9,)], SAMPLED)
     assert [v.token_ids for v in target.verify(asked)] == [v.token_ids for v in reference.verify(asked)]  # type: ignore[union-attr]
-
-
-def test_a_row_that_failed_says_so() -> None:
-    assert isinstance(graph_modules.verdict_of([1, 2, 0, 0], 2), RuntimeError)
-    assert graph_modules.verdict_of([1, 2, 1, 1], 2).token_ids == (1, 2)  # type: ignore[union-attr]

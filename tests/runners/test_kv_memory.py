@@ -17,10 +17,8 @@ from tandem.runners.protocol import Limits, PrefillRow, RunnerIdentity
 from tandem.runners.torch.kernels import ATTENTION, register_attention
 from tandem.runners.torch.model import TorchModel
 from tandem.runners.torch.runner import TorchRunner
-from tandem.runners.torch.slot_cache import OnDemandBuffer, page_stride
 from tandem.speculation.types import SamplingParams
 from tests.rows import verify_row
-from tests.runners.compiled import eager
 from tests.runners.modules import native_of
 from tests.runners.test_native import module_of
 
@@ -152,21 +150,3 @@ def test_a_runner_has_no_memory_in_its_slots_once_it_is_warm(make: Callable[...,
     assert resident("nh") - before < MIB // 16
     fill(runner, 0, tokens_of(90))
     assert resident("nh") - before >= 1024 * 90
-
-
-def test_graphs_and_devices_keep_whole_slots_and_say_so() -> None:
-    assert "needs whole slots" in able(eager()).memory_on_demand  # type: ignore[operator]
-
-
-@pytest.mark.parametrize(
-    ("positions", "row", "stride"), [(576, 128, 576), (577, 128, 608), (10, 192, 64), (1, 4096, 1)]
-)
-def test_a_slot_is_whole_pages(positions: int, row: int, stride: int) -> None:
-    assert page_stride(positions, row) == stride and stride * row % mmap.PAGESIZE == 0
-
-
-def test_memory_that_was_given_back_reads_as_zeros() -> None:
-    buffer = OnDemandBuffer((4, 1024), torch.float32)
-    buffer.tensor.fill_(1.0)
-    buffer.give_back(4096, 8192)
-    assert buffer.tensor.sum(1).tolist() == [1024.0, 0.0, 0.0, 1024.0]

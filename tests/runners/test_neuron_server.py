@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -25,7 +24,6 @@ from tandem.engine.loading import load
 from tandem.engine.model_config import ModelConfig
 from tandem.ports import free_port
 from tandem.rpc.channel import DRAFT, FUSED, TARGET
-from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
 from tandem.runners.eagle.files import write_head
 from tandem.runners.loading import Execution, Shape
@@ -74,10 +72,10 @@ def expected(models: tuple[str, str]) -> list[tuple[int, ...]]:
 
 
 @contextlib.contextmanager
-def strict(folder: Path, *arguments: str, plant: str = "none", last: Sequence[str] = ()) -> Iterator[ServerProcess]:
+def strict(folder: Path, *arguments: str, last: Sequence[str] = ()) -> Iterator[ServerProcess]:
     """A server on the stand-in; report.json in its folder says what happened as it ends."""
     folder.mkdir()
-    program = ("-m", "tests.runners.strict_device", str(folder / "report.json"), plant)
+    program = ("-m", "tests.runners.strict_device", str(folder / "report.json"))
     server = ServerProcess(folder, *arguments, *FLAGS, *last, program=program)
     try:
         yield server
@@ -157,7 +155,7 @@ def compile_without_a_device(model: str, folder: Path, *launchers: list[str], ra
     """As on a CPU instance with AWS's wheels: the stand-in refuses whatever asks the runtime. A launcher is a host."""
     shape = [*FLAGS[: FLAGS.index("--port")], "--batch", "1", "--max_speculation_length", "1", "--prefill_chunk", "16"]
     words = ["--role", "compile", "--compile", "neuron", "--target_model", model, "--tp_degree", str(ranks)]
-    program = ["-m", "tests.runners.strict_device", f"{folder}.json", "none", *words, *shape, "--compiled_dir"]
+    program = ["-m", "tests.runners.strict_device", f"{folder}.json", *words, *shape, "--compiled_dir"]
     environ = {"TORCH_NEURONX_COMPILE_ONLY": "1", "NEURON_PLATFORM_TARGET_OVERRIDE": "trn2"}
     started = [
         subprocess.Popen(
@@ -197,33 +195,3 @@ def test_a_server_finds_what_was_compiled_without_a_device_and_copied(models: tu
         server.wait_ready(STARTS)
         seen = report(server)
     assert seen["found"] == seen["graphs"] == 2, "the server would have compiled none"
-
-
-@pytest.mark.parametrize(
-    ("plant", "said"), [("host_read", "_local_scalar_dense: not among the operations"), ("other_dtype", "float64")]
-)
-def test_a_step_that_a_device_would_not_take_is_never_served(
-    models: tuple[str, str], tmp_path: Path, plant: str, said: str
-) -> None:
-    with strict(tmp_path / plant, "--role", "target", "--model", models[0], plant=plant) as server:
-        assert server.process.wait(STARTS) != 0
-        assert not server.ready_file.exists()
-        log = server.log.read_text()
-        assert re.search(said, log), log[-3000:]
-
-
-@pytest.mark.parametrize("plant", ["recompiles", "eager"])
-def test_what_a_device_would_not_take_of_a_server_is_refused_and_told(
-    models: tuple[str, str], tmp_path: Path, plant: str
-) -> None:
-    async def asked(address: str) -> None:
-        async with GenerationClient.connect(address, TARGET) as client:
-            with pytest.raises(TandemError):
-                await answer(client.generate, requests()[0])
-
-    with strict(tmp_path / plant, "--role", "target", "--model", models[0], plant=plant) as server:
-        run(asked(server.wait_ready(STARTS)))
-        server.process.terminate()
-        server.process.wait(STARTS)
-        log = server.log.read_text()  # only now: the request's line is written after its answer
-        assert ("compiled again after warm-up" if plant == "recompiles" else "would run on the device") in log

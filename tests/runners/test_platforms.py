@@ -10,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 from transformers import LlamaForCausalLM
 
 from tandem.cli import main
@@ -18,7 +17,7 @@ from tandem.runners.loading import Execution, prepared_platform
 from tandem.runners.protocol import RunnerIdentity
 from tandem.runners.torch import platforms
 from tandem.runners.torch.graph_runner import GraphRunner
-from tandem.runners.torch.graphs import Buckets, TorchCompiler, buckets_for, graph_compiler
+from tandem.runners.torch.graphs import Buckets, buckets_for
 from tandem.runners.torch.platforms import CPU, CUDA, DEVICES, NEURON, choose_platform, compile_order, platform_of
 from tests.runners.compiled import FAMILIES, LIMITS
 
@@ -56,15 +55,16 @@ def test_neuron_without_its_software_is_one_line_that_says_what_is_missing(
     )
 
 
-def test_pypis_placeholder_is_named(site: Path) -> None:
-    install(site, "1.0", description="WRONG PACKAGE. Please install the package from Neuron Repository")
-    with pytest.raises(ValueError, match=r"torch-neuronx 1.0 is PyPI's empty placeholder; AWS's own is on http"):
-        choose_platform("neuron")
-
-
-def test_the_xla_package_is_not_taken_for_torchneuron(site: Path) -> None:
-    install(site, "2.9.0.2.15.32035", "xla_impl/trace.py")
-    with pytest.raises(ValueError, match=r"torch-neuronx 2.9.0.2.15.32035 is the PyTorch/XLA package, not TorchNeuron"):
+@pytest.mark.parametrize(
+    ("version", "file", "description", "said"),
+    [
+        ("1.0", "", "WRONG PACKAGE. Please install", "torch-neuronx 1.0 is PyPI's empty placeholder; AWS's own is on"),
+        ("2.9.0.2", "xla_impl/trace.py", "", "torch-neuronx 2.9.0.2 is the PyTorch/XLA package, not TorchNeuron"),
+    ],
+)
+def test_what_is_no_torchneuron_is_named(site: Path, version: str, file: str, description: str, said: str) -> None:
+    install(site, version, file, description=description)
+    with pytest.raises(ValueError, match=said):
         choose_platform("neuron")
 
 
@@ -183,12 +183,6 @@ def test_cores_of_a_device_that_is_not_named_are_refused() -> None:
         prepared_platform(Execution(cores="0"))
 
 
-def test_each_platform_makes_graphs_its_own_way() -> None:
-    compiled = graph_compiler(NEURON, IDENTITY, LIMITS, None)("target")
-    assert isinstance(compiled, TorchCompiler) and compiled._backend == "neuron"
-    assert isinstance(graph_compiler(CUDA, IDENTITY, LIMITS, None)("target"), TorchCompiler)
-
-
 def test_buckets_are_few_where_graphs_are_dear_and_those_asked_for_besides() -> None:
     assert buckets_for(NEURON, LIMITS) == Buckets((1, 2), 4, 16, (3,))
     assert buckets_for(CUDA, LIMITS) == Buckets((1, 2), 4, 16, (1, 2, 3))
@@ -197,9 +191,3 @@ def test_buckets_are_few_where_graphs_are_dear_and_those_asked_for_besides() -> 
         buckets_for(CPU, LIMITS, (3,))
     with pytest.raises(ValueError, match="draft_buckets: 9 is outside 1 to 3, the max_speculation_length"):
         buckets_for(CPU, LIMITS, draft_buckets=(9,))
-
-
-def test_the_cpu_is_described() -> None:
-    assert CPU.absent() is None
-    assert CPU.describe().startswith("cpu (") and CPU.memory() > 2**28
-    assert choose_platform("auto") is (CUDA if torch.cuda.is_available() else CPU)

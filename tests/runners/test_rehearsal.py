@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,8 +19,8 @@ from tandem.host.device_times import (
 )
 from tandem.runners.fused_step import fused
 from tandem.runners.protocol import FusedRow, Limits, PrefillRow, ProposeRow, Runner, VerifyRow
-from tandem.runners.rehearsal import bare, rehearsed
-from tandem.speculation.types import Request, SamplingParams, Verdict
+from tandem.runners.rehearsal import rehearsed
+from tandem.speculation.types import Request, SamplingParams
 from tests.toy import ToyConfig, ToyRunner
 
 ASKED = Request(SamplingParams())
@@ -58,14 +57,6 @@ def proposal(k: int = 3) -> ProposeRow:
 # --- the times ---
 
 
-def test_steps_between_those_measured_are_interpolated_and_wider_ones_go_on() -> None:
-    steps = StepTimes((StepTime(25.6, 1), StepTime(26.2, 4)))
-    assert steps.seconds(1) == pytest.approx(0.0256)
-    assert steps.seconds(2) == pytest.approx(0.0258)
-    assert steps.seconds(9) == pytest.approx(0.0272)
-    assert steps.seconds(3, rows=3) == steps.seconds(9)  # no rows were measured: tokens count
-
-
 def test_rows_that_were_measured_are_told_from_widths() -> None:
     grid = {(1, 1): 10.0, (5, 1): 12.0, (1, 4): 20.0, (5, 4): 30.0}
     steps = StepTimes(tuple(StepTime(ms, width, rows) for (width, rows), ms in grid.items()))
@@ -80,10 +71,6 @@ def test_length_is_interpolated_and_its_ends_are_kept() -> None:
     steps = StepTimes((StepTime(10, 1, 1, 100), StepTime(14, 1, 1, 500)))
     found = [steps.seconds(1, 1, length) for length in (0, 100, 300, 500, 9000)]
     assert found == pytest.approx([0.010, 0.010, 0.012, 0.014, 0.014])
-
-
-def test_times_that_fall_at_the_end_stay_level_beyond_it() -> None:
-    assert StepTimes((StepTime(5, 1), StepTime(4, 2))).seconds(50) == pytest.approx(0.004)
 
 
 @pytest.mark.parametrize("name", presets())
@@ -172,34 +159,7 @@ def test_a_fused_step_takes_a_draft_and_a_verification() -> None:
     assert found.verdict == expected.verdict  # type: ignore[union-attr]
 
 
-def test_only_the_part_that_has_times_is_rehearsed() -> None:
-    only_target = replace(device(), draft=None)
-    draft = ToyRunner(LIMITS)
-    assert rehearsed(draft, only_target, verifies=False) is draft
-    assert rehearsed(draft, None, verifies=True) is draft
-    assert bare(rehearsed(draft, only_target, verifies=True)) is draft
-
-
 def test_the_device_is_labelled_wherever_it_is_told() -> None:
     told = runner(times=times_named("trn2-llama-8b")).identity
     assert told.device == "trn2.3xlarge with Llama-3.1-8B, rehearsed on toy"
     assert told.rehearsal and "vllm-neuron" in told.rehearsal.source and "assumed" in told.rehearsal.source
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", ["trn2-llama-8b", "h100-llama-8b"])
-def test_the_real_pair_gives_the_same_bits_when_it_is_rehearsed(name: str) -> None:
-    from tests.runners.real import draft, prompt_tokens, target
-    from tests.runners.real import fill as feed
-
-    times, prompt = times_named(name), prompt_tokens("The capital of France is")
-    models = target("float32"), draft("float32")
-    slow = rehearsed(models[0], times, True), rehearsed(models[1], times, False)
-    outputs = []
-    for pair in (models, slow):
-        for model in pair:
-            feed(model, 0, prompt[:-1])
-        row = ProposeRow(0, len(prompt) - 1, tuple(prompt[-1:]), 3, ASKED)
-        (result,) = fused(*pair)([FusedRow(row)])
-        outputs.append(result.verdict)  # type: ignore[union-attr]
-    assert isinstance(outputs[0], Verdict) and outputs[0] == outputs[1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -15,17 +14,14 @@ from tandem.runners.fused_step import fused_step
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.protocol import (
     FusedResult,
-    Limits,
     PrefillRow,
     Proposal,
     ProposeRow,
     Runner,
 )
-from tandem.speculation import rejection
 from tandem.speculation.types import Rule, SamplingParams, Verdict
 from tests.rows import fused_row, propose_row, verify_row
 from tests.support import toy
-from tests.toy import ToyConfig, ToyRunner
 
 PROMPT = (5, 9, 100, 7, 33, 9, 100)
 SAMPLED = SamplingParams(temperature=1.5, seed=3)
@@ -131,24 +127,3 @@ def test_a_draft_with_more_tokens_than_the_target_draws_none_of_them(runner: Run
         assert len(proposal.token_ids) == 3 and max(proposal.token_ids) < 60
         assert max(sent.token_ids[-1] for sent in proposal.distributions) < 60
         assert proposal.within(60) == proposal
-
-
-class Broken(ToyRunner):
-    """No logit is finite at the third position of a round."""
-
-    def logits(self, slot: int, position: int) -> np.ndarray:
-        return super().logits(slot, position) * (np.nan if position == len(PROMPT) + 1 else 1)
-
-
-def test_a_draft_whose_logits_break_proposes_a_token_for_certain() -> None:
-    broken = Broken(Limits(4, 160, 5, 16, 258), ToyConfig())
-    (proposal,) = proposed(broken, proposing(0, SAMPLED, Rule.REJECTION, 3))
-    assert proposal.token_ids[2] == 0
-    assert (proposal.distributions[2].token_ids, proposal.distributions[2].weights) == ((0,), (1.0,))
-
-
-def test_the_support_holds_what_the_law_of_the_draft_makes_likely(torch_runner: Runner) -> None:
-    (proposal,) = proposed(torch_runner, proposing(0, SAMPLED, Rule.REJECTION, 1))
-    (sent,) = proposal.distributions
-    assert 1 < len(sent.token_ids) <= rejection.SUPPORT
-    assert max(sent.weights) == 1.0 and min(sent.weights) >= rejection.FLOOR

@@ -22,7 +22,6 @@ from tandem.runners.fused_step import fused
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.protocol import PrefillRow
 from tandem.runners.startup import Startup
-from tandem.runners.torch.platforms import CPU, NEURON, compile_order
 from tandem.runners.torch.tensor_parallel import DRAFT, TARGET, Leader, RankLink, Ranks, follow
 from tandem.speculation.processing import Processing
 from tandem.speculation.types import InvalidField, Request, SamplingParams, Structure, StructureKind
@@ -152,25 +151,9 @@ def test_as_many_processes_as_the_degree_says_must_be_there(degree: int, started
         Ranks.from_environment(degree, {"WORLD_SIZE": started, "RANK": "0"})
 
 
-def test_ranks_other_than_the_first_follow() -> None:
-    assert not Ranks.from_environment(1, {}).follows
-    assert [Ranks.from_environment(2, {"WORLD_SIZE": "2", "RANK": rank}).follows for rank in "01"] == [False, True]
-
-
 def test_heads_that_cannot_be_shared_are_refused() -> None:
     with pytest.raises(UnsupportedModel, match="tp_degree: 4 does not divide the model's 2 key-value heads"):
         check_fits(FAMILIES["llama"]()[1], 64, ranks=4)
-
-
-def test_what_runs_shared_steps_is_the_platforms_to_say() -> None:
-    assert compile_order("auto", CPU, 2) == ("off",) and compile_order("auto", NEURON, 4) == ("neuron",)
-    with pytest.raises(ValueError, match="compile: native does not go with tp_degree on cpu: auto or off"):
-        compile_order("native", CPU, 2)
-
-
-def test_an_execution_of_no_processes_is_refused() -> None:
-    with pytest.raises(ValueError, match="tp_degree: 0 is below 1"):
-        Execution(tp_degree=0)
 
 
 def test_a_draft_is_whole_on_every_rank(tmp_path: Path) -> None:

@@ -12,14 +12,11 @@ import pytest
 import torch
 
 from tandem.checkpoints.adapter_files import Adapter, LowRank
-from tandem.engine.compatibility import EXCLUDED, able
-from tandem.runners.capabilities import No, Trait
 from tandem.runners.protocol import PrefillRow, Proposal, VerifyRow
 from tandem.runners.torch.model import TorchModel
-from tandem.runners.torch.module_adapters import products
 from tandem.runners.torch.runner import TorchRunner
 from tandem.speculation.types import Verdict
-from tests.adapters import applied, lora_tensors, made_adapter
+from tests.adapters import applied, made_adapter
 from tests.rows import propose_row, verify_row
 from tests.runners.compiled import CACHE, GREEDY, LIMITS, PROMPT, eager, identity, module
 
@@ -97,22 +94,6 @@ def test_rows_have_the_same_bits_alone_and_beside_any_others_at_every_width(dtyp
             assert [bits(logits, 0), bits(logits, 1)] == [alone[adapter] for adapter in pair]
 
 
-def test_products_have_the_same_bits_for_any_number_of_rows_and_threads() -> None:
-    chance = torch.Generator().manual_seed(1)
-    x, matrix = torch.randn(70, 300, generator=chance), torch.randn(900, 512, generator=chance)
-    matrix[:, 300:] = 0
-    whole = products(x, matrix)
-    assert torch.allclose(whole, x @ matrix[:, :300].T, atol=1e-4)
-    threads = torch.get_num_threads()
-    try:
-        for count in (1, 2, 4):
-            torch.set_num_threads(count)
-            assert torch.equal(products(x[7:8], matrix), whole[7:8])
-            assert torch.equal(products(x[5:60], matrix), whole[5:60])
-    finally:
-        torch.set_num_threads(threads)
-
-
 def test_what_does_not_fit_the_model_is_refused(tmp_path: Path) -> None:
     runner, _ = adapted(tmp_path, torch.float32)
     for path, said in (("lm_head", "lm_head"), ("model.layers.9.self_attn.q_proj", "layers.9")):
@@ -148,13 +129,3 @@ def test_drafts_propose_with_their_adapter_beside_rows_of_others(tmp_path: Path)
             assert isinstance(alone, Proposal) and alone.token_ids == tokens
             said.add(tokens)
     assert len(said) == 3
-
-
-def test_graphs_take_none() -> None:
-    assert not any(isinstance(able(runner).adapters, No) for runner in (eager(), eager(draft=True)))
-    assert "--compile native or off" in EXCLUDED[Trait.GRAPHS]["adapters"]
-
-
-def test_the_oracle_sees_every_layer(tmp_path: Path) -> None:
-    plain = module("llama", torch.float32, False)
-    assert len(lora_tensors(plain, 1)) == 2 * 7 * plain.config.num_hidden_layers

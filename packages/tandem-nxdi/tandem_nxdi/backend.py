@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tandem.checkpoints.adapter_files import Adapter, AdapterChoice
-from tandem.checkpoints.eagle_heads import check_completed
+from tandem.checkpoints.convert import check_completed
 from tandem.checkpoints.head_config import is_head
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, find, weights_revision
 from tandem.host.cores import format_cores, parse_cores
+from tandem.host.detect import DOCTOR, missing
+from tandem.host.packages import clashes, distributions, installed_package, installed_packages, refusal
 from tandem.runners.backends import Backend, LoadRequest
 from tandem.runners.protocol import Limits, Runner, RunnerIdentity
 from tandem.runners.startup import Startup
 from tandem_nxdi.adapters import NxdiAdapters, read_adapters
-from tandem_nxdi.availability import require_nxdi, versions
 from tandem_nxdi.build import Build, BuildRequest, Kind, plan_build
 from tandem_nxdi.checkpoint import ModelFacts, facts, local, text_config
 from tandem_nxdi.compiled import CompiledModel, check_store, compiled_model
@@ -35,6 +38,8 @@ VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
 BESIDE = "draft: with NxD Inference a head drafts in one graph with its target: fused_target --draft model --eagle"
 _CONTEXT_KERNELS = ("attn_kernel_enabled", "mlp_kernel_enabled", "quantized_mlp_kernel_enabled")
 _SHORT_BUCKET = 1024  # tokens
+PACKAGES = ("neuronx-distributed-inference", "neuronx-distributed", "torch-neuronx")
+ALSO = ("neuronx-cc", "torch", "transformers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +134,35 @@ class NxdiBackend(Backend):
         if settings.eagle:
             return (target,)
         return target, replace(request, settings=draft_apart(settings), verifies=False)
+
+
+def require_nxdi() -> None:
+    """Raises ValueError, one line with the remedy, unless NxDI and its dependencies are installed.
+
+    Needs no device: any machine may compile. Packages that NxDI calls or is compiled against must have the versions of
+    NxDI's metadata.
+    """
+    if why := refusal(clashes(installed_packages())):
+        raise ValueError(f"backend: nxdi is not available here: {why}; {DOCTOR}")
+    absent = [package for package in PACKAGES if not importable(package)]
+    if absent:
+        why = missing("nxdi", compile_only=True)
+        raise ValueError(why or f"backend: nxdi is not available here: {', '.join(absent)} cannot be imported")
+
+
+def importable(package: str) -> bool:
+    """Whether the package is there and no placeholder of PyPI."""
+    name = package.replace("-", "_")
+    if name in sys.modules:
+        return True
+    found = installed_package(package)
+    return importlib.util.find_spec(name) is not None and not (found and found.placeholder)
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that compiled code depends on."""
+    found = distributions()
+    return {name: found[name].version if name in found else "unknown" for name in (*PACKAGES, *ALSO)}
 
 
 def take_cores(request: LoadRequest) -> None:

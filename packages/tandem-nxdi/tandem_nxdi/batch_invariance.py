@@ -32,22 +32,22 @@ def check_target_invariance(runner: NxdiRunner) -> StepShapes:
     shapes = (layout.width,), (layout.lines,)
     found = check_batch_invariance(CheckableTarget(runner), shape, *shapes, exact=runner.exact, graphs=True)
     runner.shapes = replace(found, chunks=layout.chunks[-1:])
-    reads = tuple(n for n in layout.reads if not runner.exact or same_reads(runner, n))
-    chunks = tuple(c for c in layout.chunks[:-1] if not runner.exact or same_prompts(runner, c))
-    alike = runner.exact or (all(same_reads(runner, n) for n in reads) and all(same_prompts(runner, c) for c in chunks))
-    chunks = (*chunks, layout.chunks[-1])
-    return replace(found, bit_exact=found.bit_exact and alike, lengths=reads, chunks=chunks)
+    reads = tuple(n for n in layout.reads if not runner.exact or _same(runner, *_reads(runner, n)))
+    chunks = tuple(c for c in layout.chunks[:-1] if not runner.exact or _same(runner, *_prompts(runner, c)))
+    choices = [*(_reads(runner, n) for n in reads), *(_prompts(runner, c) for c in chunks)]
+    alike = runner.exact or all(_same(runner, *choice) for choice in choices)
+    return replace(found, bit_exact=found.bit_exact and alike, lengths=reads, chunks=(*chunks, layout.chunks[-1]))
 
 
-def same_prompts(runner: NxdiRunner, chunk: int) -> bool:
-    """Whether the context bucket for `chunk` and the largest one give a prompt the same bits."""
-    return _same(runner, chunk, [replace(runner.shapes, chunks=(c,)) for c in (chunk, runner.layout.chunks[-1])])
+def _prompts(runner: NxdiRunner, chunk: int) -> tuple[int, list[StepShapes]]:
+    """A prompt's length, and shapes with the context bucket for `chunk` and with the largest one."""
+    return chunk, [replace(runner.shapes, chunks=(c,)) for c in (chunk, runner.layout.chunks[-1])]
 
 
-def same_reads(runner: NxdiRunner, read: int) -> bool:
-    """Whether the decode bucket for `read` positions and the largest one give a window the same bits."""
+def _reads(runner: NxdiRunner, read: int) -> tuple[int, list[StepShapes]]:
+    """A prompt's length, and shapes with the decode bucket for `read` positions and with the largest one."""
     longest = min(read - runner.layout.span, runner.layout.chunks[-1])
-    return _same(runner, longest, [replace(runner.shapes, lengths=lengths) for lengths in ((read,), ())])
+    return longest, [replace(runner.shapes, lengths=lengths) for lengths in ((read,), ())]
 
 
 def _same(runner: NxdiRunner, length: int, choices: Sequence[StepShapes]) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,6 @@ Rule = tuple[str, Callable[[Fields], Any], str]
 
 def _fused(c: Fields) -> bool:
     return bool(c.get("enable_fused_speculation"))
-
-
-def _speculates(c: Fields) -> bool:
-    return bool(c.get("speculation_length"))
 
 
 def _sampling(c: Fields) -> Mapping[str, Any]:
@@ -40,16 +35,10 @@ def _context_buckets(c: Fields) -> list[int]:
     return [*(c.get("context_encoding_buckets") or ()), int(c["max_context_length"])]
 
 
-ARGMAX = {
-    "top_k": 1,
-    "top_p": 1.0,
-    "temperature": 1.0,
-    "dynamic": False,
-    "deterministic": False,
-    "global_topk": 256,
-    "sampling_dp_degree": 1,
-}
-"""An argmax's values of sampler fields."""
+# An argmax's values of sampler fields.
+ARGMAX = dict(
+    top_k=1, top_p=1.0, temperature=1.0, dynamic=False, deterministic=False, global_topk=256, sampling_dp_degree=1
+)
 EAGLE3_NEEDS = ("sequence_parallel_enabled", "enable_eagle_draft_input_norm")
 DTYPES = ("int8", "f8e4m3", "f8e4m3fn", "f8e5m2")
 TYPES = ("per_tensor_symmetric", "per_channel_symmetric")
@@ -59,27 +48,24 @@ RULES: tuple[Rule, ...] = (
     (
         "async_mode",
         lambda c: c.get("async_mode") and _fused(c) and c["batch_size"] > 1,
-        "an asynchronous step ignores its inputs while the rows stay the same (async_execution.py): a row that was "
-        "prefilled anew or rolled back would be lost. With --batch 1 it can be used",
+        "an asynchronous step ignores its inputs (async_execution.py), so a row that was prefilled anew or rolled back "
+        "would be lost. With --batch 1 it can be used",
     ),
     (
         "output_logits",
         lambda c: c.get("output_logits") and c.get("on_device_sampling_config") is None,
-        "without on_device_sampling_config logits are on the host already, and would come twice, as a list of two "
-        "(model_base.py)",
+        "logits are on the host already, and would come twice, as a list of two (model_base.py)",
     ),
     (
         "on_device_sampling_config",
         lambda c: _sampling(c).get("do_sample"),
-        "do_sample draws on the device: a verification then gives one token per row, fused speculation fails "
-        "(model_base.py), and no draw could be repeated. Draws are ours, from logits on the host. With top_k 1 it is "
-        "an argmax, and accepted",
+        "do_sample draws on the device: fused speculation fails (model_base.py), and no draw could be repeated. With "
+        "top_k 1 it is an argmax, and accepted",
     ),
     (
         "on_device_sampling_config",
         lambda c: any(_sampling(c).get(name, value) != value for name, value in ARGMAX.items()),
-        "the device is asked for its argmax alone, so of top_k, top_p, temperature, dynamic, deterministic, "
-        "global_topk and sampling_dp_degree it would read none. Requests bring their own, and are drawn on the host",
+        f"the device is asked for its argmax alone, and would read none of {', '.join(ARGMAX)}",
     ),
     (
         "lora_config",
@@ -94,20 +80,19 @@ RULES: tuple[Rule, ...] = (
     ),
     (
         "context_encoding_buckets",
-        lambda c: _speculates(c) and c["speculation_length"] in _context_buckets(c),
-        "a bucket of exactly speculation_length tokens is traced as a verification and gives wrong logits, without an "
-        "error (model_base.py)",
+        lambda c: c.get("speculation_length") and c["speculation_length"] in _context_buckets(c),
+        "a bucket of exactly speculation_length tokens is traced as a verification, with wrong logits (model_base.py)",
     ),
     (
         "prefix_buckets, pa_num_blocks, pa_block_size",
         lambda c: _any(c, "prefix_buckets", "pa_num_blocks", "pa_block_size"),
-        "they are read with is_prefix_caching or is_block_kv_layout alone, and this backend sends no block tables",
+        "they are of a paged KV cache, and this backend sends no block tables",
     ),
     (
         "n_active_tokens, bucket_n_active_tokens, buckets, max_new_tokens",
         lambda c: _any(c, "n_active_tokens", "bucket_n_active_tokens", "buckets", "max_new_tokens"),
-        "NxDI sets them anew for every sub-model (model_base.py); --sequence_length, context_encoding_buckets and "
-        "token_generation_buckets say what is meant, and requests how much they want",
+        "NxDI sets them anew for every sub-model (model_base.py); use --sequence_length, context_encoding_buckets and "
+        "token_generation_buckets",
     ),
     (
         "draft_model_modules_to_not_convert",
@@ -117,19 +102,18 @@ RULES: tuple[Rule, ...] = (
     (
         "sequence_parallel_enabled, enable_eagle_draft_input_norm",
         lambda c: c.get("is_eagle3") and not all(c.get(name) for name in EAGLE3_NEEDS),
-        "an EAGLE-3 head needs both: without the first, context encoding drops the state that its logits are of "
-        "(model_base.py); without the second, the head's inputs are not normed (modeling_llama.py)",
+        "an EAGLE-3 head needs both: else context encoding drops the state that its logits are of (model_base.py), or "
+        "its inputs are not normed (modeling_llama.py)",
     ),
     (
         "context_encoding_buckets",
         lambda c: c.get("sequence_parallel_enabled") and any(n % c["tp_degree"] for n in _context_buckets(c)),
-        "sequence_parallel_enabled divides prompts among tp_degree cores, and a bucket is not a multiple of it "
-        "(mappings.py)",
+        "sequence_parallel_enabled divides prompts among tp_degree cores, and a bucket is no multiple (mappings.py)",
     ),
     (
         "padding_side",
         lambda c: c.get("padding_side", "right") != "right",
-        "left padding shifts the KV cache at every token (kv_cache_manager), so that nothing can be rolled back",
+        "left padding shifts the KV cache at every token (kv_cache_manager): nothing can be rolled back",
     ),
     (
         "windowed_context_encoding_size",
@@ -144,7 +128,7 @@ RULES: tuple[Rule, ...] = (
     (
         "quantization_type",
         lambda c: c.get("quantization_type", TYPES[0]) not in TYPES,
-        f"it is not one of {', '.join(TYPES)}, for which NxDI quantizes and loads dense weights (application_base.py)",
+        f"it is not one of {', '.join(TYPES)}",
     ),
     (
         "quantization_dtype, quantization_type, modules_to_not_convert",
@@ -159,22 +143,12 @@ RULES: tuple[Rule, ...] = (
         lambda c: int(c.get("attention_dp_degree", 1)) > 1,
         "its KV lines are split among ranks, and idle lines would be written where they are not",
     ),
-    (
-        "pp_degree",
-        lambda c: int(c.get("pp_degree", 1)) > 1,
-        "NxDI decodes with tensor parallelism; pipeline parallel models were never run from here",
-    ),
+    ("pp_degree", lambda c: int(c.get("pp_degree", 1)) > 1, "pipeline parallel models were never run from here"),
 )
 
 
-@cache
-def _table() -> list[dict[str, Any]]:
-    """Rules: all of `if` are set, none of `unless`, one of `any`."""
-    rows: list[dict[str, Any]] = json.loads(Path(__file__).with_name("refusals.json").read_text(encoding="utf-8"))
-    return rows
-
-
 def _breaks(c: Fields, row: Mapping[str, Any]) -> bool:
+    """A row of refusals.json: all of `if` are set, none of `unless`, one of `any`."""
     needed, one = all(map(c.get, row.get("if", ()))), any(map(c.get, row.get("any", ())))
     return needed and not any(map(c.get, row.get("unless", ()))) and (one or "any" not in row)
 
@@ -182,5 +156,6 @@ def _breaks(c: Fields, row: Mapping[str, Any]) -> bool:
 def refuse_broken(fields: Fields) -> None:
     """Raises ValueError for the first broken combination in the whole build's `fields`."""
     found = [(names, reason) for names, broken, reason in RULES if broken(fields)]
-    for names, reason in [*found, *((row["fields"], row["why"]) for row in _table() if _breaks(fields, row))]:
+    table = json.loads(Path(__file__).with_name("refusals.json").read_text(encoding="utf-8"))
+    for names, reason in [*found, *((row["fields"], row["why"]) for row in table if _breaks(fields, row))]:
         raise ValueError(f"neuron_config: {names} cannot be used here: {reason}")

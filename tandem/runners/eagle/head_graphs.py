@@ -22,7 +22,7 @@ from tandem.runners.torch.graphs import CompileStatistics
 from tandem.runners.torch.kernels import attention_rows, slot_attention
 from tandem.runners.torch.model import to_host
 from tandem.runners.torch.platforms import Platform
-from tandem.runners.torch.runner import DraftedToken, tail_buckets
+from tandem.runners.torch.runner import tail_buckets
 from tandem.runners.torch.slot_cache import GatheredSlots, SlotCache
 
 
@@ -195,14 +195,14 @@ class HeadGraphs(DraftGraphs):
             for batch in self.buckets.batches if self.buckets.drafts else ():
                 to_host(self.proposed(self.idle_rows([], batch, 3 + TAIL), self.buckets.drafts[-1]))
 
-    def logits(self, rows: Sequence[ProposeRow], drafts: Sequence[Sequence[DraftedToken]]) -> Tensor:
+    def logits(self, rows: Sequence[ProposeRow], drafts: Sequence[Sequence[int]]) -> Tensor:
         """Like DraftGraphs.logits; the head's states stay on the device."""
         batch = self.buckets.batch(len(rows))
         if not drafts[0]:
             packed = self.tensor(self.idle_rows([propose_row(row) for row in rows], batch, 3 + TAIL))
             logits, self._states = self._graph("first", batch, TAIL)(self._buffers, packed)
         else:
-            fed = [[r.slot, r.position + len(d), 1, d[-1].token] for r, d in zip(rows, drafts, strict=True)]
+            fed = [[r.slot, r.position + len(d), 1, d[-1]] for r, d in zip(rows, drafts, strict=True)]
             packed = self.tensor(self.idle_rows(fed, batch, 4))
             logits, self._states = self._graph("next", batch, 1)(self._buffers, self._states, packed)
         host: Tensor = logits.cpu()

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from tandem.checkpoints.numbers import Stored
 from tandem.runners.capabilities import FeatureRow
 from tandem.runners.native.steps import NativeFeatures
-from tandem.runners.torch.from_tensors import tensor_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,13 @@ class TargetFeatures:
         positions = torch.tensor([row.start + i for row in rows for i in range(row.count)], dtype=torch.int64)
         found = self.values[slots.to(self.values.device), positions.to(self.values.device)].float().cpu()
         return [part.numpy() for part in found.split(counts)]
+
+
+def tensor_of(stored: Stored) -> Tensor:
+    """A tensor in numpy's memory; a copy if that is read-only."""
+    values = stored.values if stored.values.flags.writeable else stored.values.copy()
+    made = torch.from_numpy(values)
+    return made.view(torch.bfloat16) if stored.dtype == "BF16" else made
 
 
 def of_native(features: NativeFeatures) -> TargetFeatures:

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.checkpoints.extras import need_torch
 from tandem.checkpoints.gguf_blocks import StoredWeights
-from tandem.checkpoints.head_config import HeadConfig, read_head_config
-from tandem.checkpoints.head_weights import HeadWeights, read_head_weights
+from tandem.checkpoints.head_config import HeadConfig, HeadWeights, read_head_config, read_head_weights
+from tandem.checkpoints.hub_files import need_torch
 from tandem.checkpoints.json_files import read_object
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, weights_revision
 from tandem.checkpoints.numbers import Stored
@@ -97,9 +96,8 @@ def _load_module_code(
     platform: Platform,
 ) -> Runner:
     from tandem.runners.eagle.files import head_module
-    from tandem.runners.eagle.hidden_states import TargetFeatures, of_native
+    from tandem.runners.eagle.hidden_states import TargetFeatures, of_native, tensor_of
     from tandem.runners.eagle.runner import EagleRunner
-    from tandem.runners.torch.from_tensors import tensor_of
     from tandem.runners.torch.graph_runner import GraphRunner
 
     if isinstance(handed, NativeFeatures):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from tandem.runners.capabilities import UNABLE, Capabilities, Trait
 from tandem.runners.eagle.files import head_module
 from tandem.runners.eagle.head_graphs import HeadGraphs
-from tandem.runners.eagle.hidden_states import TargetFeatures
+from tandem.runners.eagle.hidden_states import TargetFeatures, tensor_of
 from tandem.runners.eagle.load import RemoteHead
 from tandem.runners.eagle.module import EagleHead, llama_config
 from tandem.runners.protocol import (
@@ -30,10 +29,10 @@ from tandem.runners.protocol import (
     VerifyRow,
 )
 from tandem.runners.startup import Startup
-from tandem.runners.torch.from_tensors import tensor_of
+from tandem.runners.torch.graph_modules import padded
 from tandem.runners.torch.graph_runner import GraphRunner
 from tandem.runners.torch.platforms import Platform
-from tandem.runners.torch.runner import DraftedToken, draft_each, proposal_of
+from tandem.runners.torch.runner import draft_rows
 from tandem.runners.torch.slot_cache import SlotCache
 from tandem.speculation.features import FeatureInbox
 from tandem.speculation.types import Request, Verdict
@@ -60,7 +59,6 @@ class EagleRunner:
     ) -> None:
         self.head, self.features, self.embedding = head, features, embedding
         self.limits, self.identity, self.platform = limits, identity, platform
-        self.token_ids, self.vocab_size = head.token_ids, limits.vocab_size
         widest = max(TAIL, limits.chunk) + limits.max_draft + 1
         config: Any = llama_config(head.config)
         weight = head.fc.weight
@@ -77,7 +75,6 @@ class EagleRunner:
             chunks=tuple(range(1, limits.chunk + 1)),
             ragged=True,
         )
-        self._host_ids = head.token_ids.cpu()
         self.graphs: HeadGraphs | None = None
         if beside:
             self.graphs = HeadGraphs(head, features, embedding, self.slots, identity, platform, beside)
@@ -126,42 +123,36 @@ class EagleRunner:
 
     @torch.inference_mode()
     def _propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
-        # rows take as many steps as the longest, and shorter ones are cut
-        started, longest = time.perf_counter(), max(row.k for row in rows)
-        if not longest:
-            return [Proposal(())] * len(rows)
         slots, width = [row.slot for row in rows], max(len(row.tail) for row in rows)
-        self._take(slots)
-        positions = self._positions([row.position + 1 - len(row.tail) for row in rows], width)
-        tails = self._tensor([[*row.tail, *[row.tail[-1]] * (width - len(row.tail))] for row in rows])
-        last = self._tensor([len(row.tail) - 1 for row in rows])
-        hidden = self._step(slots, tails, self._fused(slots, positions), positions, last)
-        drafts: list[list[DraftedToken]] = [[] for _ in rows]
-        for i in range(longest):
-            if i:
-                tokens = self._tensor([[draft[-1].token] for draft in drafts])
-                positions = self._positions([row.position + i for row in rows], 1)
-                hidden = self._step(slots, tokens, hidden, positions, torch.zeros_like(last))
-            logits = self.head.logits(hidden[:, 0])
-            for draft, drafted in zip(drafts, draft_each(self, rows, logits, drafts), strict=True):
-                draft.append(drafted)
-        seconds = time.perf_counter() - started
-        return [proposal_of(draft[: row.k], seconds) for draft, row in zip(drafts, rows, strict=True)]
+        hidden = self.embedding
+
+        def logits(drafts: Sequence[Sequence[int]]) -> Tensor:
+            nonlocal hidden
+            if drafts[0]:
+                tokens = self._tensor([[draft[-1]] for draft in drafts])
+                positions = self._positions([row.position + len(drafts[0]) for row in rows], 1)
+                hidden = self._step(slots, tokens, hidden, positions, self._tensor([0] * len(rows)))
+            else:
+                self._take(slots)
+                positions = self._positions([row.position + 1 - len(row.tail) for row in rows], width)
+                tails = self._tensor([padded(row.tail, width) for row in rows])
+                last = self._tensor([len(row.tail) - 1 for row in rows])
+                hidden = self._step(slots, tails, self._fused(slots, positions), positions, last)
+            return self.head.logits(hidden[:, 0])
+
+        return draft_rows(self, rows, logits)
 
     def fused_with(self, draft: Runner) -> FusedStep | None:
         return None
 
     def tokens_of(self, columns: Tensor) -> Tensor:
         """Token ids of logits columns; same shape."""
-        return self._ids_at(columns)[columns]
+        return self.head.token_ids.to(columns.device)[columns]
 
     def widened(self, logits: Tensor) -> Tensor:
         """float32 logits [rows, vocabulary] from [rows, draft vocabulary]; -inf for tokens without a column."""
-        full = torch.full((*logits.shape[:-1], self.vocab_size), -torch.inf, device=logits.device)
-        return full.index_copy_(-1, self._ids_at(logits), logits.float())
-
-    def _ids_at(self, values: Tensor) -> Tensor:
-        return self._host_ids if values.device.type == "cpu" else self.token_ids
+        full = torch.full((*logits.shape[:-1], self.limits.vocab_size), -torch.inf, device=logits.device)
+        return full.index_copy_(-1, self.head.token_ids.to(logits.device), logits.float())
 
     def _step(self, slots: list[int], tokens: Tensor, hidden: Tensor, positions: Tensor, last: Tensor) -> Tensor:
         """Feeds tokens [rows, width] with hidden inputs; returns states [rows, 1, hidden] of columns `last`."""

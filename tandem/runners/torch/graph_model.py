@@ -23,7 +23,7 @@ from tandem.runners.torch.graph_modules import (
 from tandem.runners.torch.graphs import Buckets, Graph, GraphCompiler, GraphRefused
 from tandem.runners.torch.model import TorchModel, to_host
 from tandem.runners.torch.platforms import Platform
-from tandem.runners.torch.runner import DraftedToken, DraftVocabulary, draft_each, proposal_of
+from tandem.runners.torch.runner import DraftVocabulary, draft_rows
 
 
 class DraftGraphs(ABC):
@@ -38,7 +38,7 @@ class DraftGraphs(ABC):
     _buffers: list[Tensor]
 
     @abstractmethod
-    def logits(self, rows: Sequence[ProposeRow], drafts: Sequence[Sequence[DraftedToken]]) -> Tensor:
+    def logits(self, rows: Sequence[ProposeRow], drafts: Sequence[Sequence[int]]) -> Tensor:
         """Logits [rows, columns] after the rows' tails and drafts, on the host."""
 
     @property
@@ -89,17 +89,12 @@ class DraftGraphs(ABC):
     @torch.no_grad()
     def propose(self, rows: Sequence[ProposeRow], vocabulary: DraftVocabulary) -> list[Proposal | RowFailed]:
         """Like Runner.propose: one graph and one copy to the host, or one per token if the host draws."""
-        began, k = time.perf_counter(), max(row.k for row in rows)
-        drafts: list[list[DraftedToken]] = [[] for _ in rows]
-        if all(row.plain for row in rows):
-            ids = to_host(self.proposed([propose_row(row) for row in rows], k))
-            drafts = [[DraftedToken(token) for token in own] for own in ids[: len(rows)]]
-        else:
-            for _ in range(k):
-                drafted = draft_each(vocabulary, rows, self.logits(rows, drafts), drafts)
-                drafts = [[*draft, one] for draft, one in zip(drafts, drafted, strict=True)]
+        if not all(row.plain for row in rows):
+            return draft_rows(vocabulary, rows, lambda drafts: self.logits(rows, drafts))
+        began = time.perf_counter()
+        ids = to_host(self.proposed([propose_row(row) for row in rows], max(row.k for row in rows)))
         seconds = time.perf_counter() - began
-        return [proposal_of(draft[: row.k], seconds) for draft, row in zip(drafts, rows, strict=True)]
+        return [Proposal(tuple(own[: row.k]), seconds) for own, row in zip(ids, rows, strict=False)]
 
     def proposed(self, rows: list[list[int]], k: int) -> Tensor:
         """Drafts greedily for packed rows; returns [batch, k or more], int32, on the device."""
@@ -165,9 +160,9 @@ class GraphModel(DraftGraphs, TorchModel):
         logits, results = self._graph("verify", len(rows), len(rows[0]) - 3)(self._buffers, self.tensor(rows))
         return logits, results
 
-    def logits(self, rows: Sequence[ProposeRow], drafts: Sequence[Sequence[DraftedToken]]) -> Tensor:
+    def logits(self, rows: Sequence[ProposeRow], drafts: Sequence[Sequence[int]]) -> Tensor:
         packed = [
-            [row.slot, row.position + len(draft), 1, draft[-1].token]
+            [row.slot, row.position + len(draft), 1, draft[-1]]
             if draft
             else [row.slot, row.position + 1 - len(row.tail), len(row.tail), *row.tail]
             for row, draft in zip(rows, drafts, strict=True)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from tandem.runners.eagle.hidden_states import TargetFeatures, decoder_layers, tap
 from tandem.runners.families import check_fits
-from tandem.runners.torch.kernels import ATTENTION, attention_rows, can_pack, pack_linears
+from tandem.runners.torch.kernels import ATTENTION, attention_rows, can_pack, pack_linears, register_attention
 from tandem.runners.torch.module_adapters import TorchAdapters
 from tandem.runners.torch.platforms import Platform, platform_of
 from tandem.runners.torch.slot_cache import GatheredSlots, SlotCache
+
+if TYPE_CHECKING:
+    from tandem.checkpoints.scaled_weights import ScaledWeights
 
 log = logging.getLogger("tandem.engine")
 
@@ -182,7 +186,6 @@ def load_module(
     """Loads a model with slot attention. `source` and `shard` are from_pretrained's arguments."""
     from transformers import AutoModelForCausalLM
 
-    from tandem.runners.torch.kernels import register_attention
     from tandem.runners.torch.module_checks import refuse_weights
 
     register_attention()
@@ -197,6 +200,30 @@ def load_module(
     )
     refuse_weights(info["missing_keys"], info["unexpected_keys"], [name for name, *_ in info["mismatched_keys"]])
     return module.to(device).requires_grad_(False)
+
+
+def module_from(folder: Path, weights: ScaledWeights, dtype: torch.dtype) -> Any:
+    """A module on the CPU with slot attention and these weights. Raises ValueError for missing or unused ones."""
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    from tandem.runners.torch.module_checks import refuse_weights
+
+    register_attention()
+    config = AutoConfig.from_pretrained(folder)
+    config.__dict__.pop("quantization_config", None)
+    with init_empty_weights(include_buffers=False):
+        module: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
+    shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    names = [name for name in shapes if name in weights]
+    unused = [name for name in weights.names() if name not in shapes and not name.endswith("rotary_emb.inv_freq")]
+    refuse_weights((), unused, [name for name in names if weights.shape(name) != shapes[name]])
+    module.load_state_dict({name: weights[name].to(dtype) for name in names}, strict=False, assign=True)
+    module.tie_weights()
+    refuse_weights([name for name, parameter in module.named_parameters() if parameter.is_meta])
+    if (folder / "generation_config.json").is_file():
+        module.generation_config = GenerationConfig.from_pretrained(folder)
+    return module.eval().requires_grad_(False)
 
 
 def fix_rotary(module: Any, length: int) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tandem.checkpoints.extras import is_installed
+from tandem.checkpoints.hub_files import is_installed
 from tandem.checkpoints.trusted_cache import cache_root
 from tandem.host.cores import format_cores, parse_cores, share_of
 from tandem.host.host import first_processor
@@ -36,7 +36,6 @@ class Platform:
     collectives: str  # torch.distributed's backend
     absent: Callable[[], str | None]  # why the device is unavailable
     has_bfloat16: Callable[[], bool]
-    memory: Callable[[], int]
     backend: str = "inductor"  # dynamo's
     cores: str | None = None  # variable for a process's cores; None: CPU affinity
     core_per_rank: bool = False  # a rank sees one core
@@ -64,7 +63,8 @@ class Platform:
             kept = self.kept(folder)
             os.environ[self.code] = str(kept / f"rank_{rank}" if self.core_per_rank and degree > 1 else kept)
         if cores is None and self.core_per_rank and degree > 1:
-            cores = _several(os.environ.get(self.cores or "", ""))
+            several = os.environ.get(self.cores or "", "")
+            cores = several if {",", "-"} & set(several) else None  # a list of several is the user's, for all ranks
         if cores is not None:
             self._take(parse_cores(cores), rank, degree)
 
@@ -78,12 +78,11 @@ class Platform:
             os.environ[self.cores] = format_cores(share_of(cores, here, ranks) if self.core_per_rank else cores)
 
     def describe(self) -> str:
-        """A log line: name, memory, cores."""
+        """A log line: name, cores."""
         if self.only_graphs and compiles_only():
             return f"{self.name} (no device: graphs are compiled for {os.environ[TARGET]})"
         visible = os.environ.get(self.cores or "", "")
-        cores = f", {self.cores}={visible}" if visible else ""
-        return f"{self.name} ({self.memory() / 2**30:.1f} GiB of memory{cores})"
+        return f"{self.name} ({self.cores}={visible})" if visible else self.name
 
 
 def platform_of(device: str) -> Platform:
@@ -124,11 +123,6 @@ def _on_this_host(rank: int, degree: int) -> tuple[int, int]:
     return (int(here[0]), int(here[1])) if degree > 1 and here[0] and here[1] else (rank, degree)
 
 
-def _several(cores: str) -> str | None:
-    # a list of several cores is the user's, for all ranks
-    return cores if {",", "-"} & set(cores) else None
-
-
 def _pin(cores: tuple[int, ...]) -> None:
     if not hasattr(os, "sched_setaffinity"):
         raise ValueError("cores: this system cannot restrict a process to some of its CPUs")
@@ -140,16 +134,8 @@ def _pin(cores: tuple[int, ...]) -> None:
         raise ValueError(f"cores: this process may not use all of CPUs {format_cores(cores)}") from None
 
 
-def _nothing() -> None:
-    """The CPU's `absent`."""
-
-
 def _cpu_bfloat16() -> bool:
     return "avx512_bf16" in first_processor().get("flags", "").split()
-
-
-def _cpu_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _cuda_absent(devices: Path = Path("/dev")) -> str | None:
@@ -167,12 +153,6 @@ def _cuda_bfloat16() -> bool:
     import torch
 
     return bool(torch.cuda.is_bf16_supported())
-
-
-def _cuda_memory() -> int:
-    import torch
-
-    return int(torch.cuda.mem_get_info()[1])
 
 
 def compiles_only() -> bool:
@@ -211,11 +191,6 @@ def _neuron_package() -> str | None:
     return refusal(clashes(installed_packages()))
 
 
-def _neuron_memory() -> int:
-    neuron = _neuron()
-    return int(neuron.get_device_properties(neuron.current_device()).total_memory)
-
-
 CPU = Platform(
     name="cpu",
     device="cpu",
@@ -224,9 +199,8 @@ CPU = Platform(
     shared=("off",),
     graphs="packages",
     collectives="gloo",
-    absent=_nothing,
+    absent=lambda: None,
     has_bfloat16=_cpu_bfloat16,
-    memory=_cpu_memory,
     # On Intel's processors, MKL's products otherwise depend on where their operands lie in memory, and a row of
     # oneDNN's depends on the rows beside it if AMX computes it.
     environment={"MKL_CBWR": "AUTO,STRICT", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"},
@@ -242,7 +216,6 @@ CUDA = Platform(
     collectives="nccl",
     absent=_cuda_absent,
     has_bfloat16=_cuda_bfloat16,
-    memory=_cuda_memory,
     cores="CUDA_VISIBLE_DEVICES",
     code="TORCHINDUCTOR_CACHE_DIR",
     folder="inductor",
@@ -258,7 +231,6 @@ NEURON = Platform(
     collectives="neuron",
     absent=_neuron_absent,
     has_bfloat16=lambda: True,
-    memory=_neuron_memory,
     backend="neuron",
     cores="NEURON_RT_VISIBLE_CORES",
     core_per_rank=True,

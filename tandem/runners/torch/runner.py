@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -144,25 +144,19 @@ class TorchRunner:
         return self._forward([row.slot for row in rows], tokens, [row.position for row in rows], adapters)
 
     def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
-        # rows take as many steps as the longest, and shorter ones are cut
-        started = time.perf_counter()
-        if not any(row.k for row in rows):
-            return [Proposal(())] * len(rows)
         slots, adapters = [row.slot for row in rows], [row.adapter for row in rows]
-        width = self.shapes.width(max(2, *(len(row.tail) for row in rows)))
-        starts = [row.position + 1 - len(row.tail) for row in rows]
-        first = self._forward(slots, [padded(row.tail, width) for row in rows], starts, adapters)
-        columns = self.model.tensor([len(row.tail) - 1 for row in rows])
-        logits = first[torch.arange(len(rows), device=first.device), columns]
-        drafts: list[list[DraftedToken]] = [[] for _ in rows]
-        for i in range(max(row.k for row in rows)):
-            if i:
-                last, at = [[d[-1][0]] for d in drafts], [row.position + i for row in rows]
-                logits = self._forward(slots, last, at, adapters)[: len(rows), 0]
-            for draft, drafted in zip(drafts, draft_each(self.model, rows, logits, drafts), strict=True):
-                draft.append(drafted)
-        seconds = time.perf_counter() - started
-        return [proposal_of(draft[: row.k], seconds) for draft, row in zip(drafts, rows, strict=True)]
+
+        def logits(drafts: Sequence[Sequence[int]]) -> Tensor:
+            if drafts[0]:
+                last, at = [[d[-1]] for d in drafts], [row.position + len(drafts[0]) for row in rows]
+                return self._forward(slots, last, at, adapters)[: len(rows), 0]
+            width = self.shapes.width(max(2, *(len(row.tail) for row in rows)))
+            starts = [row.position + 1 - len(row.tail) for row in rows]
+            first = self._forward(slots, [padded(row.tail, width) for row in rows], starts, adapters)
+            columns = self.model.tensor([len(row.tail) - 1 for row in rows])
+            return first[torch.arange(len(rows), device=first.device), columns]
+
+        return draft_rows(self.model, rows, logits)
 
     def fused_with(self, draft: Runner) -> FusedStep | None:
         return None
@@ -184,13 +178,6 @@ class TorchRunner:
         )
 
 
-class DraftedToken(NamedTuple):
-    """A draft token, and its distribution if the verifier needs it."""
-
-    token: int
-    distribution: SparseDistribution | None = None
-
-
 class DraftVocabulary(Protocol):
     """The tokens of a draft's logits columns."""
 
@@ -201,18 +188,30 @@ class DraftVocabulary(Protocol):
         """float32 logits [..., vocabulary] from [..., columns]; -inf for tokens without a column."""
 
 
-def draft_each(
-    model: DraftVocabulary, rows: Sequence[ProposeRow], logits: Tensor, drafts: Sequence[Sequence[DraftedToken]]
-) -> list[DraftedToken]:
-    if all(row.plain for row in rows):
-        return [DraftedToken(token) for token in model.tokens_of(logits.argmax(-1)).tolist()]
-    host = model.widened(logits).cpu().numpy()
-    return [DraftedToken(*draft_next(row, host[r], [each.token for each in drafts[r]])) for r, row in enumerate(rows)]
-
-
-def proposal_of(drafted: Sequence[DraftedToken], seconds: float) -> Proposal:
-    sent = tuple(each.distribution for each in drafted if each.distribution is not None)
-    return Proposal(tuple(each.token for each in drafted), seconds, sent)
+def draft_rows(
+    vocabulary: DraftVocabulary, rows: Sequence[ProposeRow], logits: Callable[[Sequence[Sequence[int]]], Tensor]
+) -> list[Proposal | RowFailed]:
+    """Drafts as many tokens as the longest row asks for; others are cut. `logits`: [rows, columns] after drafts."""
+    started, longest = time.perf_counter(), max(row.k for row in rows)
+    tokens: list[list[int]] = [[] for _ in rows]
+    sent: list[list[SparseDistribution]] = [[] for _ in rows]
+    greedy = all(row.plain for row in rows)
+    for _ in range(longest):
+        found = logits(tokens)
+        if greedy:
+            for own, token in zip(tokens, vocabulary.tokens_of(found.argmax(-1)).tolist(), strict=True):
+                own.append(token)
+            continue
+        host = vocabulary.widened(found).cpu().numpy()
+        for r, row in enumerate(rows):
+            token, distribution = draft_next(row, host[r], tokens[r])
+            tokens[r].append(token)
+            sent[r] += [] if distribution is None else [distribution]
+    seconds = time.perf_counter() - started if longest else 0.0
+    return [
+        Proposal(tuple(own[: row.k]), seconds, tuple(drawn[: row.k]))
+        for row, own, drawn in zip(rows, tokens, sent, strict=True)
+    ]
 
 
 def width_buckets(max_draft: int) -> tuple[int, ...]:

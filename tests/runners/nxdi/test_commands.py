@@ -11,28 +11,19 @@ from pathlib import Path
 import pytest
 
 from tandem.cli import main
-from tandem_nxdi import availability
+from tandem_nxdi import backend
 from tests.daily import daily
 
 ROLES = (
     ["--role", "target"],
     ["--role", "fused_target", "--draft_model", "tandem/checkpoints/embedded_draft"],
-    [
-        "--role",
-        "draft_worker",
-        "--propose_only",
-        "--draft",
-        "model",
-        "--draft_model",
-        "tandem/checkpoints/embedded_draft",
-    ],
     ["--role", "verify_target", "--prompt", "x"],
 )
 
 
 @pytest.mark.parametrize("role", daily(ROLES, 0, 2), ids=lambda words: words[1])
 def test_asking_for_nxdi_where_it_is_not_is_one_line(role: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    if availability.importable("neuronx-distributed-inference"):
+    if backend.importable("neuronx-distributed-inference"):
         pytest.skip("NxD Inference is installed here")
     listening = [] if "verify_target" in role else ["--port", "0"]
     assert main.main([*role, "--backend", "nxdi", "--tp_degree", "32", *listening]) == 2
@@ -81,20 +72,19 @@ def test_pypis_placeholders_are_recognised_and_named(packages: Path) -> None:
     install(packages, "torch-neuronx", "1.0", "__init__.py", rest=wrong)
     install(packages, "neuronx-distributed-inference", "0.1.0", rest=wrong)
     with pytest.raises(ValueError, match=r"nxdi is not available here: .*torch-neuronx 1\.0.*placeholder.* from PyPI"):
-        availability.require_nxdi()
+        backend.require_nxdi()
 
 
 def test_the_real_packages_are_taken_for_what_they_are(packages: Path) -> None:
-    for name in availability.PACKAGES:
+    for name in backend.PACKAGES:
         install(packages, name, "2.9", "__init__.py", "models.py")
-    availability.require_nxdi()
-    assert availability.versions()["torch-neuronx"] == "2.9"
+    backend.require_nxdi()
+    assert backend.versions()["torch-neuronx"] == "2.9"
 
 
 def test_versions_that_nxd_inference_does_not_want_are_refused_where_it_calls_them(packages: Path) -> None:
-
     def asks(*needs: str) -> None:
-        for name in availability.PACKAGES:
+        for name in backend.PACKAGES:
             shutil.rmtree(packages / name.replace("-", "_"), ignore_errors=True)
             shutil.rmtree(packages / f"{name.replace('-', '_')}-0.9.dist-info", ignore_errors=True)
             lines = needs if name == "neuronx-distributed-inference" else ()
@@ -102,10 +92,10 @@ def test_versions_that_nxd_inference_does_not_want_are_refused_where_it_calls_th
             install(packages, name, "0.9", "__init__.py", "models.py", rest=rest)
 
     asks("pytest==0.1.*", "torch", "absent==1")
-    availability.require_nxdi()
+    backend.require_nxdi()
     asks("transformers==4.1.*", "torch==2.1.*")
     with pytest.raises(ValueError, match="backend: nxdi is not available here: ") as refused:
-        availability.require_nxdi()
+        backend.require_nxdi()
     for name, wanted in (("transformers", "==4.1.*"), ("torch", "==2.1.*")):
         found = re.escape(importlib.metadata.version(name))
         assert re.search(f"{name} {found} is installed, and .* needs {name}{re.escape(wanted)}", str(refused.value))

@@ -17,16 +17,12 @@ from tandem.runners.loading import Shape
 from tandem.runners.protocol import Runner
 from tandem.speculation.types import (
     GenerationRequest,
-    InvalidField,
-    Request,
     SamplingParams,
-    Structure,
-    StructureKind,
 )
 from tandem.speculation.verification_mode import Pipeline
 from tests.daily import daily
 from tests.runners.nxdi.runners import SHAPE, Bench, application, bench  # noqa: F401
-from tests.support import GREEDY, SAMPLED, Answer, answer, engine_of, fused_site, ids, oracle, run, target_site
+from tests.support import GREEDY, SAMPLED, Answer, answer, fused_site, ids, oracle, run, target_site
 from tests.toy import ToyTokenizer
 
 PROMPTS = (b"x", b"ab", b"a longer prompt, of thirty tokens", b"abc", b"another one")
@@ -129,43 +125,6 @@ def test_a_sampled_request_is_refused_at_the_request(bench: Bench, service: str)
     with pytest.raises(Exception, match=r"temperature: 0\.9.*greedily only"):
         run(scenario())
     assert not any(call["position_ids"] == [[0, 1]] for call in application().calls)  # nothing was prefilled for it
-
-
-FEATURES = {
-    "logprobs": (GREEDY, 3),
-    "repetition_penalty": (SamplingParams(repetition_penalty=1.4), None),
-    "structure": (SamplingParams(structure=Structure(StructureKind.REGEX, "[a-z]{30}")), None),
-}
-
-
-@pytest.mark.parametrize("feature", FEATURES)
-def test_features_that_need_logits_are_exact_with_logits_and_refused_by_name_without(
-    bench: Bench,  # noqa: F811
-    feature: str,
-) -> None:
-    sampling, logprobs = FEATURES[feature]
-    request = ids(b"ab", 24, sampling=sampling, logprobs=logprobs)
-
-    async def scenario() -> list[Answer]:
-        target, draft = bench.target(), bench.draft(0.3)
-        engine = engine_of(target, Batcher("t"))
-        drafting = engine_of(draft, Batcher("d"))
-
-        def drafter(request, stats, times):
-            return ModelDrafter(drafting, request, target.limits.vocab_size)
-
-        whole = Loaded(engine, ToyTokenizer())
-        return [
-            await answer(generator.generate, request)
-            for generator in (plain_generator(whole), drafted_generator(whole, 4, "draft", drafter, Pipeline.OFF))
-        ]
-
-    plain, drafted = run(scenario())
-    assert (plain.token_ids, plain.logprobs) == (drafted.token_ids, drafted.logprobs)
-    assert drafted.completion.stats.drafted and bool(plain.logprobs) == (logprobs is not None)
-    runner = bench.target(neuron_config={"on_device_sampling_config": {"do_sample": False}})
-    with pytest.raises(InvalidField, match=f"^{feature}: not available"):
-        Engine(runner, Batcher("test")).admit(Request(sampling, logprobs=logprobs))
 
 
 def test_with_sampling_on_the_device_greedy_requests_are_served_from_its_tokens(bench: Bench) -> None:  # noqa: F811

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from typing import Any
 
 import pytest
-import torch
 
-from tandem.engine.batcher import Batcher
-from tandem.engine.engine import Engine
 from tandem.runners.loading import Shape
 from tandem.runners.protocol import PrefillRow, RowFailed
 from tandem.speculation.types import Verdict
 from tandem_nxdi.fused import UNKNOWN
-from tandem_nxdi.lines import ForwardCall
 from tests.rows import fused_row, propose_row, verify_row
 from tests.runners.nxdi.runners import SHAPE, Bench, application, bench  # noqa: F401
-from tests.support import GREEDY, SAMPLED, oracle, run
+from tests.support import GREEDY, SAMPLED, oracle
 
 PROMPT = tuple(b"a prompt of twenty..")
 K = SHAPE.max_draft + 1
@@ -93,14 +87,6 @@ def test_a_decode_call_holds_every_line_in_order_and_never_position_0(bench: Ben
     assert min(map(min, call["position_ids"])) >= 1  # line 1 was never used
 
 
-def test_sampling_parameters_have_a_row_for_every_row_and_are_greedy(bench: Bench) -> None:  # noqa: F811
-    runner = bench.target()
-    runner.prefill([PrefillRow(0, 0, PROMPT)])
-    runner.verify([verify_row(0, len(PROMPT), 65, (), SAMPLED)])
-    assert [len(call["sampling_params"]) for call in calls()[-2:]] == [1, 3]
-    assert torch.equal(calls()[-1]["sampling_params"], torch.ones(3, 3))
-
-
 def test_a_context_bucket_of_just_k_tokens_is_refused(bench: Bench) -> None:  # noqa: F811
     given = {"neuron_config": {"context_encoding_buckets": [K, 64], "enable_bucketing": True}}
     with pytest.raises(ValueError, match="context_encoding_buckets cannot be used here: a bucket of exactly"):
@@ -131,14 +117,6 @@ def test_what_a_context_encoding_does_not_hold_goes_on_in_windows(bench: Bench) 
         (verdict,) = runner.verify([verify_row(0, 49, prompt[-1], (), GREEDY)])
         assert verdict.token_ids == truth(prompt, 1)
         assert max(len(call["input_ids"][0]) for call in calls()) <= 20
-
-
-def test_more_of_a_prompt_that_still_fits_is_encoded_with_what_came_before(bench: Bench) -> None:  # noqa: F811
-    runner = bench.draft(0.0)
-    runner.prefill([PrefillRow(0, 0, PROMPT[:8])])
-    since = len(calls())
-    runner.prefill([PrefillRow(0, 8, PROMPT[8:])])
-    assert [call["input_ids"] for call in calls(since)] == [[list(PROMPT)]]
 
 
 def test_a_fused_step_needs_room_for_its_drafts_so_the_line_is_longer_than_a_sequence(bench: Bench) -> None:  # noqa: F811
@@ -178,30 +156,6 @@ def test_a_plain_model_loads_after_a_fused_one_of_the_same_class(bench: Bench) -
     assert type(application())._FUSED_PREFIX == "target_model"
     bench.target()
     assert application().prefix_at_load == ""
-
-
-def test_an_application_is_called_from_one_thread(bench: Bench) -> None:  # noqa: F811
-    runner, seen = bench.target(), set()
-    device = runner.device
-    inner = device.module.forward  # type: ignore[attr-defined]
-
-    def forward(**given: Any) -> Any:
-        seen.add(threading.current_thread().name)
-        with pytest.raises(RuntimeError, match="two threads"):
-            device.run(ForwardCall(((1, 2),), ((0, 1),), (2,), 2, (0,)))
-        return inner(**given)
-
-    device.module.forward = forward  # type: ignore[attr-defined]
-
-    async def scenario() -> None:
-        engine = Engine(runner, Batcher("one"))
-        rows = [verify_row(slot, len(PROMPT), 65, (), GREEDY) for slot in range(3)]
-        for slot in range(3):
-            await engine.batcher.run(runner.prefill, PrefillRow(slot, 0, PROMPT), 1, prefill=True)
-        await asyncio.gather(*(engine.batcher.run(engine.verify, row, 3) for row in rows))
-
-    run(scenario())
-    assert len(seen) == 1 and "device-one" in next(iter(seen))
 
 
 def test_a_fused_pair_of_two_vocabularies_is_refused_before_it_compiles(bench: Bench, monkeypatch) -> None:  # noqa: F811

@@ -13,7 +13,6 @@ from safetensors.numpy import save_file
 
 from tandem.checkpoints.locate import CheckpointError
 from tandem_nxdi import quantisation
-from tandem_nxdi.fields import check_names
 from tandem_nxdi.settings import NxdiSettings, draft_apart
 from tests.runners.nxdi import simulated
 from tests.runners.nxdi.runners import Bench, application, bench  # noqa: F401
@@ -104,36 +103,3 @@ def test_the_variables_of_fp8_are_set_and_are_part_of_what_was_compiled(
     monkeypatch.setenv("UNSAFE_FP8FNCAST", "0")  # an operator's own value stays, and is another build
     bench.target(**given())
     assert os.environ["UNSAFE_FP8FNCAST"] == "0" and len(simulated.COMPILED) == 2
-
-
-def test_short_context_buckets_with_kernels_are_warned_of(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:  # noqa: F811
-    bench.target(neuron_config={"attn_kernel_enabled": True})
-    assert "attn_kernel_enabled with context buckets of 1024 tokens and less" in caplog.text
-    caplog.clear()
-    bench.target()
-    assert "buckets" not in caplog.text
-
-
-@pytest.mark.parametrize("name", ["trace_tokengen_model", "skip_compile", "pad_token_id"])
-def test_names_of_the_demo_are_told_where_they_belong(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"no field '{name}': .*leave it out"):
-        NxdiSettings(neuron_config={name: 1})
-
-
-def refusal(name: str) -> str:
-    """What is said of a field of this name; nothing if NxD Inference has it."""
-    try:
-        check_names({name: 1})
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-SEEN = ("tensor_parallel_size", "max_num_seqs", "max_model_len", "num_speculative_tokens", "draft_model", "model_path")
-SEEN += ("no_trace_tokengen_model", "top_k", "top_p", "do_sample")
-
-
-def test_names_of_the_seeds_commands_are_told_where_they_belong() -> None:
-    assert all("here" in refusal(name) or "leave it out" in refusal(name) for name in SEEN)
-    assert "did you mean attn_kernel_enabled" in refusal("attn_kernels_enabled")
-    assert "did you mean" not in refusal("additional_sampling_params")

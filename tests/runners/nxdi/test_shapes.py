@@ -65,19 +65,6 @@ def test_every_length_up_to_the_last_position_finds_a_bucket(bench: Bench) -> No
             assert verdict.token_ids == oracle(tokens[:length], GREEDY, 1, past_the_end=True), (fast, length)
 
 
-def test_a_fused_graph_says_that_its_bits_cannot_be_checked(bench: Bench) -> None:  # noqa: F811
-    runner, draft = bench.pair(shape=SHAPE)
-    assert not runner.shapes.bit_exact and "not checked" in runner.shapes.note
-    assert draft.shapes == runner.shapes
-    assert runner.shapes.count == 1
-
-
-def test_automatic_buckets_are_those_that_nxdi_makes(bench: Bench) -> None:  # noqa: F811
-    runner = bench.target(Shape(2, 1000, 3), neuron_config={"enable_bucketing": True, "on_device_sampling_config": {}})
-    assert runner.layout.reads == (127, 255, 511)
-    assert runner.layout.chunks == (127, 255, 511, 1000)
-
-
 def application_class() -> Any:
     from tests.runners.nxdi.simulated import Application
 
