@@ -14,7 +14,7 @@ int switch_tiles(int use) { return use_tiles(use); }
 
 Product* product(Format format, int inputs, int outputs, const char* blocks, size_t row_bytes) {
     auto* made = new Product;
-    made->linear = {made->arena, inputs, outputs / PANEL, [&](int output) { return Row{blocks + output * row_bytes, format}; }, [](int) { return 0.0f; }};
+    made->linear = {made->arena, inputs, outputs / PANEL, [&](int output) { return Row{blocks + output * row_bytes, format}; }};
     return made;
 }
 

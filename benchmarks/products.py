@@ -118,7 +118,7 @@ def measure_steps(versions: dict[str, Path], formats: Sequence[str], runs: int, 
 def built(sources: Path, folder: Path) -> Any:
     """The library of products by these sources."""
     made = folder / f"{len(list(folder.iterdir()))}.so"
-    parts = [Path(__file__).with_suffix(".cpp"), sources / "products.cpp", sources / "tiles.cpp"]
+    parts = [Path(__file__).with_suffix(".cpp"), sources / "products.cpp"]
     subprocess.run([build.find_compiler(), *build.FLAGS, "-w", f"-I{sources}", *parts, "-o", made], check=True)
     library = ctypes.CDLL(str(made))
     library.product.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]

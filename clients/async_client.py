@@ -9,9 +9,17 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING
 
-from tandem.clients.arguments import check_connecting, with_options
 from tandem.clients.background_loop import closed_error
-from tandem.clients.completion import Completion, Events, Prompt, chunks_of, completion_of, request_of
+from tandem.clients.completion import (
+    Completion,
+    Events,
+    Prompt,
+    check_connecting,
+    chunks_of,
+    completion_of,
+    request_of,
+    with_options,
+)
 from tandem.rpc.channel import check_process, forked
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import EndpointPool, disagreement, parse_addresses

@@ -1,4 +1,4 @@
-"""The public API's requests and completions."""
+"""The public API's requests, their checked arguments, and completions."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from tandem.clients.arguments import check_request
-from tandem.clients.messages import chat_of
+from tandem.clients.messages import chat_of, check_text
 from tandem.speculation.request import RequestOptions, members
 from tandem.speculation.types import (
     SAMPLING_FIELDS,
@@ -23,6 +22,20 @@ from tandem.speculation.types import (
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # which Python has from 3.11 on
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
+from numbers import Integral, Real
+from types import UnionType
+from typing import ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from tandem.hints import meant
+from tandem.rpc.channel import DRAFT, FUSED, TARGET
+from tandem.rpc.credentials import Credentials
+from tandem.speculation.errors import NoSuchOption, WrongType
+from tandem.speculation.types import InvalidField
 
 Prompt: TypeAlias = str | Sequence[int]  # text or token ids
 
@@ -96,3 +109,126 @@ def request_of(
         deadline=deadline,
         **given,
     )
+
+
+Check = Callable[[Any], bool]
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _sequence_of(value: Any, each: Check) -> bool:
+    return isinstance(value, Sequence) and all(map(each, value))
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+_OPTIONS = get_type_hints(RequestOptions, include_extras=True)
+
+
+def _fits(kind: Any, value: Any) -> bool:
+    if isinstance(kind, UnionType) or get_origin(kind) is Union:
+        return any(_fits(each, value) for each in get_args(kind))
+    if kind is int:
+        return _whole(value)
+    if get_origin(kind) is Sequence:
+        return not isinstance(value, str) and _sequence_of(value, lambda each: isinstance(each, Mapping))
+    return isinstance(value, kind)
+
+
+def check_request(prompt: Any, sampling: Any, stop: Any, timeout: Any, options: Mapping[str, Any]) -> None:
+    for name, value in options.items():
+        if name not in _OPTIONS:
+            raise NoSuchOption(name, meant(name, _OPTIONS))
+        if not _fits(_OPTIONS[name].__origin__, value):
+            raise WrongType(name, _OPTIONS[name].__metadata__[0], value)
+        check_text(name, value if isinstance(value, str) else "")
+    if not (prompt is None or isinstance(prompt, str) or _sequence_of(prompt, _whole)):
+        raise WrongType("prompt", "a text, or a list of token ids", prompt)
+    if not (sampling is None or isinstance(sampling, SamplingParams)):
+        raise WrongType("sampling", "a tandem.SamplingParams, or None", sampling)
+    if not (isinstance(stop, str) or _sequence_of(stop, _text)):
+        raise WrongType("stop", "a string, or a list of strings", stop)
+    check_text("prompt", prompt if isinstance(prompt, str) else "")
+    check_text("stop", stop if isinstance(stop, str) else "".join(stop))
+    if stop == "" or (not isinstance(stop, str) and "" in stop):
+        raise InvalidField("stop", "an empty string would end every generation")
+    if timeout is not None:
+        check_seconds("timeout", timeout, "a number of seconds above 0, or None")
+        if not timeout > 0:
+            raise InvalidField("timeout", f"{timeout} is not above 0")
+
+
+def check_seconds(name: str, value: Any, expected: str = "a number of seconds") -> None:
+    if not _number(value):
+        raise WrongType(name, expected, value)
+    if math.isnan(value) or value < 0:
+        raise InvalidField(name, f"{value} is below 0" if value < 0 else "nan is no number of seconds")
+
+
+def check_connecting(
+    endpoints: Any, service: Any, credentials: Any, retry_seconds: Any, wait_seconds: Any, name: str = "endpoints"
+) -> str:
+    """Returns a client's endpoints, comma-separated. Raises InvalidField. `name`: of the endpoints' argument."""
+    if not (isinstance(endpoints, str) or (_sequence_of(endpoints, _text) and endpoints)):
+        raise WrongType(name, 'a string "HOST:PORT", or a list of them', endpoints)
+    if service not in (None, TARGET, FUSED, DRAFT):
+        raise InvalidField("service", f"{service!r} is not one of {TARGET}, {FUSED}, {DRAFT}")
+    if not (credentials is None or isinstance(credentials, Credentials)):
+        raise WrongType("credentials", "a tandem.Credentials, or None", credentials)
+    check_seconds("retry_seconds", retry_seconds)
+    check_seconds("wait_seconds", wait_seconds)
+    return endpoints if isinstance(endpoints, str) else ",".join(endpoints)
+
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+_OPTIONS = get_type_hints(RequestOptions, include_extras=True)
+MEANINGS = {
+    "prompt": "text, or token ids. Without it, give `messages`.",
+    "sampling": "how tokens are drawn. None: the server's defaults, greedy unless its operator or its model's files "
+    "say otherwise.",
+    "stop": "a string, or several, that end the output and are cut from it.",
+    "timeout": "seconds for the whole request, waits and retries included. None: no limit.",
+} | {name: hint.__metadata__[1] for name, hint in _OPTIONS.items()}
+
+
+def with_options(method: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Lists request options in the signature and explains all arguments."""
+    own = inspect.signature(method)
+    kept = [each for each in own.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_default(name), annotation=_shown(hint))
+        for name, hint in _OPTIONS.items()
+    ]
+    method.__signature__ = own.replace(parameters=[*kept, *options])  # type: ignore[attr-defined]
+    return explained(method)
+
+
+def explained(method: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    names = [name for name in inspect.signature(method).parameters if name in MEANINGS]
+    listed = "\n".join(f"    {name}: {MEANINGS[name]}" for name in names)
+    raised = (
+        "    TandemError: the call failed, or an argument is wrong; then it is a ValueError or a TypeError too, it is "
+        "raised\n    before any call, and its `field` names the argument."
+    )
+    method.__doc__ = f"{inspect.getdoc(method)}\n\nArgs:\n{listed}\n\nRaises:\n{raised}"
+    return method
+
+
+def _default(name: str) -> Any:
+    found = next(each.default for each in fields(GenerationRequest) if each.name == name)
+    assert found is not MISSING
+    return getattr(found, "value", found)
+
+
+def _shown(hint: Any) -> str:
+    return inspect.formatannotation(hint.__origin__).replace("collections.abc.", "")

@@ -1,28 +1,33 @@
-"""Distributed architecture: local drafts, remote verification."""
+"""Architectures with models apart: local drafts verified elsewhere, and a local target with drafts from elsewhere."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 
 from tandem.checkpoints.tokenizers import same_tokens
 from tandem.engine.generator import Generator, MakeRounds
-from tandem.engine.generators import Drafting, fixed_length, stop_tokens, worker_info
+from tandem.engine.generators import Drafting, drafted_generator, fixed_length, stop_tokens, worker_info
+from tandem.engine.loading import Loaded
 from tandem.engine.model_config import ModelConfig
+from tandem.rpc.channel import DRAFT
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.errors import TandemError
+from tandem.rpc.first_contact import first_of
+from tandem.rpc.propose_stream import DraftClient, RemoteDrafter, StreamedDrafts
 from tandem.rpc.remote_session import RemoteSession
-from tandem.rpc.run_stream import RunningVerifier
 from tandem.rpc.tracing import traced
 from tandem.rpc.verifier_client import VerifierClient
-from tandem.rpc.verify_stream import RemoteVerifier
+from tandem.rpc.verify_stream import RemoteVerifier, RunningVerifier
 from tandem.runners.capabilities import FeaturesIn
-from tandem.speculation.drafters import PredictionDrafter
+from tandem.speculation.drafters import Drafter, PredictionDrafter
 from tandem.speculation.estimate import Estimate
+from tandem.speculation.fallible import FallibleDrafter
 from tandem.speculation.features import FeatureInbox, FeatureSpec
 from tandem.speculation.lookahead import LookaheadPolicy
 from tandem.speculation.loop import Rounds
-from tandem.speculation.never_waiting import NeverWaitingRounds
+from tandem.speculation.never_waiting import DraftsElsewhere, NeverWaitingRounds
 from tandem.speculation.request import Drafts
 from tandem.speculation.retry import Persistence
 from tandem.speculation.rounds import MAX_IN_FLIGHT, DraftedRounds
@@ -153,3 +158,33 @@ def _check_fits(drafting: Drafting, head: FeaturesIn, target: ModelInfo, address
             f"draft: {drafting.name} got its embedding from weights of revision {head.weights_revision_read}, and"
             f" {where} has {target.weights_revision}; name the same weights with --target_model"
         )
+
+
+async def open_remote_draft(
+    target: Loaded,
+    default_k: int | None,
+    draft_address: str,
+    draft_seconds: float,
+    credentials: Credentials | None = None,
+    pipeline: Pipeline = Pipeline.OFF,
+) -> tuple[Generator, DraftClient]:
+    """Returns a generator, which decodes plainly without the worker, and the client to close. Raises ValueError."""
+    client = DraftClient(draft_address, target.tokenizer.sha256, draft_seconds, credentials)
+    name = draft_address
+    try:
+        asks = {draft_address: partial(client.info, wait=False)}
+        name = (await first_of(asks, credentials, draft_seconds, draft_seconds, DRAFT))[1].draft_name
+    except TandemError as error:
+        client.health.failed(error)
+    except ValueError:
+        await client.close()
+        raise
+
+    def drafter(request: GenerationRequest, stats: SpeculationStats, estimate: Estimate) -> Drafter:
+        remote = RemoteDrafter(client, request.of_models, target.runner.limits.vocab_size, stats, estimate)
+        return FallibleDrafter(traced(remote, "open draft"), client.health, stats=stats)
+
+    def elsewhere(request: GenerationRequest, stats: SpeculationStats) -> DraftsElsewhere:
+        return StreamedDrafts(client, request.of_models, target.runner.limits.vocab_size, stats).run
+
+    return drafted_generator(target, default_k, f"remote:{name}", drafter, pipeline, elsewhere), client

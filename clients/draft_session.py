@@ -8,9 +8,17 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from tandem.clients.arguments import check_connecting, explained
 from tandem.clients.background_loop import BackgroundLoop
-from tandem.clients.completion import Completion, Events, Prompt, chunks_of, completion_of, request_of
+from tandem.clients.completion import (
+    Completion,
+    Events,
+    Prompt,
+    check_connecting,
+    chunks_of,
+    completion_of,
+    explained,
+    request_of,
+)
 from tandem.engine.generator import Generator
 from tandem.rpc.channel import TARGET
 from tandem.rpc.credentials import Credentials

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tandem.clients.arguments import check_text
 from tandem.hints import meant
 from tandem.speculation.chat import ChatMessage, ToolCall
 from tandem.speculation.errors import InvalidField, WrongType
@@ -15,6 +14,13 @@ from tandem.speculation.errors import InvalidField, WrongType
 _KEYS = ("role", "content", "name", "tool_calls", "tool_call_id")
 _CALL_KEYS = ("id", "type", "index", "function")
 _LARGEST_FILE = 16 * 1024 * 1024
+
+
+def check_text(name: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidField(name, "has a lone surrogate, which is no character") from None
 
 
 def chat_of(messages: Sequence[Mapping[str, Any]] | None) -> tuple[ChatMessage, ...] | None:

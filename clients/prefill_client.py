@@ -17,8 +17,8 @@ from tandem.rpc.channel import open_channel
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import parse_addresses
 from tandem.rpc.errors import from_rpc
-from tandem.rpc.logs import printable
-from tandem.rpc.request_context import Attributes, Request, current, current_span, new_id, outgoing
+from tandem.rpc.request_context import outgoing
+from tandem.rpc.wire import printable_fields
 from tandem.runners.pages import PAGE
 from tandem.speculation.errors import Outcome
 from tandem.v1 import prefill_worker_pb2 as pb
@@ -64,61 +64,36 @@ class PrefillEndpoint:
     """A channel to one worker, which rests for REST_SECONDS after its failures."""
 
     def __init__(
-        self,
-        address: str,
-        layout: PageLayout,
-        seconds: float,
-        credentials: Credentials | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, address: str, layout: PageLayout, seconds: float, credentials: Credentials | None = None
     ) -> None:
-        self.address, self._layout, self._seconds, self.clock = address, layout, seconds, clock
+        self.address, self._layout, self._seconds = address, layout, seconds
         most = max(_MESSAGE_BYTES, layout.page_bytes + 2**16)
         # A name may stand for many workers: calls go to them in turn.
         options = (("grpc.max_receive_message_length", most), ("grpc.lb_policy_name", "round_robin"))
         self._channel = open_channel(address, credentials, options)
         self._stub: Any = PrefillWorkerStub(self._channel)
-        self.running = 0
-        self.rests_until, self._logged = 0.0, ""
-
-    @property
-    def resting(self) -> bool:
-        return self.clock() < self.rests_until
+        self.running, self.rests_until = 0, 0.0
 
     async def check(self) -> None:
         try:
             reply = await self._stub.GetModelInfo(pb.PrefillWorkerGetModelInfoRequest(), timeout=self._seconds)
         except grpc.RpcError as error:
-            self._note(_from_call(error))
+            self._failed(_from_call(error))
             return
         if difference := self._layout.difference(layout_from_wire(reply.layout)):
-            self._note(PrefillFailed("mismatch", f"its pages are not those of this model: {difference}"))
+            self._failed(PrefillFailed("mismatch", f"its pages are not those of this model: {difference}"))
 
     async def fetch(self, tokens: tuple[int, ...], first: int, adapter: tuple[str, str], put: Put) -> None:
-        within, request, failure = current_span(), current(), ""
-        about: Attributes = {"address": self.address, "tokens": len(tokens), "first_page": first}
-        span = within.child("Prefill", about, "client") if within else None
+        request = pb.PrefillRequest(
+            token_ids=tokens,
+            first_page=first,
+            layout=layout_to_wire(self._layout),
+            adapter=adapter[0],
+            adapter_revision=adapter[1],
+        )
+        call = self._stub.Prefill(request, metadata=outgoing())
+        at, end = first, len(tokens) // PAGE
         self.running += 1
-        try:
-            asked = pb.PrefillRequest(
-                token_ids=tokens,
-                first_page=first,
-                layout=layout_to_wire(self._layout),
-                adapter=adapter[0],
-                adapter_revision=adapter[1],
-            )
-            metadata: Any = outgoing(Request(request.id if request else new_id(), span))
-            await self._read(self._stub.Prefill(asked, metadata=metadata), first, len(tokens) // PAGE, put)
-            self._logged = ""
-        except PrefillFailed as error:
-            failure = error.reason
-            self._note(error)
-            raise
-        finally:
-            self.running -= 1
-            if span:
-                span.end(failure)
-
-    async def _read(self, call: Any, at: int, end: int, put: Put) -> None:
         try:
             while at < end:
                 reply = await self._next(call)
@@ -127,11 +102,12 @@ class PrefillEndpoint:
                 run = run_from_wire(reply.pages, at, self._layout.page_bytes, end - at)
                 await put(run)
                 at = run.end
-        except Corrupt as error:
-            raise PrefillFailed("corrupt", str(error)) from None
-        except grpc.RpcError as error:
-            raise _from_call(error) from None
+        except (PrefillFailed, Corrupt, grpc.RpcError) as error:
+            corrupt = PrefillFailed("corrupt", str(error))
+            failed = _from_call(error) if isinstance(error, grpc.RpcError) else corrupt
+            raise self._failed(error if isinstance(error, PrefillFailed) else failed) from None
         finally:
+            self.running -= 1
             call.cancel()
 
     async def _next(self, call: Any) -> Any:
@@ -143,12 +119,11 @@ class PrefillEndpoint:
         finally:
             reading.cancel()
 
-    def _note(self, error: PrefillFailed) -> None:
+    def _failed(self, error: PrefillFailed) -> PrefillFailed:
         if error.reason not in _HEALTHY:
-            self.rests_until = self.clock() + REST_SECONDS
-        if error.reason != self._logged and error.reason != "busy":
-            self._logged = error.reason
+            self.rests_until = time.monotonic() + REST_SECONDS
             log.warning("prefill at %s: %s: %s; prompts are processed here", self.address, error.reason, error)
+        return error
 
     async def close(self) -> None:
         await self._channel.close()
@@ -174,7 +149,7 @@ class PrefillClient:
             await put(run)
 
         failure = PrefillFailed("unavailable", "all workers rest after failures")
-        awake = [endpoint for endpoint in self.endpoints if not endpoint.resting]
+        awake = [endpoint for endpoint in self.endpoints if endpoint.rests_until <= time.monotonic()]
         for endpoint in sorted(awake, key=lambda each: each.running):
             try:
                 return await endpoint.fetch(tokens, first, adapter, noted)
@@ -205,9 +180,7 @@ def layout_to_wire(layout: PageLayout) -> pb.PageLayout:
 
 
 def layout_from_wire(message: pb.PageLayout) -> PageLayout:
-    given: dict[str, Any] = {name: getattr(message, name) for name in LAYOUT_FIELDS}
-    values: dict[str, Any] = {n: printable(value) if isinstance(value, str) else value for n, value in given.items()}
-    return PageLayout(**values)
+    return PageLayout(**printable_fields(message, LAYOUT_FIELDS))
 
 
 def run_to_wire(run: PageRun) -> pb.KvPages:

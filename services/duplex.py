@@ -109,7 +109,7 @@ class Duplex(Generic[Request, Reply]):
         self._error: Exception | None = None
         self._news = asyncio.Event()
 
-    def hear(self, request: Request, arrived: float) -> None:
+    def on_request(self, request: Request, arrived: float) -> None:
         """Handles a request read at `arrived` (perf_counter)."""
         raise NotImplementedError
 
@@ -131,7 +131,7 @@ class Duplex(Generic[Request, Reply]):
     async def replies(self, incoming: Incoming[Request]) -> AsyncGenerator[Reply, None]:
         """Yields the replies. Leaving early ends the work at once."""
         tasks = [
-            asyncio.create_task(self._ending(self._hear_all, incoming), name="hear stream"),
+            asyncio.create_task(self._ending(self._read_all, incoming), name="read requests"),
             asyncio.create_task(self._ending(self.work, incoming), name="answer stream"),
         ]
         try:
@@ -150,9 +150,9 @@ class Duplex(Generic[Request, Reply]):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _hear_all(self, incoming: Incoming[Request]) -> None:
+    async def _read_all(self, incoming: Incoming[Request]) -> None:
         while (item := await incoming.next()) is not None:
-            self.hear(*item)
+            self.on_request(*item)
 
     async def _ending(self, part: Callable[[Incoming[Request]], Awaitable[None]], incoming: Incoming[Request]) -> None:
         try:

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from tandem.clients.distributed import connect_distributed
+from tandem.clients.distributed import connect_distributed, open_remote_draft
 from tandem.clients.profile import Profile
-from tandem.clients.remote_draft import open_remote_draft
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.generator import Generator, RequestDefaults
@@ -38,7 +37,6 @@ from tandem.engine.rank_processes import RankProcesses, lose_engine_with_ranks, 
 from tandem.engine.step_watch import StepBound, StepWatch
 from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, PREFILL, TARGET
 from tandem.rpc.first_contact import check_peers
-from tandem.rpc.remote_drafter import DraftClient
 from tandem.rpc.request_context import prefix_scope
 from tandem.runners.backends import backend_named
 from tandem.runners.own_sizes import own_sizes, runs_native
@@ -165,7 +163,16 @@ async def _target(parts: ServerParts) -> HostedService:
     await load_adapters(config.models, loaded)
     lose_engine_with_ranks(parts.others, engine)
     defaults = defaults_in_force(config, engine)
-    generator, client = await _target_generator(config, loaded)
+    generator, client = plain_generator(loaded), None
+    if config.draft_address is not None:
+        generator, client = await open_remote_draft(
+            loaded,
+            config.models.default_k,
+            config.draft_address,
+            config.draft_seconds,
+            config.credentials,
+            config.pipeline,
+        )
     generator = parts.finished(generator, defaults)
     _log_target(loaded, generator.info)
     generate = parts.generate(parts.observability.traced(generator), lambda: engine.adapters.revisions)
@@ -188,19 +195,6 @@ async def _target(parts: ServerParts) -> HostedService:
         lambda: engine.adapters.revisions,
         background={"the expiry of sessions": service.checkout.expire_forever},
         busy=lambda: len(service.sessions),
-    )
-
-
-async def _target_generator(config: RoleConfig, loaded: Loaded) -> tuple[Generator, DraftClient | None]:
-    if config.draft_address is None:
-        return plain_generator(loaded), None
-    return await open_remote_draft(
-        loaded,
-        config.models.default_k,
-        config.draft_address,
-        config.draft_seconds,
-        config.credentials,
-        config.pipeline,
     )
 
 

@@ -284,11 +284,11 @@ def _announce(config: ServeConfig, port: int, hosted: HostedService, http: HttpP
 
 
 def _invite(security: Security, url: str, model: str) -> None:
-    asked = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 40})
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 40})
     secure = f" --cacert {security.tls.cert}" if security.tls else ""
     secure += " -H 'authorization: Bearer YOUR_TOKEN'" if security.tokens else ""
     print(f"OpenAI clients: base URL {url}/v1, model {model}", flush=True)
-    print(f"curl{secure} {url}/v1/chat/completions -H 'content-type: application/json' -d '{asked}'", flush=True)
+    print(f"curl{secure} {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'", flush=True)
 
 
 async def _drain(lifecycle: Lifecycle, hosted: HostedService, seconds: float) -> None:

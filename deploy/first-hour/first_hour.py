@@ -89,8 +89,8 @@ def failure(plan: Plan, step: Step, folder: Path) -> str:
     again = shlex.join(["python", "deploy/first-hour/first_hour.py", plan.name, "--folder", str(folder)])
     doctor = ["main.py", "--role", "doctor", "--log", str(log)]
     known = subprocess.run([sys.executable, *doctor], cwd=ROOT, capture_output=True, text=True, check=False)
-    said = known.stdout if known.returncode == 0 else ""
-    return f"{tail}\n{said}step {step.name} failed; all of it is in {log}\nnext: {step.hint}\nthen: {again}"
+    found = known.stdout if known.returncode == 0 else ""
+    return f"{tail}\n{found}step {step.name} failed; all of it is in {log}\nnext: {step.hint}\nthen: {again}"
 
 
 def run_plan(plan: Plan, folder: Path, despite: str | None = None) -> int:

@@ -94,16 +94,16 @@ class ProposalStream(Duplex[pb.ProposeRequest, pb.ProposeResponse]):
     def __init__(self, proposals: Proposals, session: ProposalSession, first: pb.ProposeRequest, at: float) -> None:
         super().__init__()
         self._proposals, self._session = proposals, session
-        self._heard = {1: at}  # when messages were read, by number
+        self._read_at = {1: at}  # when messages were read, by number
         self._messages = 1
         most, chunk = proposals.info.max_sequence_length, max(1, proposals.info.max_speculation_length)
         end = min(first.max_total_tokens or most, most)
         self._follower = Follower(session.drafter, first.tokens, _plan(first), end, chunk, self.ready)
 
-    def hear(self, request: pb.ProposeRequest, arrived: float) -> None:
+    def on_request(self, request: pb.ProposeRequest, arrived: float) -> None:
         self._proposals.extend(self._session, request)
         self._messages += 1
-        self._heard[self._messages] = arrived
+        self._read_at[self._messages] = arrived
         self._follower.arrived(request.tokens, _plan(request))
 
     async def work(self, incoming: Incoming[pb.ProposeRequest]) -> None:
@@ -113,8 +113,8 @@ class ProposalStream(Duplex[pb.ProposeRequest, pb.ProposeResponse]):
         followed = None if self.ended else self._follower.take()
         if followed is None:
             return None
-        heard = self._heard[followed.arrivals]
-        self._heard = {number: at for number, at in self._heard.items() if number >= followed.arrivals}
+        read_at = self._read_at[followed.arrivals]
+        self._read_at = {number: at for number, at in self._read_at.items() if number >= followed.arrivals}
         return pb.ProposeResponse(
             base_length=followed.base,
             draft_tokens=followed.token_ids,
@@ -123,7 +123,7 @@ class ProposalStream(Duplex[pb.ProposeRequest, pb.ProposeResponse]):
             queue_seconds=followed.queue_seconds,
             compute_seconds=followed.compute_seconds,
             messages_read=followed.arrivals,
-            server_seconds=time.perf_counter() - heard,
+            server_seconds=time.perf_counter() - read_at,
         )
 
 
@@ -190,14 +190,14 @@ class Proposals:
         self._check(first, 0)
         if not first.tokens:
             raise InvalidField("tokens", "empty: at least one token is needed")
-        asked, owner = proposing_from_wire(first), caller()
-        if asked.rule is not Rule.AGREEMENT and not first.HasField("speculation_length"):
+        request, owner = proposing_from_wire(first), caller()
+        if request.rule is not Rule.AGREEMENT and not first.HasField("speculation_length"):
             raise InvalidField(
                 "rule", "agreement alone, without speculation_length: nobody knows which draft is verified"
             )
         self._lifecycle.check()
         self._limits.check_sessions(self.sessions.owned_by(owner))
-        session = ProposalSession(owner, self._drafting.drafter(asked, self.info.vocab_size, SLOT_SECONDS))
+        session = ProposalSession(owner, self._drafting.drafter(request, self.info.vocab_size, SLOT_SECONDS))
         with self.sessions.one(owner):
             try:
                 self._keep(session, first)

@@ -249,9 +249,9 @@ class SessionTable(CountedSessions):
             del self._ended[next(iter(self._ended))]
 
     def _tell_end(self, session: Session, how: str) -> None:
-        for told in self.on_end:
+        for observe in self.on_end:
             try:
-                told(session, how)
+                observe(session, how)
             except Exception:  # who only reports must not keep a session from being freed
                 log.exception("the end of session %s was not reported", session.session_id)
 

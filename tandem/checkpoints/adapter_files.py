@@ -80,10 +80,12 @@ def read_config(folder: Path) -> AdapterConfig:
         raise CheckpointError(f"{file}: cannot be read: {error}") from None
     try:
         _check_served(fields)
+        if type(by_root := fields.get("use_rslora") or False) is not bool:
+            raise ValueError(f"use_rslora: {by_root!r:.60} is neither true nor false")
         return AdapterConfig(
             fields.get("r", 8),
             fields.get("lora_alpha", 8),
-            _flag(fields, "use_rslora"),
+            by_root,
             an_object("rank_pattern", fields.get("rank_pattern") or {}),
             an_object("alpha_pattern", fields.get("alpha_pattern") or {}),
         )
@@ -108,13 +110,6 @@ def _check_served(fields: Mapping[str, Any]) -> None:
             raise ValueError(
                 f"{name[:60]!r}: {str(value)[:60]!r} is not known here, so it may change what the adapter adds"
             )
-
-
-def _flag(fields: Mapping[str, Any], name: str) -> bool:
-    value = fields.get(name) or False
-    if type(value) is not bool:
-        raise ValueError(f"{name}: {value!r:.60} is neither true nor false")
-    return value
 
 
 @dataclass(frozen=True, slots=True)

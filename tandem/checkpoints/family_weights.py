@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from tandem.checkpoints.family import MATRICES, FamilyConfig
-from tandem.checkpoints.family_configs import read_family
+from tandem.checkpoints.family_configs import MATRICES, FamilyConfig, read_family
 from tandem.checkpoints.gguf_blocks import MATRIX_NAMES, Blocks, StoredWeights
 from tandem.checkpoints.gguf_family import FREQUENCIES, LONG, SHORT, family_of_gguf
 from tandem.checkpoints.locate import CheckpointError
@@ -29,21 +27,6 @@ def matrix_name(layer: int, name: str) -> str:
     return f"model.layers.{layer}.{'self_attn' if name in 'qkvo' else 'mlp'}.{name}_proj.weight"
 
 
-class FamilyWeights(Protocol):
-    @property
-    def config(self) -> FamilyConfig: ...
-
-    def __contains__(self, name: object) -> bool: ...
-
-    def shape(self, name: str) -> tuple[int, ...]: ...
-
-    def stored(self, name: str) -> Stored:
-        """Returns dequantised numbers."""
-
-    def unused(self, wanted: Iterable[str]) -> list[str]:
-        """Returns tensors that none of `wanted` uses."""
-
-
 @dataclass(frozen=True, slots=True)
 class Place:
     """A tensor and its rows (None: all)."""
@@ -59,11 +42,17 @@ def rows_together(config: FamilyConfig, name: str) -> slice:
     return slice(first, first + config.shape(name)[0])
 
 
-class _PlacedWeights:
+class FamilyWeights:
+    """Weights by transformers' names, each in a tensor or in rows of one."""
+
     def __init__(self, config: FamilyConfig, source: ScaledWeights | StoredWeights) -> None:
         self.config, self._source = config, source
 
     def _place(self, name: str) -> Place:
+        raise NotImplementedError
+
+    def unused(self, wanted: Iterable[str]) -> list[str]:
+        """Returns tensors that none of `wanted` uses."""
         raise NotImplementedError
 
     def __contains__(self, name: object) -> bool:
@@ -75,6 +64,7 @@ class _PlacedWeights:
         return whole if place.rows is None else (len(range(*place.rows.indices(whole[0]))), *whole[1:])
 
     def stored(self, name: str) -> Stored:
+        """Returns dequantised numbers."""
         place = self._place(name)
         whole = self._source.stored(place.tensor)
         return whole if place.rows is None else Stored(whole.dtype, whole.values[place.rows])
@@ -84,7 +74,7 @@ class _PlacedWeights:
         return [name for name in self._source.names() if name not in taken]
 
 
-class FolderWeights(_PlacedWeights):
+class FolderWeights(FamilyWeights):
     """Models saved without their head lack `model.` in names."""
 
     def __init__(self, folder: Path) -> None:
@@ -108,7 +98,7 @@ class FolderWeights(_PlacedWeights):
         return name if name in self.scaled else name.removeprefix("model.")
 
 
-class GgufWeights(_PlacedWeights):
+class GgufWeights(FamilyWeights):
     """Also a BlockSource of packing."""
 
     def __init__(self, file: Path) -> None:
@@ -173,7 +163,7 @@ def check_complete(weights: FamilyWeights) -> None:
 
 
 def shapes(config: FamilyConfig) -> dict[str, tuple[int, ...]]:
-    hidden = config.hidden_size
+    hidden, kinds = config.hidden_size, ("weight", "bias") if config.norms.kind == "layer" else ("weight",)
     wanted: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden), NORM: (hidden,)}
     if config.norms.kind == "layer":
         wanted[NORM_BIAS] = (hidden,)
@@ -182,7 +172,7 @@ def shapes(config: FamilyConfig) -> dict[str, tuple[int, ...]]:
     for layer in range(config.num_hidden_layers):
         of = f"model.layers.{layer}."
         for name in config.norm_names.values():
-            wanted |= {f"{of}{name}.{kind}": (hidden,) for kind in _kinds_of_norms(config)}
+            wanted |= {f"{of}{name}.{kind}": (hidden,) for kind in kinds}
         for name in "qk" if config.norms.heads else "":
             width = config.head_dim if config.norms.heads == "head" else config.shape(name)[0]
             wanted[f"{of}self_attn.{name}_norm.weight"] = (width,)
@@ -192,9 +182,3 @@ def shapes(config: FamilyConfig) -> dict[str, tuple[int, ...]]:
             if name in config.biases:
                 wanted[matrix.removesuffix("weight") + "bias"] = config.shape(name)[:1]
     return wanted
-
-
-def _kinds_of_norms(config: FamilyConfig) -> Iterator[str]:
-    yield "weight"
-    if config.norms.kind == "layer":
-        yield "bias"

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tandem.checkpoints.family import MATRICES, FamilyConfig, UnsupportedFamily
-from tandem.checkpoints.family_configs import FULL, SLIDING, family_of, table
+from tandem.checkpoints.family_configs import FULL, MATRICES, SLIDING, FamilyConfig, UnsupportedFamily, family_of, table
 from tandem.checkpoints.gguf_blocks import MATRIX_NAMES, StoredWeights
 
 _FOLDER = "module code serves its folder of safetensors, if transformers has the family"
@@ -77,7 +76,8 @@ def config_of_gguf(file: StoredWeights) -> dict[str, Any]:
     config.setdefault("vocab_size", values.get("tokenizer.ggml.tokens"))
     config |= _heads(keys, config)
     config |= _rotary(file, keys, config)
-    config |= _OWN.get(architecture, _nothing)(keys, config)
+    if own := _OWN.get(architecture):
+        config |= own(keys, config)
     config |= {"eos_token_id": list(_end_ids(file)), "pad_token_id": values.get("tokenizer.ggml.padding_token_id")}
     keys.refuse_unread()
     return config
@@ -86,10 +86,6 @@ def config_of_gguf(file: StoredWeights) -> dict[str, Any]:
 def _named(values: Mapping[str, Any]) -> str:
     name = values.get("general.name")
     return f" ({name!s:.60})" if name else ""
-
-
-def _nothing(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
-    return {}
 
 
 def _end_ids(file: StoredWeights) -> tuple[int, ...]:

@@ -23,23 +23,6 @@ _NAMED = {
     "pad_token": "padding_token_id",
 }
 _DEFAULT_IDS = {"llama": {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}, "gpt2": {}}  # llama.cpp's
-_KEYS = {
-    *("model", "pre", "tokens", "merges", "scores", "token_type", "add_bos_token", "add_eos_token", "add_space_prefix"),
-    *_NAMED.values(),
-    *("eot_token_id", "eom_token_id"),  # gguf_family ends texts with them
-    # Roles of tokens that no text is given, and what llama.cpp reads for other kinds of vocabularies alone.
-    *(
-        "seperator_token_id",
-        "separator_token_id",
-        "cls_token_id",
-        "mask_token_id",
-        "prefix_token_id",
-        "suffix_token_id",
-        "middle_token_id",
-    ),
-    *(f"fim_{role}_token_id" for role in ("pre", "suf", "mid", "pad", "rep", "sep")),
-    *("token_type_count", "remove_extra_whitespaces", "precompiled_charsmap", "added_tokens", "hf_json"),
-}
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # llama.cpp's kinds of tokens
 _UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")
 _MOST_CUT = 1024  # characters of a token that is cut in two in all ways: their text grows by the square
@@ -48,7 +31,7 @@ _SPACE = "\u2581"
 
 @functools.cache
 def rules() -> dict[str, Any]:
-    """llama.cpp's rules of byte-level vocabularies, by tokenizer.ggml.pre.
+    """llama.cpp's rules of byte-level vocabularies, by tokenizer.ggml.pre; keys: those that are read or have no effect.
 
     splits: expressions, each splitting the pieces before it; matches and gaps are pieces. whole: a piece that is a
     token is not merged. begun: texts begin with a token by default. found: tokens found in text whatever their kind.
@@ -66,7 +49,7 @@ def gguf_parts(file: Path) -> TokenizerParts:
     if kind not in _DEFAULT_IDS or not arrays.get(f"{_KEY}tokens"):
         raise ValueError(f"tokenizer.ggml.model: {kind!r:.60} is not gpt2 or llama, or there are no tokens")
     for key in values:
-        if key.startswith(_KEY) and key.removeprefix(_KEY) not in _KEYS:
+        if key.startswith(_KEY) and key.removeprefix(_KEY) not in rules()["keys"]:
             raise ValueError(f"{key}: {values[key]!r:.60} is not known")
     tokens = [token or f"[EMPTY_{place}]" for place, token in enumerate(arrays[f"{_KEY}tokens"])]
     if twice := next((token for token, count in Counter(tokens).items() if count > 1), None):

@@ -6,7 +6,7 @@ import functools
 import json
 import math
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +62,14 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _check_depth(value: Any) -> None:
     level = [value]
     for _ in range(_MOST_DEPTH + 1):
-        level = [inner for each in level if isinstance(each, list | dict) for inner in _inside(each)]
+        level = [
+            inner
+            for each in level
+            if isinstance(each, list | dict)
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
     if level:
         raise ValueError(_TOO_DEEP)
-
-
-def _inside(value: list[Any] | dict[str, Any]) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value
 
 
 def count(name: str, value: Any) -> int:

@@ -178,7 +178,9 @@ def _folder(path: Path) -> Checkpoint:
 def read_index(index: Path) -> dict[str, Path]:
     try:
         named = read_object(index, _MOST_INDEX_BYTES).get("weight_map")
-        if not isinstance(named, dict) or not all(_is_file_name(file) for file in named.values()):
+        if not isinstance(named, dict) or not all(
+            isinstance(file, str) and file.isprintable() and Path(file).name for file in named.values()
+        ):
             raise ValueError("weight_map is not an object of file names")
         files = {name: index.with_name(Path(file).name) for name, file in named.items()}
         missing = sorted(file for file in set(files.values()) if not file.is_file())
@@ -187,10 +189,6 @@ def read_index(index: Path) -> dict[str, Path]:
     if missing:
         raise CheckpointError(f"{missing[0]}: missing, but {index.name} names it")
     return files
-
-
-def _is_file_name(name: object) -> bool:
-    return isinstance(name, str) and name.isprintable() and bool(Path(name).name)
 
 
 def _weight_files(path: Path) -> Iterator[Path]:
@@ -204,10 +202,15 @@ def weights_revision(checkpoint: Checkpoint) -> str:
         return checkpoint.revision
     folder = Path(checkpoint.folder)
     if not folder.is_dir():
-        return _hub_revision(checkpoint.folder)
-    files = (
-        split_files(folder / checkpoint.gguf) if checkpoint.gguf else [*_weight_files(folder), *_configurations(folder)]
-    )
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(checkpoint.folder, "config.json")
+        return f"hub:{checkpoint.folder}" + (f"@{Path(found).parent.name}" if isinstance(found, str) else "")
+    if checkpoint.gguf:
+        files = split_files(folder / checkpoint.gguf)
+    else:  # with configurations that change the output of the same weights
+        configurations = (folder / "config.json", folder / "generation_config.json")
+        files = [*_weight_files(folder), *filter(Path.is_file, configurations)]
     try:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             hashes = list(pool.map(hash_file, files))
@@ -269,18 +272,6 @@ def _check_claims(claims: Mapping[str, Any], elements: int) -> None:
                 f"{name}: {size} beside {layers} layers of width {width}, "
                 f"and the weights have at most {elements} parameters"
             )
-
-
-def _configurations(folder: Path) -> list[Path]:
-    # Those that change the output of the same weights.
-    return [file for name in ("config.json", "generation_config.json") if (file := folder / name).is_file()]
-
-
-def _hub_revision(name: str) -> str:
-    from huggingface_hub import try_to_load_from_cache
-
-    found = try_to_load_from_cache(name, "config.json")
-    return f"hub:{name}@{Path(found).parent.name}" if isinstance(found, str) else f"hub:{name}"
 
 
 def first_line(error: Exception) -> str:

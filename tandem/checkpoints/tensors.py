@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.checkpoints.extras import need_torch
+from tandem.checkpoints.hub_files import need_torch
 from tandem.checkpoints.locate import CheckpointError, first_line, read_index
 from tandem.checkpoints.numbers import STORAGE, Stored
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tandem.checkpoints.extras import need
+from tandem.checkpoints.hub_files import need
 from tandem.checkpoints.json_files import read_object
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

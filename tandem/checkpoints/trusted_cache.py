@@ -14,12 +14,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 log = logging.getLogger("tandem.engine")
 NOTE = "hashes.json"
 REMEMBERED_BYTES = 1 << 24  # smaller files are faster to hash than to look up
 SETTLED_SECONDS = 2.0  # two writes within one tick of the file system's clock leave the same timestamps
-PROGRESS_SECONDS = 5.0
 _BLOCK = 1 << 22
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -161,25 +161,21 @@ def hash_file(file: Path) -> str:
     """Returns SHA-256 of name, size and content, cached for large files. Raises OSError, also if the file changes."""
     with file.open("rb") as stream:
         facts = _facts(stream.fileno())
-        note = _hash_note(file) if facts[0] >= REMEMBERED_BYTES else None
+        note = None
+        with contextlib.suppress(OSError):
+            if facts[0] >= REMEMBERED_BYTES:
+                name = hashlib.sha256(os.path.realpath(file).encode()).hexdigest()
+                note = private_folder(cache_root() / "hashes") / f"{name}.json"
         if note and (known := _remembered(note, file, facts)):
             return known
         digest = hashlib.sha256(f"{file.name}:{facts[0]}".encode())
-        _read(stream.fileno(), file, facts[0], digest)
+        _read(stream, digest)
         if _facts(stream.fileno()) != facts:
             raise OSError(f"{file} changed while it was read")
     if note and time.time() - max(facts[1], facts[2]) / 1e9 > SETTLED_SECONDS:
         with contextlib.suppress(OSError):
             write_whole(note, json.dumps({"name": file.name, "facts": facts, "sha256": digest.hexdigest()}))
     return digest.hexdigest()
-
-
-def _hash_note(file: Path) -> Path | None:
-    try:
-        folder = private_folder(cache_root() / "hashes")
-    except OSError:
-        return None
-    return folder / f"{hashlib.sha256(os.path.realpath(file).encode()).hexdigest()}.json"
 
 
 def _remembered(note: Path, file: Path, facts: list[int]) -> str | None:
@@ -196,12 +192,6 @@ def _facts(number: int) -> list[int]:
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev]
 
 
-def _read(number: int, file: Path, size: int, digest: hashlib._Hash) -> None:
-    block, done, logged = bytearray(_BLOCK), 0, time.monotonic()
-    view = memoryview(block)
-    while count := os.readv(number, [block]):
-        digest.update(view[:count])
-        done += count
-        if time.monotonic() - logged > PROGRESS_SECONDS:
-            logged = time.monotonic()
-            log.info("hashing %s: %.1f of %.1f GB", file.name, done / 1e9, size / 1e9)
+def _read(stream: BinaryIO, digest: hashlib._Hash) -> None:
+    while block := stream.read(_BLOCK):
+        digest.update(block)

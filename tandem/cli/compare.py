@@ -57,7 +57,6 @@ def refuse_unused_flags(options: CompareOptions) -> None:
 
 
 def started_here(options: CompareOptions) -> set[str]:
-    """The architectures whose servers start on this host."""
     return set(split_list(options.architectures)) - set(parse_connect(options.connect))
 
 
@@ -66,7 +65,6 @@ def _flag(name: str) -> str:
 
 
 def build_config(options: CompareOptions) -> ComparisonConfig:
-    """Raises ValueError, one line."""
     temperatures = numbers("temperature", options.temperature, float) or (0.0,)
     return built(
         ComparisonConfig,
@@ -93,7 +91,6 @@ def build_config(options: CompareOptions) -> ComparisonConfig:
 
 
 def choose_prompts(options: CompareOptions) -> tuple[Prompt, ...]:
-    """Returns the prompts that the flags choose. Raises ValueError."""
     if options.prompt_file is not None and options.prompt:
         raise ValueError("prompt: give either --prompt or --prompt-file")
     if options.prompt_file is not None or options.prompt:
@@ -150,7 +147,6 @@ def _plan_of(options: CompareOptions) -> PlanConfig:
 
 
 def render_again(path: Path) -> int:
-    """Writes an earlier comparison's page again."""
     from tandem.comparison.analysis.comparison import read_comparison
     from tandem.comparison.report.publish import write_page
 
@@ -171,7 +167,6 @@ def report_again(path: Path, options: CompareOptions) -> int:
 
 
 def main(argv: Sequence[str] | None = None, program: str = "compare_architectures.py") -> int:
-    """Runs a comparison and returns its exit code."""
     parser = build_parser(program)
     options = parser.parse_args(argv)
     try:

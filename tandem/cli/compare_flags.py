@@ -8,7 +8,7 @@ from typing import Any
 
 from tandem.cli.flags import FLAGS
 from tandem.cli.option import DIR, FILE, LIST, NAME, SECONDS, OptionParser, flags_of, option, switch
-from tandem.cli.roles import OURS, REAL, TORCH
+from tandem.cli.roles import BACKENDS, REAL, TORCH
 from tandem.comparison.links.settings import LINK_KINDS
 from tandem.comparison.measuring.architectures import HEADED, PIPELINED
 from tandem.comparison.measuring.config import ONE_LENGTH, ComparisonConfig
@@ -92,7 +92,7 @@ class CompareOptions:
     model: str | None = option("target (default: the embedded one)", also="target_model", group=STARTED)
     draft_model: str | None = same("draft_model")
     draft: str = same("draft")
-    adapters: str | None = same("adapters", "LoRA adapters of the target, of which --adapter takes one", OURS)
+    adapters: str | None = same("adapters", "LoRA adapters of the target, of which --adapter takes one", BACKENDS)
     draft_adapters: str | None = same("draft_adapters", "those of the draft model, by the same names")
     head: DIR | None = option(f"the EAGLE-3 head of {HEADED.name}, beside the drafter of distributed")
     hand_out_features: str = same("hand_out_features")

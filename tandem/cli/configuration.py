@@ -39,6 +39,8 @@ def serve(args: Options) -> Coroutine[Any, Any, int]:
 
 
 def role_config(args: Options, model: str | None) -> RoleConfig:
+    if args.draft_host is not None and len(parse_addresses(args.draft_host, "draft_host")) > 1:
+        raise ValueError(f"draft_host: {args.draft_host!r} names several; a target asks one DraftWorker")
     startup = Startup(STARTED)
     startup.add("importing", startup.total())
     prefill = args.prefill and PrefillConfig(args.prefill, args.prefill_min_tokens, args.prefill_timeout_s)
@@ -55,7 +57,7 @@ def role_config(args: Options, model: str | None) -> RoleConfig:
         ),
         models=model_config(args, model),
         target_address=None if args.propose_only else with_default_ports(args.target_host, args.target_port),
-        draft_address=draft_address(args.draft_host),
+        draft_address=args.draft_host,
         pipeline=member_named(Pipeline, "pipeline", args.pipeline),
         observability=built(ObservabilityConfig, args),
         credentials=credentials(args),
@@ -76,35 +78,22 @@ def own_length(args: Options) -> bool:
 
 
 def request_defaults(args: Options) -> RequestDefaults:
-    """The operator's defaults of requests. Raises ValueError."""
     given = {name: f"--{name}" for name in (*SAMPLING_FIELDS, "max_new_tokens") if name in args.given}
     return RequestDefaults(sampling(args), args.max_new_tokens, given)
 
 
 def http_address(args: Options) -> HttpAddress | None:
-    """The address of the OpenAI door; None without one. Raises ValueError."""
     if args.http_port is None:
         return None
     allowed = split_list(args.allowed_hosts)
     return HttpAddress(args.http_port, args.http_host, allowed, args.http_keep_alive_seconds)
 
 
-def draft_address(given: str | None) -> str | None:
-    """Checks HOST:PORT. No default port."""
-    if given is not None and len(parse_addresses(given, "draft_host")) > 1:
-        raise ValueError(f"draft_host: {given!r} names several; a target asks one DraftWorker")
-    return given
-
-
 def server_security(args: Options) -> Security:
-    """A server's TLS, tokens and limits."""
     most = args.max_message_bytes
-    if most is None:  # the sequence length may be from a file
-        most = (
-            MESSAGE_BYTES
-            if args.backend == "nxdi" or own_length(args)
-            else message_bytes(args.length, args.max_prompt_bytes)
-        )
+    if most is None:
+        from_file = args.backend == "nxdi" or own_length(args)  # the sequence length
+        most = MESSAGE_BYTES if from_file else message_bytes(args.length, args.max_prompt_bytes)
     return built(
         Security,
         args,

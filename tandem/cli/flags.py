@@ -73,7 +73,9 @@ class Options:
     )
     feature_format: str = choice("number format of the features of an EAGLE-3 head", "bfloat16|int8", APART)
     feature_context: int = option("positions of a prompt whose features an EAGLE-3 head gets", APART, default=256)
-    adapters: ADAPTERS | None = option("LoRA adapters of the target (PEFT's folders)", ADAPTED, OURS)
+    adapters: ADAPTERS | None = option(
+        "LoRA adapters of the target (PEFT's folders)", (*ADAPTED, "compile"), only={"torch": ADAPTED, "toy": ADAPTED}
+    )
     draft_adapters: ADAPTERS | None = option(
         "LoRA adapters of the draft model, by the target's names", ("fused_target", *APART, "accept"), OURS
     )

@@ -33,7 +33,6 @@ def parser(program: str = "main.py") -> RoleParser:
 
 
 def console() -> int:
-    """The console command `tandem`."""
     return main(program="tandem")
 
 

@@ -15,7 +15,6 @@ from tandem.speculation.sampling import member_named
 
 
 def model_config(args: Options, model: str | None) -> ModelConfig:
-    """Where the models run, and in which shape."""
     nxdi = args.backend == "nxdi"  # it shards models among cores itself
     rows, drafts = numbers("batch_buckets", args.batch_buckets, int), numbers("draft_buckets", args.draft_buckets, int)
     return ModelConfig(
@@ -61,7 +60,6 @@ def layers_handed_out(given: str) -> tuple[int, ...] | None:
 
 
 def nxdi_settings(args: Options) -> BackendSettings:
-    """Settings of --backend nxdi. Raises ValueError."""
     backend_named("nxdi")  # or says what is missing
     from tandem_nxdi.settings import NxdiSettings, read_neuron_config
 
@@ -70,6 +68,7 @@ def nxdi_settings(args: Options) -> BackendSettings:
         args,
         neuron_config=read_neuron_config(args.neuron_config),
         draft_neuron_config=read_neuron_config(args.draft_neuron_config, "draft_neuron_config"),
+        adapters=adapter_choices(args.adapters),
     )
 
 

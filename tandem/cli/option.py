@@ -56,7 +56,6 @@ class Flag:
     group: str
 
     def takers(self, backend: str) -> tuple[str, ...]:
-        """The roles that take the flag with a backend."""
         return self.only.get(backend, self.roles) if backend in self.backends else ()
 
     @property
@@ -64,13 +63,12 @@ class Flag:
         """The text, after its only backend; with the default, unless the text has one."""
         backends = [name for name in self.backends if name != "toy"]
         text = f"{backends[0]}: {self.text}" if len(backends) == 1 else self.text
-        told = self.default is None or self.default is False or self.default in ("", ()) or "default" in self.text
-        value = f"{self.default:g}" if isinstance(self.default, float) else self.default
-        return text if told else f"{text} (default: {value})"
+        if self.default in (None, False, "", ()) or "default" in self.text:
+            return text
+        return f"{text} (default: {f'{self.default:g}' if isinstance(self.default, float) else self.default})"
 
     @property
     def options(self) -> dict[str, Any]:
-        """Arguments of argparse's add_argument."""
         if self.kind == "bool":
             return {"action": "store_true", "help": self.help}
         kind = self.kind.partition(" ")[0]
@@ -80,12 +78,9 @@ class Flag:
 
     def spellings(self, hyphens: bool) -> list[str]:
         """Both spellings of each name, hyphens first or last."""
-        names = [name for name in (self.name, self.also) if name]
-        return list(
-            dict.fromkeys(
-                f"--{word}" for name in names for word in sorted({name, name.replace("_", "-")}, reverse=not hyphens)
-            )
-        )
+        names = filter(None, (self.name, self.also))
+        words = (sorted({name, name.replace("_", "-")}, reverse=not hyphens) for name in names)
+        return [f"--{word}" for each in words for word in each]
 
 
 def option(
@@ -100,8 +95,8 @@ def option(
     group: str = "",
 ) -> Any:
     """A dataclass field as an option. `group`: the title before it and the options after it."""
-    said = {"text": text, "roles": roles, "backends": backends, "only": only or {}, "also": also, "metavar": metavar}
-    return field(default=default, metadata={**said, "group": group})
+    parts = {"text": text, "roles": roles, "backends": backends, "only": only or {}, "also": also, "metavar": metavar}
+    return field(default=default, metadata={**parts, "group": group})
 
 
 def choice(
@@ -124,8 +119,8 @@ def flags_of(options: type, config: type | None = None) -> dict[str, Flag]:
     for each in (each for each in fields(options) if each.metadata):
         group = each.metadata["group"] or group
         default = others.get(each.name) if each.default is None else each.default
-        said = {**each.metadata, "group": group}
-        found[each.name] = Flag(name=each.name, kind=str(each.type), default=default, **said)
+        parts = {**each.metadata, "group": group}
+        found[each.name] = Flag(name=each.name, kind=str(each.type), default=default, **parts)
     return found
 
 
@@ -202,20 +197,20 @@ def auto_or_count(flag: str, text: str | None) -> int | None:
 
 def with_default_ports(hosts: str, port: int) -> str:
     """HOST:PORT for each HOST or HOST:PORT of a list."""
-    return ",".join(_with_default_port(host.strip(), port) for host in hosts.split(","))
-
-
-def _with_default_port(host: str, port: int) -> str:
-    if "://" in host or has_port(host):
-        return host  # of which the former is refused where addresses are checked
-    before, _, last = host.rpartition(":")
-    if last.isdecimal() and is_ipv6(before):
-        raise InvalidField("target_host", f"{host!r} may be an address, [{host}], or have a port, [{before}]:{last}")
-    return joined(host, port, "target_host")
+    found: list[str] = []
+    for host in map(str.strip, hosts.split(",")):
+        before, _, last = host.rpartition(":")
+        if "://" in host or has_port(host):  # of which the former is refused where addresses are checked
+            found.append(host)
+        elif last.isdecimal() and is_ipv6(before):
+            other = f"[{host}], or have a port, [{before}]:{last}"
+            raise InvalidField("target_host", f"{host!r} may be an address, {other}")
+        else:
+            found.append(joined(host, port, "target_host"))
+    return ",".join(found)
 
 
 def credentials(options: Any) -> Credentials:
-    """Credentials of outgoing calls."""
     from tandem.rpc.credentials import Credentials
 
     return built(

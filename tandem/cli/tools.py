@@ -19,12 +19,10 @@ Run = Coroutine[Any, Any, Any]
 
 
 async def _at_once(role: Callable[..., int], *config: object) -> int:
-    """Wraps a synchronous role in a coroutine."""
     return role(*config)
 
 
 def accept(args: Options) -> Run:
-    """Measures acceptance up to the speculation length."""
     from tandem.cli.asking import sampling
     from tandem.cli.models import model_config
     from tandem.comparison.measuring.workloads import built_in_prompts, given_prompts, read_prompt_file
@@ -46,7 +44,6 @@ def accept(args: Options) -> Run:
 
 
 def compile_config(args: Options) -> CompileConfig:
-    """The graphs to compile, with device and buckets."""
     from tandem.cli.models import command, model_config
     from tandem.engine.compile_ahead import CompileConfig
 
@@ -61,7 +58,6 @@ def compile(args: Options) -> Run:
 
 
 def convert(args: Options) -> Run:
-    """Converts a checkpoint. Raises ValueError."""
     from tandem.checkpoints.convert import ConvertConfig, run_convert
 
     flag = "draft_model" if args.convert == "eagle" else "model"
@@ -76,7 +72,6 @@ def convert(args: Options) -> Run:
 
 
 def advise(args: Options) -> Run:
-    """Prints a comparison's decision."""
     from tandem.comparison.report.terminal import run_advice
 
     if args.report is None:
@@ -106,7 +101,6 @@ def plan_config(args: Options) -> PlanConfig:
 
 
 def check(args: Options) -> Run:
-    """Checks a receipt. Raises ValueError."""
     from tandem.cli.models import model_config
     from tandem.receipts.run import CheckConfig, run_check
 
@@ -156,7 +150,6 @@ def plan(args: Options) -> Run:
 
 
 def doctor(args: Options) -> Run:
-    """Examines this machine, or another's log. Raises ValueError."""
     if args.log is not None:
         from tandem.workshops.planning.known_errors import run_log
 

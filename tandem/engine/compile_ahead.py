@@ -85,6 +85,8 @@ def run_compile(config: CompileConfig) -> int:
 def _compile_by_backend(models: ModelConfig, wanted: tuple[str, ...]) -> int:
     backend, startup = backend_named(models.backend), Startup()
     backend.require()
+    if models.adapters and "fused" in wanted and backend.fuses(models.load_request()):
+        raise ValueError("adapters: a fused graph takes none; use --compile_for target or --pair apart")
     target = backend.find(models.model)
     draft = backend.find(models.draft_model) if models.draft_model else None
     for part in wanted:

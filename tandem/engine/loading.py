@@ -48,7 +48,8 @@ async def load(
     link = None
     if shared:
         link = await batcher.on_device(lambda: RankLink.join(prepared_platform(config.execution), config.ranks))
-    return await _load(config, config.model, batcher, startup or Startup(), verifies=True, link=link, head=head)
+    request = replace(config.load_request(), head=head)
+    return await _load(config, config.model, request, batcher, startup or Startup(), link)
 
 
 async def load_draft(
@@ -66,7 +67,8 @@ async def load_draft(
     if config.draft.kind == "eagle":
         raise CheckpointError(f"draft: eagle needs an EAGLE-3 head, and {checkpoint.name} is none; use --draft model")
     link = target.runner.link if target and isinstance(target.runner, Leader) else None
-    return await _load(config, model, batcher, startup, verifies=False, sole_model=target is None, link=link)
+    request = config.load_request(verifies=False, sole_model=target is None)
+    return await _load(config, model, request, batcher, startup, link)
 
 
 async def _load_head(
@@ -160,22 +162,22 @@ async def named_head(config: ModelConfig) -> Checkpoint | None:
 async def _load(
     config: ModelConfig,
     model: str | None,
+    request: LoadRequest,
     batcher: Batcher,
     startup: Startup,
-    verifies: bool,
-    sole_model: bool = False,
     link: RankLink | None = None,
-    head: Checkpoint | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> Loaded:
-    backend, request = backend_named(config.backend), replace(config.load_request(verifies, sole_model), head=head)
+    backend, verifies = backend_named(config.backend), request.verifies
     backend.require()
     with startup.stage("finding weights"):
         checkpoint = await asyncio.to_thread(backend.find, model)
         if not verifies and config.backend == "torch":
             request = replace(request, shape=draft_shape(request.shape, checkpoint))
     runner = await batcher.on_device(_load_warm, backend, checkpoint, request, startup)
-    with startup.stage("tokenizer"):
-        tokenizer = await _tokenizer(backend, checkpoint)
+    if tokenizer is None:
+        with startup.stage("tokenizer"):
+            tokenizer = await _tokenizer(backend, checkpoint)
     runner = rehearsed(runner, config.rehearsal, verifies)
     shared = runner if link is None else Leader(runner, link, TARGET if verifies else DRAFT)
     return Loaded(Engine(shared, batcher, verifies, _structures(shared, tokenizer)), tokenizer)
@@ -237,22 +239,13 @@ async def _load_both_apart(
     config: ModelConfig, requests: Sequence[LoadRequest], tokenizer: Tokenizer, batcher: Batcher, startup: Startup
 ) -> UnfusedPair:
     backend = backend_named(config.backend)
-    backend.require()
     verifying, *drafting = requests
-    target = await _load_apart(backend, config.model, verifying, batcher, startup, tokenizer)
+    target = await _load(config, config.model, verifying, batcher, startup, tokenizer=tokenizer)
     if not drafting:
         return UnfusedPair(target, None)
     same_tokens(await _tokenizer(backend, backend.find(config.draft_model)), tokenizer.sha256)
-    draft = await _load_apart(backend, config.draft_model, drafting[0], batcher, startup, tokenizer)
+    draft = await _load(config, config.draft_model, drafting[0], batcher, startup, tokenizer=tokenizer)
     return UnfusedPair(target, draft)
-
-
-async def _load_apart(
-    backend: Backend, model: str | None, request: LoadRequest, batcher: Batcher, startup: Startup, tokenizer: Tokenizer
-) -> Loaded:
-    runner = await batcher.on_device(_load_warm, backend, backend.find(model), request, startup)
-    vital = request.verifies
-    return Loaded(Engine(runner, batcher, vital, _structures(runner, tokenizer)), tokenizer)
 
 
 async def _tokenizer(backend: Backend, checkpoint: Checkpoint) -> Tokenizer:

@@ -170,7 +170,7 @@ class SlotPool:
         turn.set_exception(NoFreeSlot(self._full()))
         if place.name is None:
             self._leave(place)
-            self._serve()
+        self._serve()  # it holds nobody back any more
 
     def _leave(self, place: _Place) -> None:
         if place in self.queue:

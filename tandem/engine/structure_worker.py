@@ -67,6 +67,7 @@ class Follower:
     ) -> None:
         self._matcher, self._vocab_size, self._end_ids = matcher, vocab_size, end_ids
         self._rest, self._text_of, self._digits = rest, text_of, digits
+        self._of_calls = rest is not None and rest.of_calls  # which are checked before the output's end
         self._texts: list[bytes] = []
         self._ended = 0  # end-of-sequence tokens taken
 
@@ -84,7 +85,7 @@ class Follower:
         for token in self._end_ids:
             mask[token // 8] &= ~(1 << token % 8)
             mask[token // 8] |= may_end << token % 8
-        if fault and not any(mask):
+        if fault and (self._of_calls or not any(mask)):
             raise ValueError(f"the output breaks it at {fault}")
         return bytes(mask)
 
@@ -112,13 +113,10 @@ class Follower:
 
     def _may_end(self) -> tuple[bool, str]:
         """Whether the output may end, and where it breaks the rest."""
-        calls = self._rest is not None and self._rest.of_calls  # which are checked before the output's end
         complete = not self._ended and self._matcher.is_accepting()
-        if not self._rest or not (complete or calls):
+        if not self._rest or not (complete or self._of_calls):
             return self._ended > 0 or complete, ""
         fault = self._rest.fault(b"".join(self._texts).decode(errors="replace"))
-        if fault and calls:
-            raise ValueError(f"the output breaks it at {fault}")
         return self._ended > 0 or (complete and not fault), fault
 
 

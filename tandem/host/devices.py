@@ -54,21 +54,21 @@ class Devices:
 def find_devices(root: Path, environment: Mapping[str, str]) -> Devices:
     """Finds devices; never raises. An unreadable value is None, a failing neuron-ls a `problem`."""
     nodes = [path for path in (root / "dev").glob("neuron*") if path.name[6:].isdecimal()]
-    told, problem = _neuron_ls(root, environment)
-    instance = _text(told, "instance_type") or _read(root / "sys/class/dmi/id/product_name")
+    listed, problem = _neuron_ls(root, environment)
+    instance = _text(listed, "instance_type") or _read(root / "sys/class/dmi/id/product_name")
     family = family_of(instance) or family_of(_chip_name(root))
-    lnc = _number(told, "logical_neuroncore_config") or _lnc(family, environment)
+    lnc = _number(listed, "logical_neuroncore_config") or _lnc(family, environment)
     return Devices(
-        count=len(told) or len(nodes),
+        count=len(listed) or len(nodes),
         instance=instance if family_of(instance) else None,
         family=family,
-        cores=sum(int(device.get("nc_count") or 0) for device in told) or _cores(root, lnc),
-        memory_bytes=_number(told, "memory_size"),
+        cores=sum(int(device.get("nc_count") or 0) for device in listed) or _cores(root, lnc),
+        memory_bytes=_number(listed, "memory_size"),
         lnc=lnc,
         driver=_read(root / "sys/module/neuron/version"),
         runtime=_runtime(root),
         visible=environment.get("NEURON_RT_VISIBLE_CORES") or environment.get("NEURON_RT_NUM_CORES"),
-        busy=_busy(told),
+        busy=_busy(listed),
         problem=problem,
     )
 
@@ -82,28 +82,28 @@ def _neuron_ls(root: Path, environment: Mapping[str, str]) -> tuple[list[dict[st
         ran = subprocess.run(
             [tool, "--json-output"], capture_output=True, text=True, timeout=SECONDS, check=False, env=dict(environment)
         )
-        told = json.loads(ran.stdout)
+        listed = json.loads(ran.stdout)
     except (OSError, subprocess.SubprocessError) as error:
         return [], f"neuron-ls does not run: {error}"
     except ValueError:
-        said = (ran.stderr or ran.stdout).strip().splitlines()
-        return [], f"neuron-ls finds no devices: {said[0] if said else f'exit code {ran.returncode}'}"
-    if isinstance(told, dict):
-        told = told.get("neuron_devices", [])
-    devices = told if isinstance(told, list) else []
+        lines = (ran.stderr or ran.stdout).strip().splitlines()
+        return [], f"neuron-ls finds no devices: {lines[0] if lines else f'exit code {ran.returncode}'}"
+    if isinstance(listed, dict):
+        listed = listed.get("neuron_devices", [])
+    devices = listed if isinstance(listed, list) else []
     return [device for device in devices if isinstance(device, dict)], ""
 
 
-def _text(told: list[dict[str, Any]], key: str) -> str | None:
-    return next((str(device[key]) for device in told if device.get(key)), None)
+def _text(listed: list[dict[str, Any]], key: str) -> str | None:
+    return next((str(device[key]) for device in listed if device.get(key)), None)
 
 
-def _number(told: list[dict[str, Any]], key: str) -> int | None:
-    return next((device[key] for device in told if isinstance(device.get(key), int)), None)
+def _number(listed: list[dict[str, Any]], key: str) -> int | None:
+    return next((device[key] for device in listed if isinstance(device.get(key), int)), None)
 
 
-def _busy(told: list[dict[str, Any]]) -> tuple[str, ...]:
-    holders = [process for device in told for process in device.get("neuron_processes") or ()]
+def _busy(listed: list[dict[str, Any]]) -> tuple[str, ...]:
+    holders = [process for device in listed for process in device.get("neuron_processes") or ()]
     named = (f"{process.get('pid')} {process.get('command', '')}".strip() for process in holders)
     return tuple(dict.fromkeys(named))
 

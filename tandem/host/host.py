@@ -93,9 +93,9 @@ def _gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
     tool = shutil.which("nvidia-smi", path=environment.get("PATH", ""))
     if tool is None:
         return ()
-    asked = [tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    query = [tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
-        ran = subprocess.run(asked, capture_output=True, text=True, timeout=SECONDS, check=False, env=dict(environment))
+        ran = subprocess.run(query, capture_output=True, text=True, timeout=SECONDS, check=False, env=dict(environment))
     except (OSError, subprocess.SubprocessError):
         return ()
     return tuple(line.strip() for line in ran.stdout.splitlines() if line.strip()) if ran.returncode == 0 else ()

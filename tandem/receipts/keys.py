@@ -72,17 +72,21 @@ class Keys:
 def open_keys(folder: Path, days: float, now: float | None = None) -> Keys:
     """Opens the keys in `folder`, created if missing or older than `days`. Raises ValueError."""
     ed25519 = _library("receipt_keys")
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
     moment = time.time() if now is None else now
     try:
         found = private_folder(folder)
         with locked(found / "lock"):
-            published = _read_published(found / PUBLISHED)
+            file = found / PUBLISHED
+            published = read_keys(file.read_text(encoding="utf-8")) if file.exists() else ()
             private = _read_private(found / SIGNING)
             if private and (not published or published[-1].key != public_of(private)):
                 published = _published_with(found, published, private, moment)
             if private is None or moment - published[-1].created > days * DAY:
                 private = ed25519.Ed25519PrivateKey.generate()
-                _write_private(found / SIGNING, private)
+                pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+                write_whole(found / SIGNING, pem.decode())  # readable by its owner alone from the start
                 published = _published_with(found, published, private, moment)
     except OSError as error:
         raise InvalidField("receipt_keys", f"{folder}: {error.strerror or error}") from None
@@ -95,12 +99,13 @@ def public_of(private: Ed25519PrivateKey) -> str:
 
 def signature_right(signed: Signed) -> bool:
     """Verifies the signature by the receipt's key. Raises ValueError without a key."""
-    ed25519, invalid = _library("receipt"), _invalid()
+    ed25519 = _library("receipt")
+    from cryptography.exceptions import InvalidSignature
+
+    public = ed25519.Ed25519PublicKey.from_public_bytes(_raw(signed.receipt.key))
     try:
-        ed25519.Ed25519PublicKey.from_public_bytes(_raw(signed.receipt.key)).verify(
-            signed.signature, signed.receipt.signed
-        )
-    except invalid:
+        public.verify(signed.signature, signed.receipt.signed)
+    except InvalidSignature:
         return False
     return True
 
@@ -135,10 +140,6 @@ def _published_with(
     return after
 
 
-def _read_published(file: Path) -> tuple[PublishedKey, ...]:
-    return read_keys(file.read_text(encoding="utf-8")) if file.exists() else ()
-
-
 def _document(published: Iterable[PublishedKey]) -> dict[str, Any]:
     return {"keys": [asdict(each) for each in published]}
 
@@ -168,23 +169,9 @@ def _read_private(file: Path) -> Ed25519PrivateKey | None:
     return private
 
 
-def _write_private(file: Path, private: Ed25519PrivateKey) -> None:
-    # Readable by its owner alone from the start.
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
-    pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
-    write_whole(file, pem)  # tempfile gives mode 600
-
-
 def _library(field: str) -> Any:
     try:
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ModuleNotFoundError:
         raise InvalidField(field, f"cryptography is not installed; {install_command('receipts')}") from None
     return ed25519
-
-
-def _invalid() -> type[Exception]:
-    from cryptography.exceptions import InvalidSignature
-
-    return InvalidSignature

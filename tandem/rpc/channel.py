@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import grpc
 
 from tandem.rpc.credentials import Credentials, pem_of
-from tandem.rpc.errors import TandemError
+from tandem.rpc.errors import TandemError, from_rpc
 from tandem.v1 import (
     draft_worker_pb2,
     draft_worker_pb2_grpc,
@@ -40,8 +40,9 @@ _OPTIONS = (
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.use_local_subchannel_pool", 1),
-    # A server that was restarted is found again within seconds; by default a channel may wait for two minutes.
-    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # A server that was restarted is found again at once; by default a channel may wait for two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 250),
 )
 # A proxy set by the environment (http_proxy, grpc_proxy) could read clear text, tokens included, and would resolve
 # "localhost" to its own machine. With TLS it sees nothing.
@@ -115,3 +116,34 @@ class _Authorized:
 
 def stub(channel: grpc.aio.Channel, service: str) -> Any:
     return _STUBS[service](channel)
+
+
+Message = TypeVar("Message", bound=Any)
+
+
+class ByteCounts(Protocol):
+    bytes_up: int
+    bytes_down: int
+
+
+def sent(message: Message, counts: ByteCounts) -> Message:
+    counts.bytes_up += message.ByteSize()
+    return message
+
+
+def received(message: Message, counts: ByteCounts) -> Message:
+    counts.bytes_down += message.ByteSize()
+    return message
+
+
+async def unary(
+    method: Callable[..., Awaitable[Any]], request: Any, counts: ByteCounts | None = None, **options: Any
+) -> Any:
+    """Returns the reply to `method` with gRPC's `options`. Raises TandemError."""
+    if counts is not None:
+        sent(request, counts)
+    try:
+        reply = await method(request, **options)
+    except grpc.RpcError as error:
+        raise from_rpc(error) from None
+    return reply if counts is None else received(reply, counts)

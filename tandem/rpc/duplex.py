@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
-from tandem.rpc import calls
+from tandem.rpc.channel import ByteCounts, received, sent
 from tandem.rpc.errors import BrokenContract, TandemError, from_rpc
 from tandem.speculation.types import InvalidField
 
@@ -30,7 +30,7 @@ class Duplex(ABC, Generic[Request, Reply]):
 
     what = "the stream"  # in errors
 
-    def __init__(self, who: str, call: Any, stats: calls.ByteCounts, patience: Callable[[], float]) -> None:
+    def __init__(self, who: str, call: Any, stats: ByteCounts, patience: Callable[[], float]) -> None:
         self._who, self._call, self._stats, self._patience = who, call, stats, patience
         self.news = asyncio.Event()
         self._status = StreamStatus(call)
@@ -83,7 +83,7 @@ class Duplex(ABC, Generic[Request, Reply]):
                 self.news.clear()
                 while (request := self._next()) is not None:
                     self._in_write = True
-                    await self._call.write(calls.sent(request, self._stats))
+                    await self._call.write(sent(request, self._stats))
                     self._in_write = False
         except (grpc.RpcError, asyncio.InvalidStateError):
             pass
@@ -95,7 +95,7 @@ class Duplex(ABC, Generic[Request, Reply]):
         try:
             async for reply in self._call:
                 if self.ended is None:  # otherwise what it answers was given up
-                    self._take(calls.received(reply, self._stats))
+                    self._take(received(reply, self._stats))
             error = TandemError("UNAVAILABLE", f"{self.what} ended")
         except grpc.RpcError as broken:
             error = from_rpc(self._status.error(broken))

@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator
 
 import grpc
 
-from tandem.rpc import calls, wire
-from tandem.rpc.channel import MESSAGES, open_channel, stub
+from tandem.rpc import wire
+from tandem.rpc.channel import MESSAGES, open_channel, received, sent, stub, unary
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.errors import TandemError, contract, from_rpc
 from tandem.rpc.request_context import MAX_REQUEST_ID, Request, current, current_span, new_id, outgoing, valid_id
@@ -42,7 +42,7 @@ class GenerationClient:
 
     async def model_info(self, timeout: float = 10.0, wait: bool = True) -> ModelInfo:
         request = getattr(self._messages, f"{self._service}GetModelInfoRequest")()
-        reply = await calls.unary(self._stub.GetModelInfo, request, timeout=timeout, wait_for_ready=wait)
+        reply = await unary(self._stub.GetModelInfo, request, timeout=timeout, wait_for_ready=wait)
         with contract(f"this {self._service}"):
             return wire.info_from_wire(reply.model)
 
@@ -56,11 +56,11 @@ class GenerationClient:
         make = getattr(self._messages, f"{self._service}GenerateRequest")
         message = make(generation=wire.generation_to_wire(request))
         about, adapter, produced = _request(self._service, request_id), request.adapter, list[int]()
-        call = self._stub.Generate(calls.sent(message, self), timeout=timeout, metadata=outgoing(about))
+        call = self._stub.Generate(sent(message, self), timeout=timeout, metadata=outgoing(about))
         failed = ""
         try:
             async for reply in call:
-                calls.received(reply, self)
+                received(reply, self)
                 with contract(f"this {self._service}"):
                     if reply.WhichOneof("event") == "completion":
                         event: Chunk | GenerationEnd = wire.completion_from_wire(reply.completion)

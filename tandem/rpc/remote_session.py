@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 import uuid
-from collections.abc import Callable, Collection, Coroutine, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Collection, Sequence
+from typing import Any
 
-from tandem.rpc import calls
 from tandem.rpc import wire_checks as check
+from tandem.rpc.channel import unary
 from tandem.rpc.endpoint_pool import CHECK_SECONDS
 from tandem.rpc.errors import BrokenContract, TandemError, contract
 from tandem.rpc.request_context import outgoing
@@ -54,7 +55,7 @@ class RemoteSession:
         self.opening_rtt = 0.0  # seconds beside the prompt's: about a round trip
         self.max_unread = 0 if inbox or request.rule is not Rule.AGREEMENT else self.endpoint.max_unread
         """Tokens that a run may be ahead of those acknowledged; 0: no runs yet."""
-        self.opened_at = 0.0  # perf_counter; 0: never, though a run may have begun (run_stream.py)
+        self.opened_at = 0.0  # perf_counter; 0: never, though a run may have begun (verify_stream.py)
 
     async def open(self, prompt: Sequence[int]) -> None:
         if not self.opened_at:
@@ -64,13 +65,7 @@ class RemoteSession:
     async def _open(self, prefix: Sequence[int]) -> pb.OpenSessionResponse:
         self._next = self.client.pool.current
         self.retry_budget.opening()
-        race = Race[VerifierEndpoint, pb.OpenSessionResponse](
-            lambda endpoint: self._open_at(endpoint, prefix, race.in_progress),
-            self._following,
-            lambda endpoint, error: self._pause_after(endpoint, error, prefix),
-            lambda: self._before_another(len(prefix) * PROMPT_TOKEN_SECONDS),
-        )
-        self.endpoint, reply = await race.first()
+        self.endpoint, reply = await self._first(prefix)
         self.client.pool.answered(self.endpoint.address)
         for other in [endpoint for endpoint in self._session_ids if endpoint is not self.endpoint]:
             self._end_at(other, self._session_ids.pop(other))
@@ -84,6 +79,47 @@ class RemoteSession:
             self._inbox.opened(reply.features.start, reply.features.values)
         self.bounds, self.opened_at = self._bounded(), time.perf_counter()
         return reply
+
+    async def _first(self, prefix: Sequence[int]) -> tuple[VerifierEndpoint, pb.OpenSessionResponse]:
+        """Returns the first verifier to open the session; beside a slow one another is tried. Raises TandemError."""
+        calls: dict[asyncio.Task[pb.OpenSessionResponse], VerifierEndpoint] = {}
+        due = time.monotonic()
+        try:
+            while True:
+                endpoint, left = self._following(calls.values()), due - time.monotonic()
+                if endpoint is not None and left <= 0:
+                    opening = self._open_at(endpoint, prefix, list(calls.values()))
+                    calls[asyncio.create_task(opening, name="open")] = endpoint
+                    due = time.monotonic() + self._before_another(len(prefix) * PROMPT_TOKEN_SECONDS)
+                elif calls:
+                    timeout = None if endpoint is None or left == math.inf else left
+                    done, _ = await asyncio.wait(calls, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                    for task in done:
+                        if not task.exception():
+                            return calls.pop(task), task.result()
+                    for task in done:
+                        failed = calls.pop(task)
+                        due = time.monotonic() + self._pause_after(failed, task.exception(), prefix, bool(calls))
+                else:
+                    await asyncio.sleep(left)
+        finally:
+            for task in calls:
+                task.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+
+    def _pause_after(
+        self, endpoint: VerifierEndpoint, error: BaseException | None, prefix: Sequence[int], pending: bool
+    ) -> float:
+        """Returns the seconds until the next attempt. While calls are pending, only the request's own error ends it."""
+        if not isinstance(error, TandemError):
+            assert error is not None
+            raise error
+        try:
+            return self._pause(endpoint, error, prefix)
+        except TandemError as final:
+            if pending and final.outcome in LOST | {Outcome.FULL}:
+                return math.inf
+            raise
 
     def _following(self, exclude: Collection[VerifierEndpoint]) -> VerifierEndpoint | None:
         address = self.client.pool.following(self._next, [endpoint.address for endpoint in exclude])
@@ -122,7 +158,7 @@ class RemoteSession:
         request.tokenizer_sha256, request.adapter_revision = self.client.tokenizer_sha256, self._adapter_revision
         return request
 
-    def _pause_after(self, endpoint: VerifierEndpoint, error: TandemError, prefix: Sequence[int]) -> float:
+    def _pause(self, endpoint: VerifierEndpoint, error: TandemError, prefix: Sequence[int]) -> float:
         pool = self.client.pool
         if error.outcome is Outcome.FULL:
             wait = self.retry_budget.full(error.retry_seconds)
@@ -220,72 +256,4 @@ class RemoteSession:
 
     async def _call(self, endpoint: VerifierEndpoint, method: str, request: Any, timeout: float) -> Any:
         call = getattr(endpoint.stub, method)
-        return await calls.unary(call, request, self._stats, timeout=timeout, metadata=outgoing())
-
-
-Server = TypeVar("Server")
-Reply = TypeVar("Reply")
-
-
-class Race(Generic[Server, Reply]):
-    """`following` returns the next server, given those being called, or None. `slow`: seconds before another is tried.
-
-    `failed` returns the seconds until the next attempt, or raises; while other calls are pending, only an error of the
-    request itself ends the race.
-    """
-
-    def __init__(
-        self,
-        attempt: Callable[[Server], Coroutine[Any, Any, Reply]],
-        following: Callable[[Collection[Server]], Server | None],
-        failed: Callable[[Server, TandemError], float],
-        slow: Callable[[], float],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._attempt, self._following, self._failed, self._slow = attempt, following, failed, slow
-        self._clock = clock
-        self._asked: dict[asyncio.Task[Reply], Server] = {}
-
-    @property
-    def in_progress(self) -> list[Server]:
-        return list(self._asked.values())
-
-    async def first(self) -> tuple[Server, Reply]:
-        """Returns the first server to answer and its reply. Raises TandemError."""
-        ask_at = self._clock()
-        try:
-            while True:
-                server = self._following(self._asked.values())
-                left = ask_at - self._clock()
-                if server is not None and left <= 0:
-                    self._asked[asyncio.create_task(self._attempt(server), name="open")] = server
-                    ask_at = self._clock() + self._slow()
-                elif self._asked:
-                    timeout = None if server is None or left == float("inf") else left
-                    await asyncio.wait(self._asked, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-                    failed = [task for task in self._asked if task.done() and task.exception()]
-                    for task in self._asked:
-                        if task.done() and task not in failed:
-                            return self._asked.pop(task), task.result()
-                    for task in failed:
-                        ask_at = self._clock() + self._pause(self._asked.pop(task), task.exception())
-                else:
-                    await asyncio.sleep(left)
-        finally:
-            await self._leave()
-
-    def _pause(self, server: Server, error: BaseException | None) -> float:
-        if not isinstance(error, TandemError):
-            assert error is not None
-            raise error
-        try:
-            return self._failed(server, error)
-        except TandemError as final:
-            if self._asked and final.outcome in LOST | {Outcome.FULL}:
-                return float("inf")
-            raise
-
-    async def _leave(self) -> None:
-        for task in self._asked:
-            task.cancel()
-        await asyncio.gather(*self._asked, return_exceptions=True)
+        return await unary(call, request, self._stats, timeout=timeout, metadata=outgoing())

@@ -9,10 +9,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
-
-from tandem.rpc import calls, wire
-from tandem.rpc.channel import TARGET, open_channel, stub
+from tandem.rpc import wire
+from tandem.rpc.channel import TARGET, open_channel, stub, unary
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import CHECK_SECONDS, EndpointPool, disagreement, parse_addresses
 from tandem.rpc.errors import TandemError, contract
@@ -22,8 +20,6 @@ from tandem.speculation.errors import WORTH_REPEATING
 from tandem.speculation.retry import Persistence, doubled
 from tandem.speculation.types import ModelInfo
 from tandem.v1 import target_verifier_pb2 as pb
-
-_RETIRED_SECONDS = 150.0  # for calls still running on a replaced channel; longer than the longest call, OpenSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,32 +37,17 @@ class VerifierEndpoint:
     """`suspect`: recheck its model. `signs`: receipt key and arithmetic. `max_unread` 0: no run before its session."""
 
     def __init__(self, address: str, credentials: Credentials | None = None) -> None:
-        self.address, self._credentials = address, credentials
+        self.address = address
         self.name = f"the TargetVerifier at {address}"
         self.suspect, self.signs, self.max_unread = True, ("", ""), 0
         self.channel = open_channel(address, credentials)
         self.stub: Any = stub(self.channel, TARGET)
-        self._retiring: set[asyncio.Task[None]] = set()
-
-    def reconnect(self) -> None:
-        # Leaves connection back-off. Closing the old channel now would cancel other requests' calls.
-        if self.channel.get_state() is not grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-            return
-        with contextlib.suppress(ValueError):  # the credential files may be in the middle of a replacement
-            retired, self.channel = self.channel, open_channel(self.address, self._credentials)
-            self.stub = stub(self.channel, TARGET)
-            closing = asyncio.create_task(retired.close(_RETIRED_SECONDS), name="close channel")
-            self._retiring.add(closing)
-            closing.add_done_callback(self._retiring.discard)
 
     async def close(self) -> None:
-        for closing in self._retiring:
-            closing.cancel()
-        await asyncio.gather(*self._retiring, return_exceptions=True)
         await self.channel.close()
 
     async def info(self, seconds: float) -> ModelInfo:
-        reply = await calls.unary(self.stub.GetModelInfo, pb.TargetVerifierGetModelInfoRequest(), timeout=seconds)
+        reply = await unary(self.stub.GetModelInfo, pb.TargetVerifierGetModelInfoRequest(), timeout=seconds)
         with contract(self.name):
             return self.found(wire.info_from_wire(reply.model))
 
@@ -125,10 +106,7 @@ class VerifierClient:
 
     async def check(self, endpoint: VerifierEndpoint, seconds: float) -> None:
         """Raises TandemError unless sessions can continue there; FAILED_PRECONDITION for another model."""
-        if not endpoint.suspect:
-            return
-        endpoint.reconnect()
-        if self.expected is None:
+        if not endpoint.suspect or self.expected is None:
             return
         found = disagreement(self.expected, await endpoint.info(min(seconds, CHECK_SECONDS)))
         if found:

@@ -70,23 +70,18 @@ def drafts_from_wire(value: int) -> Drafts:
     return check.member("drafts", value, _DRAFTS, "value")
 
 
+_OPTIONAL = ("max_new_tokens", "speculation_length", "max_total_tokens", "logprobs")
+_PLAIN = ("chat", "ignore_end_of_sequence", "adapter", "receipt", "prediction")
+_TUPLES = ("stop_token_ids", "stop_strings")
+
+
 def generation_to_wire(request: GenerationRequest) -> pb.Generation:
     message = pb.Generation(
-        chat=request.chat,
         sampling=sampling_to_wire(request.sampling, request.unset_sampling),
-        max_new_tokens=request.max_new_tokens,
-        speculation_length=request.speculation_length,
-        stop_token_ids=request.stop_token_ids,
-        stop_strings=request.stop_strings,
-        ignore_end_of_sequence=request.ignore_end_of_sequence,
         report_margins=request.margins,
-        max_total_tokens=request.max_total_tokens,
         rule=rule_to_wire(request.rule),
-        logprobs=request.logprobs,
-        adapter=request.adapter,
         drafts=drafts_to_wire(request.drafts),
-        receipt=request.receipt,
-        prediction=request.prediction,
+        **{name: getattr(request, name) for name in (*_OPTIONAL, *_PLAIN, *_TUPLES)},
     )
     if request.messages is not None:
         message.messages.CopyFrom(chat_to_wire(request.messages))
@@ -102,24 +97,19 @@ def generation_from_wire(message: pb.Generation) -> GenerationRequest:
     kind = message.WhichOneof("prompt")
     if kind is None:
         raise InvalidField("prompt", "missing: give text, token_ids or messages")
-    optional = ("max_new_tokens", "speculation_length", "max_total_tokens", "logprobs")
+    values: dict[str, Any] = {name: getattr(message, name) for name in _OPTIONAL if message.HasField(name)}
+    values |= {name: getattr(message, name) for name in _PLAIN}
+    values |= {name: tuple(getattr(message, name)) for name in _TUPLES}
     return GenerationRequest(
         text=message.text if kind == "text" else None,
         token_ids=tuple(message.token_ids.ids) if kind == "token_ids" else None,
         messages=chat_from_wire(message.messages) if kind == "messages" else None,
-        chat=message.chat,
         sampling=sampling_from_wire(message.sampling),
-        stop_token_ids=tuple(message.stop_token_ids),
-        stop_strings=tuple(message.stop_strings),
-        ignore_end_of_sequence=message.ignore_end_of_sequence,
         margins=message.report_margins,
         rule=rule_from_wire(message.rule),
-        adapter=message.adapter,
         drafts=drafts_from_wire(message.drafts),
-        receipt=message.receipt,
-        prediction=message.prediction,
         unset_sampling=frozenset(name for name in SAMPLING_FIELDS if not message.sampling.HasField(name)),
-        **{name: getattr(message, name) for name in optional if message.HasField(name)},
+        **values,
     )
 
 
@@ -185,8 +175,10 @@ def _stats_from_wire(message: pb.SpeculationStats) -> SpeculationStats:
     return SpeculationStats(**values)
 
 
-_LISTED = ("end_of_sequence_ids", "adapters", "feature_layers", "rehearsals")
+_INTEGERS = ("end_of_sequence_ids", "feature_layers")
+_LISTED = (*_INTEGERS, "adapters", "rehearsals")
 _INFO = tuple(each.name for each in fields(ModelInfo) if each.name not in _LISTED)
+_REHEARSAL = tuple(each.name for each in fields(Rehearsal))
 MOST_LISTED = 2**14  # entries of a list of a model or of statistics
 _INFO_BOUNDS = (
     ("vocab_size", 1, check.MOST_TOKENS),
@@ -201,13 +193,9 @@ _INFO_BOUNDS = (
 
 
 def info_to_wire(info: ModelInfo) -> pb.ModelInfo:
-    values = {name: getattr(info, name) for name in _INFO}
-    adapters = [pb.Adapter(name=name, revision=revision) for name, revision in info.adapters]
     return pb.ModelInfo(
-        **values,
-        end_of_sequence_ids=info.end_of_sequence_ids,
-        adapters=adapters,
-        feature_layers=info.feature_layers,
+        **{name: getattr(info, name) for name in (*_INFO, *_INTEGERS)},
+        adapters=[pb.Adapter(name=name, revision=revision) for name, revision in info.adapters],
         rehearsals=[pb.Rehearsal(**asdict(each)) for each in info.rehearsals],
     )
 
@@ -220,45 +208,24 @@ def info_from_wire(message: pb.ModelInfo) -> ModelInfo:
     for name in _LISTED:
         check.count(name, len(getattr(message, name)), MOST_LISTED)
     check.token_ids("end_of_sequence_ids", message.end_of_sequence_ids, message.vocab_size)
-    given: dict[str, Any] = {name: getattr(message, name) for name in _INFO}
-    values: dict[str, Any] = {
-        name: printable(value) if isinstance(value, str) else value for name, value in given.items()
-    }
-    adapters = tuple((printable(each.name), printable(each.revision)) for each in message.adapters)
+    for each in message.rehearsals:
+        check.seconds("late_seconds", each.late_seconds)
     return ModelInfo(
-        **values,
+        **printable_fields(message, _INFO),
         end_of_sequence_ids=tuple(message.end_of_sequence_ids),
-        adapters=adapters,
         feature_layers=tuple(message.feature_layers),
-        rehearsals=tuple(_rehearsal_from_wire(each) for each in message.rehearsals),
+        adapters=tuple((printable(each.name), printable(each.revision)) for each in message.adapters),
+        rehearsals=tuple(Rehearsal(**printable_fields(each, _REHEARSAL)) for each in message.rehearsals),
     )
 
 
-def _rehearsal_from_wire(message: pb.Rehearsal) -> Rehearsal:
-    return Rehearsal(
-        printable(message.part),
-        printable(message.name),
-        printable(message.device),
-        printable(message.source),
-        message.steps,
-        message.late_steps,
-        check.seconds("late_seconds", message.late_seconds),
-    )
+def printable_fields(message: Any, names: Sequence[str]) -> dict[str, Any]:
+    values = ((name, getattr(message, name)) for name in names)
+    return {name: printable(value) if isinstance(value, str) else value for name, value in values}
 
 
 def chat_to_wire(messages: Sequence[ChatMessage]) -> pb.ChatMessages:
-    return pb.ChatMessages(messages=map(_message_to_wire, messages))
-
-
-def _message_to_wire(message: ChatMessage) -> pb.ChatMessage:
-    calls = [pb.ToolCall(id=each.id, name=each.name, arguments=each.arguments) for each in message.tool_calls]
-    return pb.ChatMessage(
-        role=message.role,
-        content=message.content,
-        name=message.name,
-        tool_calls=calls,
-        tool_call_id=message.tool_call_id,
-    )
+    return pb.ChatMessages(messages=[asdict(each) for each in messages])
 
 
 def texts_of(chat: pb.ChatMessages) -> str:

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from tandem.checkpoints.adapter_files import Adapter, AdapterChoice, read_adapter
-from tandem.checkpoints.eagle_heads import is_eagle1
-from tandem.checkpoints.extras import need_torch
+from tandem.checkpoints.convert import is_eagle1
 from tandem.checkpoints.family_configs import end_ids as ids_of
 from tandem.checkpoints.generation_config import all_end_ids
 from tandem.checkpoints.gguf_blocks import StoredWeights
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.head_config import is_head
-from tandem.checkpoints.hub_files import configuration_folder, read_configuration, weights_folder
+from tandem.checkpoints.hub_files import configuration_folder, need_torch, read_configuration, weights_folder
 from tandem.checkpoints.locate import (
     Checkpoint,
     CheckpointError,

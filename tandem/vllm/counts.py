@@ -54,14 +54,13 @@ class Exporter:
     def collect(self) -> Iterable[Any]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        values = self._counts.all()
+        values, workers = self._counts.all(), list(self._workers())
         for name, (text, labels) in _COUNTERS.items():
             family = CounterMetricFamily(f"tandem:vllm_{name}", text, labels=labels)
             for (counted, label), value in values.items():
                 if counted == name:
                     family.add_metric([label] if labels else [], value)
             yield family
-        workers = list(self._workers())
         for name, (text, kind) in _OF_WORKERS.items():
             made: Any = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
             of_workers = made(f"tandem:vllm_worker_{name}", text, labels=("worker",))

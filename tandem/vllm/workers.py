@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tandem.rpc.channel import DRAFT
 from tandem.rpc.errors import TandemError
-from tandem.rpc.generation_client import GenerationClient
-from tandem.rpc.remote_drafter import DraftClient, TokenizerMismatch
+from tandem.rpc.propose_stream import DraftClient, TokenizerMismatch
 from tandem.speculation.types import ModelInfo
 from tandem.vllm.settings import Settings
 
@@ -36,26 +34,15 @@ class Worker(DraftClient):
     def __init__(self, address: str, target: Target, settings: Settings) -> None:
         super().__init__(address, target.tokenizer_sha256, settings.answer_seconds, settings.credentials)
         self.target, self.sessions = target, 0
-        self._sized: ModelInfo | None = None
         self._late_steps, self._last_late = 0, -1
 
-    async def info(self, timeout: float, wait: bool = True) -> ModelInfo:
+    def _difference(self, info: ModelInfo) -> str:
         # Unknown tokenizers: sizes decide. Drafts of another tokenizer are not accepted and change no token.
         if self.tokenizer_sha256:
-            return await super().info(timeout, wait)
-        if self._sized is None:
-            found = await GenerationClient(self.channel, DRAFT).model_info(timeout, wait)
-            if abs(found.vocab_size - self.target.vocab_size) >= PADDING:
-                raise TokenizerMismatch(
-                    f"the draft worker at {self.address} has a vocabulary of {found.vocab_size} tokens, and vLLM's "
-                    f"model one of {self.target.vocab_size}; draft and target must share a vocabulary"
-                )
-            self._sized = found
-        return self._sized
-
-    def forget(self) -> None:
-        super().forget()
-        self._sized = None
+            return super()._difference(info)
+        ours, theirs = self.target.vocab_size, info.vocab_size
+        sizes = f"has a vocabulary of {theirs} tokens, and vLLM's model one of {ours}"
+        return f"the draft worker at {self.address} {sizes}" if abs(theirs - ours) >= PADDING else ""
 
     @property
     def patient(self) -> bool:

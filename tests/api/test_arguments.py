@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import tandem
-from tandem.clients.arguments import check_request
+from tandem.clients.completion import check_request
 
 NOWHERE = "127.0.0.1:1"
 KINDS = (tandem.Client, tandem.AsyncClient)

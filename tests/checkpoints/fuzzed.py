@@ -10,19 +10,20 @@ import copy
 import json
 import random
 import resource
-import struct
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import torch
 from safetensors.torch import save
 
 from tandem.checkpoints.adapter_files import AdapterChoice, read_adapter
-from tandem.checkpoints.eagle_heads import is_eagle1
+from tandem.checkpoints.convert import is_eagle1
 from tandem.checkpoints.gguf_blocks import StoredWeights
 from tandem.checkpoints.head_config import is_head, read_head_config
 from tandem.checkpoints.locate import CheckpointError, check_sizes, find, frequent_tokens
@@ -32,91 +33,43 @@ from tandem.checkpoints.tensors import Tensors
 MOST_BYTES = 200 << 20
 EXTREMES = (0, 1, 2, -1, 31, 255, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
 VALUES: tuple[Any, ...] = (
-    *(
-        None,
-        True,
-        "",
-        "x",
-        "F32",
-        "I8",
-        "a\n\ud800",
-        "x" * 300,
-        "..",
-        [],
-        {},
-        [0],
-        [1, 2, 3],
-        [[]],
-        {"a": 1},
-        [None, "x", 1.5],
-        0.0,
+    *json.loads(
+        '[null, true, "", "x", "F32", "I8", "..", [], {}, [0], [1, 2, 3], [[]], {"a": 1}, [null, "x", 1.5], 0.0]'
     ),
-    *(-1.5, 1e308, float("nan"), float("inf"), 10**30, 10**400, *EXTREMES),
+    *("a\n\ud800", "x" * 300, -1.5, 1e308, float("nan"), float("inf"), 10**30, 10**400, *EXTREMES),
 )
 
 
-@dataclass
-class Written:
-    """A file and where its fields of a fixed size are: offset and struct's code."""
-
-    content: bytearray
-    fields: list[tuple[int, str]]
-
-    def put(self, code: str, value: Any) -> None:
-        self.fields.append((len(self.content), code))
-        self.content += struct.pack(f"<{code}", value)
-
-    def text(self, value: str) -> None:
-        self.put("Q", len(value))
-        self.content += value.encode()
-
-
-def gguf() -> Written:
+def gguf_file(folder: Path) -> bytes:
     """A llama of one layer with values of every type, matrices in three formats and 8 tokens."""
-    values: dict[str, tuple[int, Any]] = {
-        "general.architecture": (8, "llama"),
-        "general.alignment": (4, 32),
-        "llama.block_count": (4, 1),
-        "llama.embedding_length": (10, 32),
-        "llama.feed_forward_length": (11, 32),
-        "llama.attention.head_count": (4, 2),
-        "llama.attention.head_count_kv": (2, 1),
-        "llama.rope.freq_base": (6, 1e4),
-        "llama.epsilon": (12, 1e-5),
-        "a.bool": (7, True),
-        "a.byte": (0, 3),
-        "a.signed": (5, -3),
-        "tokenizer.ggml.tokens": (9, (8, ["t"] * 8)),
-        "tokenizer.ggml.scores": (9, (6, [0.5] * 8)),
-        "tokenizer.ggml.token_type": (9, (5, [1] * 8)),
-    }
-    kinds = {"attn_q": 8, "attn_k": 2, "attn_v": 0, "attn_output": 3, "ffn_gate": 8, "ffn_up": 1, "ffn_down": 8}
-    shapes = {f"blk.0.{name}.weight": (32, 16 if name == "attn_k" else 32, kind) for name, kind in kinds.items()}
-    shapes["token_embd.weight"] = (32, 8, 8)
-    codes = {0: "B", 2: "H", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-    made = Written(bytearray(), [])
-    for code, value in zip(("4s", "I", "Q", "Q"), (b"GGUF", 3, len(shapes), len(values)), strict=True):
-        made.put(code, value)
-    for name, (kind, value) in values.items():
-        made.text(name)
-        made.put("I", kind)
-        if kind == 9:
-            kind, value = value
-            made.put("I", kind)
-            made.put("Q", len(value))
-        for each in value if isinstance(value, list) else [value]:
-            if kind == 8:
-                made.text(each)
-            else:
-                made.put(codes[kind], each)
-    sizes, offset = {0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 8: (32, 34)}, 0
-    for name, (inputs, outputs, kind) in shapes.items():
-        made.text(name)
-        for code, value in zip("IQQIQ", (2, inputs, outputs, kind, offset), strict=True):
-            made.put(code, value)
-        offset += inputs * outputs // sizes[kind][0] * sizes[kind][1]
-    made.content += bytes(-len(made.content) % 32 + offset)
-    return made
+    writer, kinds = gguf.GGUFWriter(folder / "made.gguf", "llama"), gguf.GGUFValueType
+    for name, kind, value in (
+        *(
+            ("general.alignment", kinds.UINT32, 32),
+            ("llama.block_count", kinds.UINT32, 1),
+            ("a.bool", kinds.BOOL, True),
+        ),
+        *(("llama.embedding_length", kinds.UINT64, 32), ("llama.feed_forward_length", kinds.INT64, 32)),
+        *(("llama.attention.head_count", kinds.UINT32, 2), ("llama.attention.head_count_kv", kinds.UINT16, 1)),
+        *(("llama.rope.freq_base", kinds.FLOAT32, 1e4), ("llama.epsilon", kinds.FLOAT64, 1e-5)),
+        *(("a.byte", kinds.UINT8, 3), ("a.signed", kinds.INT32, -3)),
+    ):
+        writer.add_key_value(name, value, kind)
+    for name, listed in (("tokens", ["t"] * 8), ("scores", [0.5] * 8), ("token_type", [1] * 8)):
+        writer.add_array(f"tokenizer.ggml.{name}", listed)
+    formats = {"attn_q": "Q8_0", "attn_k": "Q4_0", "attn_output": "Q4_1", "ffn_gate": "Q8_0", "ffn_down": "Q8_0"}
+    for name, rows in (("attn_q", 32), ("attn_k", 16), ("attn_output", 32), ("ffn_gate", 32), ("ffn_down", 32)):
+        form = gguf.GGMLQuantizationType[formats[name]]
+        blocks = gguf.quantize(np.zeros((rows, 32), np.float32), form)
+        writer.add_tensor(f"blk.0.{name}.weight", blocks, raw_dtype=form)
+    writer.add_tensor("blk.0.attn_v.weight", np.zeros((32, 32), np.float32))
+    writer.add_tensor("blk.0.ffn_up.weight", np.zeros((32, 32), np.float16))
+    writer.add_tensor("token_embd.weight", np.zeros((8, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return (folder / "made.gguf").read_bytes()
 
 
 def read_gguf(folder: Path) -> None:
@@ -187,18 +140,19 @@ class Kind:
     content: bytes
     others: dict[str, bytes]
     read: Callable[[Path], object]
-    fields: tuple[tuple[int, str], ...] = ()
+    fields: Sequence[int] = ()  # places of numbers of 8 bytes
 
 
 def as_json(value: Any) -> bytes:
     return json.dumps(value).encode()
 
 
-def kinds() -> list[Kind]:
+def kinds(folder: Path) -> list[Kind]:
     weights, index = "model.safetensors", "model.safetensors.index.json"
     lora, config = "adapter_model.safetensors", "adapter_config.json"
     named = as_json({"weight_map": {"a.weight": weights, "b": weights}})
-    made = gguf()
+    made = gguf_file(folder)
+    fields = [at for at in range(2000) if 0 < int.from_bytes(made[at : at + 8], "little") < 2**40]
 
     def read_eagle1(folder: Path) -> None:
         read_head_config(folder, eagle1=True)
@@ -206,12 +160,11 @@ def kinds() -> list[Kind]:
     def adapter(folder: Path) -> None:
         read_adapter(AdapterChoice("a", str(folder)))
 
-    header = ((0, "Q"),)
     return [
-        Kind("gguf", "m.gguf", bytes(made.content), {}, read_gguf, tuple(made.fields)),
-        Kind("safetensors", weights, DENSE, {}, read_tensors, header),
-        Kind("scaled safetensors", weights, SCALED, {"config.json": as_json(MODEL)}, read_scaled, header),
-        Kind("adapter's safetensors", lora, LORA, {config: as_json(ADAPTER)}, adapter, header),
+        Kind("gguf", "m.gguf", made, {}, read_gguf, fields),
+        Kind("safetensors", weights, DENSE, {}, read_tensors, [0]),
+        Kind("scaled safetensors", weights, SCALED, {"config.json": as_json(MODEL)}, read_scaled, [0]),
+        Kind("adapter's safetensors", lora, LORA, {config: as_json(ADAPTER)}, adapter, [0]),
         Kind("adapter_config.json", config, as_json(ADAPTER), {lora: LORA}, adapter),
         Kind("config.json", "config.json", as_json(MODEL), {weights: SCALED}, read_folder),
         Kind("a head's config.json", "config.json", as_json(HEAD), {}, read_head_config),
@@ -233,9 +186,8 @@ def mutated(kind: Kind, chance: random.Random) -> bytes:
     begin = 8 if kind.file.endswith(".safetensors") else 0
     end = begin + int.from_bytes(content[:8], "little") if begin else len(content)
     if how == "field" and (kind.fields and (not begin or chance.random() < 0.2)):
-        at, code = chance.choice(kind.fields)
-        size = struct.calcsize(f"<{code}")
-        content[at : at + size] = (chance.choice(EXTREMES) % 2**64).to_bytes(8, "little")[:size].ljust(size, b"\0")
+        at, size = chance.choice(kind.fields), 8 if begin else chance.choice((1, 4, 8))
+        content[at : at + size] = (chance.choice(EXTREMES) % 2**64).to_bytes(8, "little")[:size]
     elif how == "field":
         text = _changed_json(bytes(content[begin:end]), chance)
         content[:end] = (len(text).to_bytes(8, "little") if begin else b"") + text
@@ -278,7 +230,7 @@ def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
 
 def fuzz(folder: Path, count: int, seed: int) -> dict[str, Any]:
     """Reads `count` mutated files."""
-    chance, every = random.Random(seed), kinds()
+    chance, every = random.Random(seed), kinds(folder)
     outcomes: dict[str, Counter[str]] = {kind.name: Counter() for kind in every}
     wrong: list[str] = []
     for kind in every:

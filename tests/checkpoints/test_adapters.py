@@ -28,10 +28,12 @@ def read(folder: Path, values: dict[str, torch.Tensor] | None = None, **fields: 
 
 
 def test_an_adapter_has_two_matrices_and_a_factor_for_each_layer(tmp_path: Path) -> None:
-    adapter = read(tmp_path, tensors() | tensors(module=DOWN))
+    adapter = read(tmp_path, {name: value.bfloat16() for name, value in (tensors() | tensors(module=DOWN)).items()})
     assert (adapter.name, sorted(adapter.parts)) == ("red", [Q, DOWN])
     part = adapter.parts[Q]
     assert (tuple(part.down.shape), tuple(part.up.shape), part.rank, part.scale) == ((4, 6), (8, 4), 4, 2.0)
+    assert part.down.dtype == part.up.dtype == np.float32
+    assert read(tmp_path, use_rslora=True).parts[Q].scale == 8 / math.sqrt(4)
 
 
 def test_ranks_and_alphas_may_differ_by_pattern(tmp_path: Path) -> None:
@@ -49,21 +51,6 @@ def test_a_pattern_matches_the_end_of_a_path_from_a_dot_on() -> None:
     assert config.rank_and_scale("attn.q_proj") == (4, 3 / 4) and config.rank_and_scale("q") == (1, 8.0)
 
 
-def test_rank_stabilised_adapters_are_scaled_by_the_root(tmp_path: Path) -> None:
-    assert read(tmp_path, use_rslora=True).parts[Q].scale == 8 / math.sqrt(4)
-
-
-def test_weights_of_any_floating_point_become_float32(tmp_path: Path) -> None:
-    part = read(tmp_path, {name: value.bfloat16() for name, value in tensors().items()}).parts[Q]
-    assert part.down.dtype == part.up.dtype == np.float32
-
-
-def test_a_folder_that_is_written_anew_is_read_anew(tmp_path: Path) -> None:
-    before = read(tmp_path)
-    again = read(tmp_path, tensors(module=DOWN))
-    assert sorted(again.parts) == [DOWN] and again.revision != before.revision
-
-
 def test_equal_files_have_equal_revisions_and_others_do_not(tmp_path: Path) -> None:
     first, same, other = (read(tmp_path / str(n), r=4, lora_alpha=alpha) for n, alpha in enumerate((8, 8, 9)))
     assert first.revision == same.revision != other.revision
@@ -75,12 +62,7 @@ def test_equal_files_have_equal_revisions_and_others_do_not(tmp_path: Path) -> N
         ({"peft_type": "IA3"}, "peft_type: 'IA3' is not served"),
         ({"use_dora": True}, "use_dora"),
         ({"bias": "all"}, "bias: 'all'"),
-        ({"lora_bias": True}, "lora_bias"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"fan_in_fan_out": True}, "fan_in_fan_out"),
-        ({"layer_replication": [[0, 2]]}, "layer_replication"),
-        ({"trainable_token_indices": [1]}, "trainable_token_indices"),
-        ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights: 'pissa'"),
         ({"a_field_of_next_year": 1}, "a_field_of_next_year"),
         ({"r": 0}, "r: 0"),
@@ -89,7 +71,6 @@ def test_equal_files_have_equal_revisions_and_others_do_not(tmp_path: Path) -> N
         ({"lora_alpha": "8"}, "lora_alpha: '8'"),
         ({"lora_alpha": float("inf")}, "'lora_alpha' is inf, not a finite number"),
         ({"lora_alpha": 10**299}, "is not a number of at most 65536"),
-        ({"lora_alpha": 10**400}, "a number has 401 digits"),
         ({"alpha_pattern": {"q_proj": 1e39}}, "alpha_pattern 'q_proj': 1e+39 is not a number of at most 65536"),
         ({"rank_pattern": [1]}, "rank_pattern"),
         ({"alpha_pattern": {"(": 1}}, "alpha_pattern: '(': missing )"),
@@ -145,17 +126,14 @@ def test_a_folder_that_is_no_adapter_says_what_it_lacks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"[" * 100_000, "nested more than 64 deep"),
         (b'{"auto_mapping": ' + b"[" * 65 + b"]" * 65 + b"}", "nested more than 64 deep"),
         (b'{"r": ' + b"1" * 5000 + b"}", "a number has 5000 digits"),
-        (b'{"lora_alpha": 1e999}', "'lora_alpha' is inf, not a finite number"),
         (b'{"r": NaN}', "'r' is nan, not a finite number"),
         (b'{"r": 4, "r": 8}', "a name stands twice"),
         (b'{"r": "\xff"}', "can't decode byte"),
         (b" " * (1 << 20) + b"{}", "longer than 1048576 bytes"),
-        (b"", "Expecting value"),
     ],
-    ids=["nested", "nested a little", "digits", "infinite", "NaN", "twice", "no UTF-8", "long", "empty"],
+    ids=["nested", "digits", "NaN", "twice", "no UTF-8", "long"],
 )
 def test_a_configuration_that_is_no_plain_json_is_refused(content: bytes, said: str, tmp_path: Path) -> None:
     write_adapter(tmp_path, tensors())

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import tandem.checkpoints.locate as checkpoints
-from tandem.checkpoints.locate import Checkpoint, CheckpointError, find, first_line, weights_revision
+from tandem.checkpoints.locate import Checkpoint, CheckpointError, find, weights_revision
 from tandem.engine.model_config import DraftChoice
 
 
@@ -115,6 +115,8 @@ def test_weights_are_found_in_their_own_packages(tmp_path: Path, monkeypatch: py
         find(None)
     draft, target = model_folder(tmp_path / "embedded_draft"), tmp_path / checkpoints.EMBEDDED_TARGET
     target.mkdir()
+    with pytest.raises(CheckpointError, match="the embedded one is not installed"):
+        find(None)
     (target / checkpoints.EMBEDDED_FILE).write_bytes(b"GGUF")
     assert checkpoints.embedded_draft() == str(draft)
     assert find(None) == Checkpoint("SmolLM2-135M-Instruct", str(target), checkpoints.EMBEDDED_FILE)
@@ -129,31 +131,6 @@ def test_a_draft_or_head_that_is_not_installed_is_refused_with_what_installs_it(
     for kind, what in (("hybrid", "draft model"), ("model", "draft model"), ("eagle", "EAGLE head")):
         with pytest.raises(CheckpointError, match=f"^draft: the {what} that Tandem ships is not installed: make setup"):
             DraftChoice(kind).resolve()
-
-
-def test_a_damaged_embedded_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package(monkeypatch, checkpoints.EMBEDDED_PACKAGE, tmp_path)
-    with pytest.raises(CheckpointError, match="gguf: no such file"):
-        find(None)
-    (tmp_path / checkpoints.EMBEDDED_FILE).write_bytes(b"GGUF")
-    assert find(None) == Checkpoint("SmolLM2-135M-Instruct", str(tmp_path), checkpoints.EMBEDDED_FILE)
-
-
-def test_a_draft_put_into_the_repository_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "EMBEDDED_DRAFT", tmp_path / "draft")
-    assert checkpoints.embedded_draft() is None
-    model_folder(tmp_path / "draft")
-    assert checkpoints.embedded_draft() == str(tmp_path / "draft")
-
-
-def test_a_revision_is_a_function_of_the_weights(tmp_path: Path) -> None:
-    def revision(content: bytes, extra: bytes = b"") -> str:
-        folder = model_folder(tmp_path / f"{content!r}{extra!r}" / "m", model__safetensors=content, notes__md=extra)
-        return weights_revision(find(str(folder)))
-
-    assert revision(b"one") == revision(b"one", extra=b"other notes")
-    assert revision(b"one") != revision(b"two")
-    assert revision(b"one").startswith("sha256:")
 
 
 @pytest.fixture
@@ -178,20 +155,21 @@ def test_of_a_large_file_every_byte_counts(tmp_path: Path, cache: Path, size: in
     assert before.startswith("sha256:") and weights_revision(find(str(tmp_path / "m"))) != before
 
 
-def test_the_same_weights_under_another_configuration_are_another_revision(tmp_path: Path, cache: Path) -> None:
-    folder = model_folder(tmp_path / "m", model__safetensors=b"w")
+def test_a_revision_is_a_function_of_weights_and_configuration(tmp_path: Path, cache: Path) -> None:
+    folder = model_folder(tmp_path / "m", model__safetensors=b"w", notes__md=b"notes")
     seen = [weights_revision(find(str(folder)))]
-    for name, text in (("config.json", '{"rope_theta": 1e6}'), ("generation_config.json", '{"eos_token_id": 7}')):
+    (folder / "notes.md").write_text("other notes")
+    assert weights_revision(find(str(folder))) == seen[0]
+    for name, text in (
+        ("config.json", '{"rope_theta": 1e6}'),
+        ("generation_config.json", '{"eos_token_id": 7}'),
+        ("model.safetensors", "v"),
+    ):
         (folder / name).write_text(text)
         seen.append(weights_revision(find(str(folder))))
-    assert len(set(seen)) == 3
+    assert len(set(seen)) == 4
 
 
 def test_the_revision_of_the_embedded_target_is_the_one_its_draft_was_trained_for() -> None:
     noted = json.loads((checkpoints.EMBEDDED_DRAFT / "training.json").read_text())["target"]
     assert weights_revision(find(None)) == noted
-
-
-def test_somebody_elses_error_becomes_one_line() -> None:
-    assert first_line(ValueError("\n a first line\nand more")) == "a first line"
-    assert first_line(ValueError()) == "ValueError()"

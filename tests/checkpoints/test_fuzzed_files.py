@@ -14,7 +14,7 @@ from tests.support import REPOSITORY
 
 
 @pytest.mark.parametrize(
-    ("count", "seed"), [(1000, 15), pytest.param(10_000, 16, marks=pytest.mark.thorough)], ids=["1,000", "10,000"]
+    ("count", "seed"), [(1000, 21), pytest.param(10_000, 16, marks=pytest.mark.thorough)], ids=["1,000", "10,000"]
 )
 def test_mutated_files_are_read_or_refused_in_one_line_and_within_200_mb(count: int, seed: int, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.checkpoints.fuzzed", str(tmp_path), str(count), str(seed)]

@@ -48,16 +48,12 @@ def test_a_model_without_the_file_says_nothing(tmp_path: Path) -> None:
     ("content", "why"),
     [
         ({"temperature": "hot" * 99}, "temperature: 'hot.* is not a number"),
-        ({"temperature": -1}, "temperature: -1"),
         ({"top_k": 2.5}, "top_k: '2.5' is not a whole number"),
         ({"top_p": True}, "top_p: 'True' is not a number"),
-        ({"repetition_penalty": 7}, "repetition_penalty: 7"),
         ({"max_new_tokens": 0}, "max_new_tokens: 0 is below 1"),
         ({"do_sample": "yes"}, "do_sample: 'yes' is neither"),
         ('{"temperature": 1e999}', "'temperature' is inf"),
-        ("[" * 99999, "nested"),
         ("[]", "not an object"),
-        ("{", "Expecting"),
     ],
 )
 def test_a_damaged_file_is_refused_by_name_and_field(tmp_path: Path, content: Any, why: str) -> None:

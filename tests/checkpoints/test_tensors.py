@@ -9,12 +9,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from tandem.checkpoints.head_config import HeadConfig
 from tandem.checkpoints.locate import CheckpointError
-from tandem.checkpoints.scaled_weights import check_dense
 from tandem.checkpoints.tensors import Tensors, save_tensors, save_whole
-from tandem.runners.eagle.files import read_head, write_head
-from tandem.runners.eagle.module import EagleHead
 
 
 def in_place(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str] | None = None) -> None:
@@ -77,14 +73,6 @@ def test_what_was_read_stays_while_the_file_is_written_again(tmp_path: Path, mon
     assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
 
 
-def test_a_head_that_is_trained_on_is_the_one_that_is_evaluated(tmp_path: Path) -> None:
-    for _ in range(2):
-        head = EagleHead(HeadConfig(8, 2, 1, 4, 4, 10, 10, 8))
-        write_head(tmp_path, head)
-        again, _ = read_head(tmp_path)
-        assert torch.equal(again.fc.weight, head.fc.weight)
-
-
 def test_an_interrupted_writer_leaves_the_file_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_tensors(tmp_path / "model.safetensors", filled(1.0))
 
@@ -97,14 +85,6 @@ def test_an_interrupted_writer_leaves_the_file_before(tmp_path: Path, monkeypatc
         save_tensors(tmp_path / "model.safetensors", filled(2.0))
     assert Tensors(tmp_path)["a"].tolist() == [1.0] * 3
     assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
-
-
-def test_dtypes_are_those_of_the_file_now(tmp_path: Path) -> None:
-    save_tensors(tmp_path / "model.safetensors", {"a.weight": torch.ones(2)})
-    check_dense(tmp_path)
-    save_tensors(tmp_path / "model.safetensors", {"a.weight": torch.ones(2, dtype=torch.int8)})
-    with pytest.raises(CheckpointError, match=r"a\.weight is I8"):
-        check_dense(tmp_path)
 
 
 def test_bytes_are_counted_for_every_dtype(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from tandem.checkpoints.locate import Checkpoint
-from tandem.checkpoints.token_text import decoding_steps, held_tokens
-from tandem.checkpoints.tokenizers import HuggingFaceTokenizer
+from tandem.checkpoints.tokenizers import HuggingFaceTokenizer, decoding_steps, held_tokens
 from tandem.speculation.stopping import Stopping, StopRules
 
 SCRIPTS = (
@@ -146,9 +145,8 @@ def test_text_ends_before_a_stop_string(tokenizer: HuggingFaceTokenizer) -> None
 def test_bytes_of_tokens_make_the_text_inside_a_sequence(tokenizer: HuggingFaceTokenizer) -> None:
     if '"BPEDecoder"' in tokenizer.spelling():  # the space after a word is in no token
         return
-    before = (
-        next(token for token in range(260, 264) if tokenizer.text([token]).strip()) if tokenizer.vocab_size > 264 else 4
-    )
+    large = tokenizer.vocab_size > 264
+    before = next(token for token in range(260, 264) if tokenizer.text([token]).strip()) if large else 4
     for ids in answers(tokenizer, TEXTS[:17], 0):
         plain = [token for token in ids if token > 3]
         said = b"".join(map(tokenizer.token_bytes, plain)).decode(errors="replace")

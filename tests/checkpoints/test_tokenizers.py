@@ -13,26 +13,21 @@ from tandem.checkpoints.tokenizers import HuggingFaceTokenizer, fingerprint
 VOCABULARY = {"a": 0, "b": 1, "<end>": 2}
 
 
-def test_equal_vocabularies_have_one_fingerprint_in_any_order() -> None:
-    shuffled = {"<end>": 2, "b": 1, "a": 0}
-    assert fingerprint(VOCABULARY, [2, 1]) == fingerprint(shuffled, [1, 2])
-    assert len(fingerprint(VOCABULARY, [2])) == 64
-
-
 @pytest.mark.parametrize(
-    ("vocabulary", "special"),
+    ("vocabulary", "special", "same"),
     [
-        ({"a": 1, "b": 0, "<end>": 2}, [2]),
-        ({"a": 0, "b": 1}, [2]),
-        ({"a": 0, "b": 1, "<END>": 2}, [2]),
-        ({**VOCABULARY, "c": 3}, [2]),
-        (VOCABULARY, []),
-        (VOCABULARY, [1]),
+        ({"<end>": 2, "b": 1, "a": 0}, [2], True),
+        ({"a": 1, "b": 0, "<end>": 2}, [2], False),
+        ({"a": 0, "b": 1, "<END>": 2}, [2], False),
+        ({**VOCABULARY, "c": 3}, [2], False),
+        (VOCABULARY, [1], False),
     ],
-    ids=["swapped", "smaller", "renamed", "larger", "no special", "other special"],
+    ids=["in another order", "swapped", "renamed", "larger", "other special"],
 )
-def test_another_vocabulary_has_another_fingerprint(vocabulary: dict[str, int], special: list[int]) -> None:
-    assert fingerprint(vocabulary, special) != fingerprint(VOCABULARY, [2])
+def test_fingerprints_are_equal_if_ids_mean_the_same(
+    vocabulary: dict[str, int], special: list[int], same: bool
+) -> None:
+    assert (fingerprint(vocabulary, special) == fingerprint(VOCABULARY, [2])) == same
 
 
 def word_level(folder: Path) -> Checkpoint:
@@ -53,15 +48,6 @@ def word_level(folder: Path) -> Checkpoint:
     return Checkpoint("words", str(folder))
 
 
-def test_a_folders_tokenizer_encodes_ends_and_streams(tmp_path: Path) -> None:
-    tokenizer = HuggingFaceTokenizer(word_level(tmp_path / "m"))
-    assert tokenizer.encode("hello world", chat=False) == [0, 1]
-    assert tokenizer.end_of_sequence_ids == (3,)
-    stream = tokenizer.stream()
-    assert "".join([*(stream.push(t) for t in (0, 1, 3)), stream.flush()]).split() == ["hello", "world"]
-    assert tokenizer.sha256 == HuggingFaceTokenizer(word_level(tmp_path / "again")).sha256
-
-
 def test_a_draft_that_pads_with_another_token_has_the_targets_vocabulary(tmp_path: Path) -> None:
     target = HuggingFaceTokenizer(word_level(tmp_path / "m"))
     for role, same in (("pad_token", True), ("bos_token", False)):
@@ -70,19 +56,6 @@ def test_a_draft_that_pads_with_another_token_has_the_targets_vocabulary(tmp_pat
         file.write_text(json.dumps({**json.loads(file.read_text()), role: "again"}))
         draft = HuggingFaceTokenizer(other)
         assert (draft.sha256 == target.sha256) == same and 4 in draft.special_ids
-
-
-def test_a_chat_needs_a_template(tmp_path: Path) -> None:
-    tokenizer = HuggingFaceTokenizer(word_level(tmp_path / "m"))
-    with pytest.raises(ValueError, match="no chat template"):
-        tokenizer.encode("hello", chat=True)
-    (tmp_path / "m" / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }} again{% endfor %}")
-    templated = HuggingFaceTokenizer(Checkpoint("words", str(tmp_path / "m")))
-    assert templated.encode("hello", chat=True) == [0, 4]
-    (tmp_path / "m" / "chat_template.jinja").write_text("{{ raise_exception('not a user') }}")
-    refusing = HuggingFaceTokenizer(Checkpoint("words", str(tmp_path / "m")))
-    with pytest.raises(ValueError, match="chat template refuses them: not a user"):
-        refusing.encode("hello", chat=True)
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:

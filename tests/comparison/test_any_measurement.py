@@ -61,23 +61,12 @@ def test_any_times_in_any_number_are_analysed_and_said(count: int, monkeypatch: 
 BUSY = (0.001, 0.004, 0.009, 0.016, 0.25, 3.0)
 WORST = {
     "one request": (Shape(prompts=1, keep=0.01), BUSY),
-    "one round": (Shape(prompts=1, longest_answer=1), BUSY),
     "no time at all": (Shape(rtts=(0.0, 20.0)), (0.0,)),
-    "links without time": (Shape(rtts=(50.0, 0.0, 20.0)), (0.0,)),
-    "equal times": (Shape(prompts=3), (0.02,)),
-    "the least time there is": (Shape(), (5e-324,)),
     "next to no time": (Shape(NAMES[:5], 3, length=None, longest_answer=2, calibrated=0), (*[0.0] * 6, 5e-324)),
     "hours": (Shape(prompts=3, rtts=(0.0, 20.0)), (3e4, 1e5)),
-    "nothing and hours": (Shape(prompts=3), (0.0, 1e5)),
-    "a busy machine": (Shape(prompts=4, runs=2, rtts=(0.0, 50.0), temperatures=(0.0, 0.8)), BUSY),
     "everything failed": (Shape(failing=1.0), BUSY),
-    "nothing calibrated": (Shape(calibrated=0.0), BUSY),
-    "cut short in the first prompt": (Shape(prompts=4, calibrated=0.3, keep=0.1), BUSY),
     "both rules": (Shape(temperatures=(0.0, 0.8), rules=(Rule.AGREEMENT, Rule.REJECTION)), (0.0, 0.01)),
     "loads": (Shape(prompts=3, concurrency=(1, 4, 8), rate=(0.5, 2.0), load_requests=9), BUSY),
-    "loads without time": (Shape(concurrency=(1, 4), rate=(2.0,), load_requests=3), (0.0,)),
-    "loads of one request": (Shape(prompts=1, concurrency=(1,), load_requests=1, failing=0.3), BUSY),
-    "loads that all failed": (Shape(concurrency=(2,), rate=(1.0,), load_requests=4, failing=1.0), BUSY),
     "loads cut short": (Shape(concurrency=(1, 8), load_requests=6, keep=0.5), BUSY),
     "nothing plain": (Shape(names=tuple(n for n in NAMES if not n.startswith("auto"))), BUSY),
 }

@@ -116,11 +116,14 @@ def send_in_chunks(sock: socket.socket, data: bytes, seed: int) -> None:
 # --- bytes ---
 
 
-@pytest.mark.parametrize("mbps", [None, 400.0])
-def test_bytes_arrive_unchanged_and_in_order_in_both_directions_at_once(proxy, listener, mbps):
+@pytest.mark.parametrize("kind", ["unlimited", "limited", "recorded and jittery"])
+def test_bytes_arrive_unchanged_and_in_order_in_both_directions_at_once(proxy, listener, kind, tmp_path):
     near, far = proxy.connected(listener)
-    proxy.set(6, mbps)
-    up, down = random.Random(1).randbytes(1_500_000), random.Random(2).randbytes(1_500_000)
+    (tmp_path / "trace").write_text("".join(f"{each // 2}\n" for each in range(1, 1000)))
+    recorded = Impairments(None, 3.0, str(tmp_path / "trace"), str(tmp_path / "trace"))
+    proxy.set(6, 400.0 if kind == "limited" else None, recorded if kind.startswith("recorded") else STEADY)
+    size = 300_000 if kind.startswith("recorded") else 1_500_000
+    up, down = random.Random(1).randbytes(size), random.Random(2).randbytes(size)
     with near, far:
         senders = [
             threading.Thread(target=send_in_chunks, args=(near, up, 3)),

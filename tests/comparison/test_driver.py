@@ -295,33 +295,6 @@ def test_an_interrupt_while_measuring_leaves_a_partial_report_of_what_there_is(
     assert no_server_is_left(config)
 
 
-def test_an_interrupt_under_load_leaves_the_figures_of_what_was_under_load_before(config: ComparisonConfig) -> None:
-    running: list[str] = []
-
-    class Interrupting(FakeGenerator):
-        async def generate(
-            self, request: GenerationRequest, timeout: float | None = None
-        ) -> AsyncIterator[Chunk | GenerationEnd]:
-            running.append(request.text or "")
-            await asyncio.sleep(0)  # others begin
-            if len(running) == 2:
-                running.append("interrupted, once")
-                os.kill(os.getpid(), signal.SIGINT)
-                await asyncio.sleep(30)
-            async for event in super().generate(request, timeout):
-                yield event
-            running.pop()
-
-    loaded = replace(config, architectures=("autoregressive", "fused"), concurrency=(2,))
-    assert run_comparison(loaded, Network(generators=[Interrupting("fused")]).connect) == 130
-    found = written(config)
-    (point,) = found["loads"]
-    assert list(point["figures"]) == ["autoregressive"] and point["verdict"] is None
-    assert point["figures"]["autoregressive"]["num_completed_requests"] == 8
-    assert (found["missing"], len(found["records"]), found["planned"]) == ("interrupted by SIGINT", 12, 20)
-    assert no_server_is_left(config)
-
-
 def test_a_server_that_dies_while_measuring_leaves_a_partial_report_and_code_4(
     config: ComparisonConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""A whole comparison with real servers of the toy backend, across an emulated link."""
+"""A whole comparison with real servers of the toy backend: links, sampling, loads."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ from tandem.speculation.types import Rule
 
 pytestmark = pytest.mark.thorough  # a smaller one daily: test_api.py
 ARCHITECTURES = ["autoregressive", "distributed", "fused", "remote_draft", "pipelined"]
+LOADS = ["concurrency 1", "concurrency 6", "rate 40/s"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where one comparison wrote: two links, two temperatures, both rules."""
+    """Where one comparison wrote: two links, two temperatures, both rules, three loads."""
     folder = tmp_path_factory.mktemp("results") / "run"
-    prompts = [argument for text in ("one", "two", "three") for argument in ("--prompt", text)]
+    prompts = [argument for text in ("one and more", "two", "three") for argument in ("--prompt", text)]
     code = compare.main(
         [
             *("--backend", "toy", "--model", "step=0.004", "--draft-model", "miss=0.3,step=0.001", "--draft", "model"),
             *("--architectures", ",".join(ARCHITECTURES)),
             *("--rtt-ms", "0,12", "--temperature", "0,0.8", "--rule", "agreement,rejection"),
+            *("--concurrency", "1,6", "--rate", "40", "--max-num-completed-requests", "9"),
+            *("--mean-input-tokens", "20", "--stddev-input-tokens", "5", "--mean-output-tokens", "10"),
             *("--max-new-tokens", "12", "--output-dir", str(folder), *prompts),
         ]
     )
@@ -43,11 +46,15 @@ def test_every_condition_ran_every_architecture_and_tokens_are_plain_decodings_u
     found: Comparison,
 ) -> None:
     names = ["base", "RTT 12 ms", "temperature 0.8, agreement", "temperature 0.8, rejection"]
-    assert [measured.name for measured in found.conditions] == names
+    assert [measured.name for measured in found.conditions] == names + LOADS
     for measured in found.conditions:
         assert [summary.architecture for summary in measured.summaries] == ARCHITECTURES
-        same = TokenIdentity(3, 3, ()) if measured.rule is Rule.AGREEMENT else None
-        assert all((of.failed, of.requests, of.identical) == (0, 3, same) for of in measured.summaries)
+        count = 9 if measured.load else 3
+        same = TokenIdentity(count, count, ()) if measured.rule is Rule.AGREEMENT else None
+        assert all((of.failed, of.requests, of.identical) == (0, count, same) for of in measured.summaries)
+    for of in found.conditions[-1].summaries:
+        outputs, inputs = (of.distributions[f"number_{side}_tokens"] for side in ("output", "input"))
+        assert outputs.min == outputs.max == 10 and (inputs.min or 0) < (inputs.max or 0)
 
 
 def test_the_emulated_round_trip_is_measured_and_paid_by_every_round_of_distributed(found: Comparison) -> None:
@@ -61,19 +68,32 @@ def test_the_emulated_round_trip_is_measured_and_paid_by_every_round_of_distribu
             assert of.seconds_by_cause.network >= 0.012 * rounds
 
 
-def test_theory_stands_beside_every_link_and_each_has_a_verdict(found: Comparison) -> None:
+def test_theory_stands_beside_every_link_and_each_link_and_load_has_a_verdict(found: Comparison, folder: Path) -> None:
     assert found.theory is not None
     predicted = {(p.architecture, p.condition) for p in found.theory.predictions if p.error is not None}
     names = ("autoregressive", "distributed", "fused", "remote_draft")
     assert predicted == {(name, condition) for name in names for condition in ("base", "RTT 12 ms")}
-    assert [verdict.at.condition for verdict in found.decisions] == ["base", "RTT 12 ms"]
-    loads = [record.machine_load for record in found.records]
+    assert [verdict.at.condition for verdict in found.decisions] == ["base", "RTT 12 ms", *LOADS]
+    page = (folder / "report.html").read_text().replace("\u00a0", " ")
+    assert all(verdict.sentence in page for verdict in found.decisions) and "Latency against throughput" in page
+    loads = [record.machine_load for record in found.records if record.sent_s is None]
     assert all(load and load.others is not None and 0 <= load.others <= 1 for load in loads)
+
+
+def test_requests_of_a_load_run_beside_each_other(found: Comparison) -> None:
+    def most_at_once(condition: str) -> int:
+        of = [r for r in found.records if (r.condition, r.architecture) == (condition, "fused")]
+        return max(sum((o.sent_s or 0) <= (r.sent_s or 0) < (o.ended_s or 0) for o in of) for r in of)
+
+    assert (most_at_once("concurrency 1"), most_at_once("concurrency 6")) == (1, 6)
 
 
 def test_the_records_alone_give_the_same_report(
     folder: Path, found: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    before = (folder / "report.html").read_text()
+    assert compare.main(["--render", str(folder / "comparison.json")]) == 0
+    assert (folder / "report.html").read_text() == before
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # plots take seconds
     records, out = str(folder / "records.jsonl"), tmp_path / "again"
     assert compare.main(["--from-records", records, "--output-dir", str(out)]) == 0
@@ -86,7 +106,6 @@ def test_the_records_alone_give_the_same_report(
     [
         (None, "does not exist"),
         ("", "line 1: not of a comparison's records"),
-        ("{}\n", "line 1: not of a comparison's records: format 2 is needed"),
         ('{"kind": "run", "format": 2}\n', "line 1: not of a comparison's records: no 'settings'"),
     ],
 )
@@ -100,5 +119,13 @@ def test_a_file_that_is_no_records_is_one_line(
         compare.main(["--from-records", str(path)])
     assert caught.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert f"from-records: {path}" in line
-    assert said in line
+    assert f"from-records: {path}" in line and said in line
+
+
+def test_prompts_cannot_be_cut_without_the_targets_tokenizer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--rate", "1", "--mean-input-tokens", "9", "--model", str(tmp_path / "none"), "--output-dir"]
+    assert compare.main([*arguments, str(tmp_path / "out")]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
+    assert "error: mean-input-tokens: " in line and "no such model folder" in line

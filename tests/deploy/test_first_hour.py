@@ -8,7 +8,6 @@ import shlex
 import subprocess
 import sys
 import tarfile
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -68,20 +67,19 @@ def figures(**counts: tuple[int, int] | None) -> str:
     ],
 )
 def test_the_probe_fails_on_other_tokens(
-    script: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str], written: str | None, code: int, said: str
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], written: str | None, code: int, said: str
 ) -> None:
-    from plans import PLANS  # type: ignore[import-not-found]
-
-    folder = tmp_path / "hour"
-    (folder / "probe").mkdir(parents=True)
     if written is not None:
-        (folder / "probe" / "comparison.json").write_text(written, "utf-8")
-    probe = next(step for step in PLANS["cpu"](Path("/models")).steps(folder) if step.name == "probe")
-    compared, asked = probe.commands
-    assert "compare_architectures.py" in compared and "comparison.json" not in asked
-    outcome = script.run_step(replace(probe, commands=(asked,)), folder)
-    assert said in capfd.readouterr().out and outcome.status == ("failed" if code else "done")
-    assert subprocess.run([sys.executable, *asked[1:]], cwd=ROOT, capture_output=True, check=False).returncode == code
+        (tmp_path / "comparison.json").write_text(written, "utf-8")
+    assert script.main(["same", str(tmp_path)]) == code
+    assert said in "".join(capsys.readouterr())
+    *_, (_, *words) = commands_of_probe(script, tmp_path)
+    assert words == ["deploy/first-hour/first_hour.py", "same", f"{tmp_path}/probe"]
+
+
+def commands_of_probe(script: ModuleType, folder: Path) -> tuple[tuple[str, ...], ...]:
+    steps = script.PLANS["cpu"](Path("/models")).steps(folder)
+    return next(step.commands for step in steps if step.name == "probe")  # type: ignore[no-any-return]
 
 
 def of_steps(script: ModuleType, plan: str, **commands: str) -> object:

@@ -140,6 +140,26 @@ def test_a_long_sequence_is_passed_by_some_then_has_its_turn_and_holds_others_ba
     in_virtual_time(test())
 
 
+def test_those_that_a_long_sequence_held_back_go_on_when_it_leaves() -> None:
+    async def test() -> None:
+        pool, _ = pool_of(limit=100)
+        first = await pool.acquire(tokens=50)
+        long = asyncio.ensure_future(pool.acquire(1.0, "long", 100))
+        await asyncio.sleep(0)
+        later = await pool.acquire(tokens=10)
+        pool.release(first)
+        for _ in range(MAX_PASSED):
+            pool.release(await pool.acquire(tokens=10))
+        short, began = asyncio.ensure_future(pool.acquire(tokens=10)), asyncio.get_running_loop().time()
+        with pytest.raises(NoFreeSlot):
+            await long
+        pool.release(await short)
+        assert asyncio.get_running_loop().time() - began <= 1.0
+        pool.release(later)
+
+    in_virtual_time(test())
+
+
 # --- what sequences take ---
 
 

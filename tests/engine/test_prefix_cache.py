@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Sequence
@@ -20,7 +19,7 @@ from tandem.runners.pages import PAGE
 from tandem.runners.protocol import PrefillRow
 from tandem.speculation.types import Request, SamplingParams, SpeculationStats
 from tests.support import GREEDY, SAMPLED, oracle, run, toy
-from tests.toy import ToyConfig, ToyRunner
+from tests.toy import ToyRunner
 
 PROMPT = list(b"these are four pages of a prompt that many callers begin with ..and its end")
 OTHER = PROMPT[: 3 * PAGE] + list(b"and then it goes on in another way")
@@ -124,22 +123,6 @@ def test_pages_are_replaced_while_a_row_goes_on_from_them(sampling: SamplingPara
             await verifier.close()
             assert tuple(tokens[len(PROMPT) :]) == truth(PROMPT, sampling, 12)
             assert engine.prefixes and engine.prefixes.tree.evicted >= 4
-
-    run(test())
-
-
-def test_a_prefill_that_is_cancelled_leaves_what_it_processed_and_nothing_else() -> None:
-    async def test() -> None:
-        async with engine_with(config=ToyConfig(step_seconds=0.01)) as (engine, runner):
-            opening = asyncio.create_task(said(engine, PROMPT))
-            while not runner.prefills:
-                await asyncio.sleep(0)
-            opening.cancel()
-            await asyncio.gather(opening, return_exceptions=True)
-            assert 0 < runner.processed < len(PROMPT) - 1
-            answers = await asyncio.gather(said(engine, PROMPT), said(engine, OTHER))
-            assert [tokens for tokens, _ in answers] == [truth(PROMPT), truth(OTHER)]
-            assert engine.slots.free == engine.slots.count
 
     run(test())
 

@@ -5,12 +5,11 @@ The model is a dictionary of whole prefixes, and looks at all of them whenever i
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tandem.engine.prefix_cache import PrefixTree, _Node
+from tandem.engine.prefix_cache import PrefixTree
 from tandem.runners.pages import PAGE
 
 COUNT = 5
@@ -90,21 +89,3 @@ class Pages(RuleBasedStateMachine):
 
 TestPages = Pages.TestCase
 TestPages.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-
-
-def test_a_page_costs_the_same_however_many_its_text_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted in comparisons of nodes, where every page of a text is taken from another text."""
-    compared = [0]
-
-    def counted(node: _Node, other: object) -> bool:
-        compared[0] += 1
-        return node is other
-
-    monkeypatch.setattr(_Node, "__eq__", counted)
-    monkeypatch.setattr(_Node, "__hash__", object.__hash__)
-    tree = PrefixTree(1000)
-    for letter in "abc":
-        _, added = tree.extend("s", text((letter,) * 1000))
-        assert len(added) == 1000
-    assert (tree.evicted, len(tree)) == (2000, 1000)
-    assert compared[0] <= 1000

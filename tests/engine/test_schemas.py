@@ -151,6 +151,25 @@ def test_an_output_that_breaks_what_was_left_out_ends_with_its_place() -> None:
 
 
 @pytest.mark.parametrize(
+    ("schema", "text", "goes_on"),
+    [
+        ({"type": "number"}, "1" * 20, False),
+        ({"type": "number"}, "0." + "1" * 19, True),
+        ({"type": "array", "items": {"type": "number"}}, "[2,0." + "3" * 20, False),
+        (STRING, '"' + "1" * 30, True),
+        ({"const": 10**30}, "1" + "0" * 25, True),  # a digit is all that may come
+    ],
+)
+def test_a_number_ends_after_twenty_digits_in_a_row(schema: Any, text: str, goes_on: bool) -> None:
+    async def test() -> None:
+        matcher = await matcher_of(schema)
+        assert all(matcher.mask()[byte] and matcher.advance(byte) for byte in text.encode())
+        assert bool(matcher.mask()[list(b"0123456789")].any()) == goes_on
+
+    run(test())
+
+
+@pytest.mark.parametrize(
     ("schema", "place", "why"),
     [
         ({"type": "foo"}, "#/properties/a/items/anyOf/1", "Invalid type: foo"),

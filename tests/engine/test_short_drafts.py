@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from pathlib import Path
 
 import pytest
 
-from tandem.engine.batcher import Batcher
-from tandem.engine.generators import fused_generator, plain_generator
-from tandem.engine.loading import load_pair
-from tandem.engine.model_config import DraftChoice, ModelConfig
-from tandem.runners.loading import Execution, Shape
 from tandem.speculation.request import Drafts
 from tandem.speculation.types import SamplingParams
 from tandem.speculation.verification_mode import Pipeline
 from tests.architectures import PLACES, serving
-from tests.runners.tiny import model_folder
 from tests.support import answer, ids, oracle, run
 
 GREEDY = SamplingParams()
@@ -44,38 +36,5 @@ def test_tokens_are_the_targets_across_the_last_position_of_the_draft(architectu
             if kind != "hybrid":
                 assert drafted[4:7] == [0, 0, 0]
             assert all(got.completion.stats.undrafted_rounds == 0 for got in answers)
-
-    run(test())
-
-
-@pytest.mark.parametrize("compile", ["native", "off"])
-def test_a_short_draft_that_pads_otherwise_loads_beside_a_longer_target(tmp_path: Path, compile: str) -> None:
-    for name in ("target", "draft"):
-        model_folder(tmp_path / name, seed=5)
-    for file, change in (
-        ("config.json", {"max_position_embeddings": 64, "pad_token_id": 1}),
-        ("tokenizer_config.json", {"pad_token": "<end>"}),
-    ):
-        path = tmp_path / "draft" / file
-        path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    models = ModelConfig(
-        Execution("cpu", "float32", compile=compile),
-        Shape(slots=2, max_length=512),
-        str(tmp_path / "target"),
-        DraftChoice("model", str(tmp_path / "draft")),
-    )
-
-    async def test() -> None:
-        batcher = Batcher("test")
-        target, draft = await load_pair(models, batcher)
-        assert draft and (target.runner.limits.max_length, draft.runner.limits.max_length) == (512, 64)
-        pair, plain = fused_generator(target, draft, 4, models.draft), plain_generator(target)
-        asked = [ids(bytes(range(65, 65 + length)), 80, ignore_end_of_sequence=True) for length in (20, 63, 64, 100)]
-        expected = [(await answer(plain.generate, each)).token_ids for each in asked]
-        together = await asyncio.gather(*(answer(pair.generate, each) for each in asked))
-        assert [got.token_ids for got in together] == expected
-        assert together[0].completion.stats.accepted > 10 and together[3].completion.stats.drafted == 0
-        assert not target.engine.fused_fallbacks
-        await batcher.close()
 
     run(test())

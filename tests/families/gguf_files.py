@@ -14,7 +14,7 @@ import numpy as np
 from gguf.quants import dequantize, quantize
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from tandem.checkpoints.token_text import byte_characters
+from tandem.checkpoints.tokenizers import byte_characters
 
 RECORDED = Path(__file__).with_name("recorded.json")
 WRITTEN = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4", "TQ2_0")

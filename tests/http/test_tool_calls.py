@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tandem.checkpoints.chat_templates import render
-from tandem.checkpoints.token_text import ByteText
+from tandem.checkpoints.tokenizers import ByteText
 from tandem.checkpoints.tool_prompts import INTRODUCTION, Shown, shown_by, with_tools
 from tandem.engine.structures import Structures
 from tandem.services.http.tool_calls import FORMATS, MarkedCalls, MarkedText, folded

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import site
 import subprocess
 import sys
@@ -15,7 +14,6 @@ import pytest
 
 from tests.support import HANG, REPOSITORY
 
-PARTS = ("tandem", "services", "clients", "workshops", "pyproject.toml", "README.md", "LICENSE")
 UNREACHABLE = ("No matching distribution found", "Could not fetch URL", "Failed to establish a new connection")
 
 
@@ -79,14 +77,3 @@ def environment(folder: Path, borrow: bool = False) -> Path:
         (packages,) = folder.glob("lib/python*/site-packages")
         (packages / "borrowed.pth").write_text("\n".join(site.getsitepackages()))
     return python
-
-
-def copied(folder: Path) -> Path:
-    """A copy of the files that a build reads, with its links: a build leaves files beside them."""
-    for part in PARTS:
-        source = REPOSITORY / part
-        if source.is_dir():
-            shutil.copytree(source, folder / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(source, folder)
-    return folder

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import json
 import os
 import shutil
 import subprocess
@@ -15,7 +13,7 @@ import pytest
 
 from tandem.checkpoints.locate import EMBEDDED_DRAFT
 from tests.openai.door import COMPLETIONS, LOG, READY, wait_ready
-from tests.packaging.environments import build_wheels, copied, environment, output, pins, pip, run
+from tests.packaging.environments import build_wheels, environment, output, pins, pip, run
 from tests.support import GREEDY, HANG, REPOSITORY, ServerProcess, oracle, server_process
 
 pytestmark = pytest.mark.thorough
@@ -96,15 +94,6 @@ def test_the_light_install_talks_to_a_server_beside_the_users_own_packages(light
         assert output(light, user, "-m", "tandem", *ask) == by_role
 
 
-def test_the_light_install_adds_one_importable_name(light: Path, user: Path) -> None:
-    code = (
-        "import importlib.metadata as m, json; d = m.packages_distributions();"
-        "print(json.dumps([[n for n in d if 'tandem-speculative' in d[n]],"
-        " sorted({'torch', 'transformers', 'tokenizers', 'rich'} & d.keys())]))"
-    )
-    assert json.loads(output(light, user, "-c", code)) == [["tandem"], []]
-
-
 def test_the_light_install_runs_the_toy_roles_and_names_the_extra_that_others_need(light: Path, user: Path) -> None:
     alone = ("verify_target", "--backend", "toy", "--prompt", "hi", "--max_new_tokens", "4")
     assert "token" in output(light, user, "tandem", *alone, PYTHONPATH=str(user))
@@ -163,25 +152,3 @@ def test_an_installed_tandem_serves_openai_clients_with_one_command(wheel: Path,
     finally:
         process.terminate()
         process.wait(timeout=HANG)
-
-
-def test_an_editable_install_imports_each_module_under_one_name(user: Path) -> None:
-    (user / "checkout").mkdir()
-    checkout = copied(user / "checkout")
-    python = environment(user / "venv", borrow=True)
-    pip(python, "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--editable", checkout)
-    elsewhere = user / "elsewhere"
-    elsewhere.mkdir()
-    module = functools.partial(output, python, elsewhere, "-c")
-    for name, file in (("tandem", "tandem"), *((f"tandem.{top}", top) for top in ("services", "clients", "workshops"))):
-        found = Path(module(f"import {name} as found; print(found.__file__)"))
-        assert found.resolve() == (checkout / file / "__init__.py").resolve()
-    for top in ("services", "clients", "workshops", "main", "compare_architectures"):
-        assert "ModuleNotFoundError" in run(python, elsewhere, "-c", f"import {top}").stderr
-    code = (
-        "import os, sys, tandem.services.roles, tandem.clients.local, tandem.clients.client;"
-        "files = [os.path.realpath(m.__file__) for m in list(sys.modules.values()) if getattr(m, '__file__', None)];"
-        "ours = [f for f in files if f.startswith(sys.argv[1])]; print(len(ours) - len(set(ours)), len(ours) > 50)"
-    )
-    assert module(code, str(checkout.resolve())) == "0 True"
-    assert output(python, elsewhere, "tandem", "--help").startswith("usage: tandem ROLE")

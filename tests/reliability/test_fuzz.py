@@ -130,7 +130,6 @@ def test_noise_on_a_connection_disturbs_nobody(servers: Servers, count: int) -> 
 
 
 def test_a_method_whose_name_is_no_utf8_disturbs_nobody(servers: Servers) -> None:
-    """It ends every server of grpc.aio 1.84.0 to 1.85.1, whoever sends it; those versions are refused at start."""
     asked = frames.frame(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, 1, frames.headers("/x\udcb6"))
     data = frames.PREFACE + frames.frame(frames.SETTINGS, 0, 0, b"") + asked
     for _ in range(20):

@@ -50,8 +50,6 @@ async def slow_reader(site: Site, count: int, **rest: Any) -> AsyncIterator[Asyn
 
 
 def test_a_caller_who_reads_slowly_keeps_the_target_within_its_window() -> None:
-    """The server counts: whenever the caller pauses, the target stops, at most a window ahead of what was read."""
-
     async def test() -> None:
         async with target_site(toy(max_length=2000)) as site, slow_reader(site, LONG) as events:
             tokens: list[int] = []
@@ -68,8 +66,6 @@ def test_a_caller_who_reads_slowly_keeps_the_target_within_its_window() -> None:
 
 
 def test_a_connection_that_reads_nothing_stops_the_target_and_loses_its_lease() -> None:
-    """Its HTTP/2 window is 0: not even the transport takes a reply."""
-
     async def test() -> None:
         runner = toy(max_length=2000)
         async with target_site(runner, lease_seconds=0.5) as site, raw_stub(site.address) as target:
@@ -115,7 +111,6 @@ def test_a_stop_whose_reply_was_lost_ends_the_next_run_too() -> None:
 @pytest.mark.parametrize("stops", [True, False])
 @pytest.mark.parametrize("seed", daily(range(3), 0, 1))
 def test_stop_strings_and_waste_hold_where_streams_break(seed: int, stops: bool) -> None:
-    """Steps are counted by the target: those that were used, and those that were not, are all of them."""
     chance = random.Random(f"stop strings {seed}")
     text = bytes(truth(80, SAMPLED))
     at = chance.choice([i for i in range(20, 70) if 32 < text[i] < 127])

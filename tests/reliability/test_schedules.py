@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.reliability.campaign import Result, run_schedules
-from tests.reliability.faults import Fault, FaultInterceptor, Schedule
-from tests.reliability.history import History
+from tests.reliability.faults import Fault
 
 REGRESSIONS = json.loads((Path(__file__).parent / "regressions.json").read_text(encoding="utf-8"))
 FEW, MORE, MANY = (0, 5, 8, 10), range(20), 200
@@ -45,20 +44,6 @@ def test_two_hundred_schedules_hold_and_meet_every_kind_of_fault() -> None:
 @pytest.mark.parametrize("case", REGRESSIONS["schedules"], ids=lambda case: f"seed {case['seed']}")
 def test_a_schedule_that_once_failed_holds(case: dict[str, object]) -> None:
     run([int(str(case["seed"]))])
-
-
-def test_the_same_seed_draws_the_same_faults_whatever_was_called_in_between() -> None:
-    def drawn(clients: list[int], seed: int = 3) -> dict[int, list[Fault | None]]:
-        plan = FaultInterceptor(Schedule(seed, rate=0.5), History())
-        found: dict[int, list[Fault | None]] = {client: [] for client in clients}
-        for client in clients:
-            found[client].append(plan.draw(client, "Verify", tuple(Fault))[0])
-        return found
-
-    once = drawn([65, 66] * 20)
-    assert once == drawn([65] * 20 + [66] * 20)
-    assert once != drawn([65, 66] * 20, seed=4)
-    assert {fault for faults in once.values() for fault in faults} > {None, Fault.ABORT_AFTER}
 
 
 def test_a_schedule_ends_with_the_same_tokens_when_it_is_run_again() -> None:

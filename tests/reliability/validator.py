@@ -29,7 +29,6 @@ RULES = {
     "answered": "every call ends",
 }
 _REFUSALS = {1, 3, 4, 5, 6, 8, 9, 10, 11, 12, 14}  # google.rpc.Code without UNKNOWN, INTERNAL and what we never say
-_UNAVAILABLE = 14
 MAX_UNREAD = 256
 """Tokens that a run may be ahead of those acknowledged."""
 _VOLATILE = ("replayed", "server_seconds", "messages_read")

@@ -112,8 +112,6 @@ def test_a_client_that_is_closed_closes_its_sessions_first_and_waits_for_no_dead
 
 
 def test_an_opening_that_its_close_overtook_opens_nothing() -> None:
-    """Both were on their way at once: the call that was cancelled, and the close after it."""
-
     async def test() -> Refusal:
         async with target_site(lease_seconds=FOR_EVER) as site, raw_stub(site.address) as target:
             await target.CloseSession(pb.CloseSessionRequest(session_id="s"))
@@ -144,8 +142,6 @@ def test_an_opening_that_waits_for_a_slot_when_its_close_comes_opens_nothing() -
 
 
 def test_a_stream_that_is_dropped_without_being_closed_frees_its_slot_before_any_garbage_is_collected() -> None:
-    """As gRPC does where a call ends while a reply is being written: it forgets the handler's generator."""
-
     async def test() -> None:
         runner = toy(ToyConfig(step_seconds=0.002), slots=1, max_length=2048)
         async with target_site(runner, FOR_EVER, tokenizer=Wordy()) as site:

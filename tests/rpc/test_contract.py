@@ -143,7 +143,6 @@ def test_rejection_compares_no_scores_and_may_leave_margins_out() -> None:
 
 
 def test_a_round_that_is_answered_again_may_have_had_another_draft() -> None:
-    """Of that, what agrees with this one's is accepted, so that no more are accepted than were drafted."""
     other = {"replayed": True, "token_ids": [7, 1, 2, 3], "accepted": 3, "committed_length": 14}
     verdict = answer_from_wire(reply(**other), ROUND, PLAIN, 1.0).verdict
     assert verdict is not None and (verdict.token_ids, verdict.accepted) == ((7, 1, 2, 3), 1)
@@ -194,7 +193,6 @@ DRAFTS: list[tuple[dict[str, Any], str]] = [
 
 
 def test_a_proposal_is_cut_where_the_target_knows_no_further() -> None:
-    """A worker's vocabulary may be larger than the target's."""
     sound = worker_pb.ProposeResponse(draft_tokens=[1, 299, 2], proposed_by=["ngram"] * 3, compute_seconds=9.0)
     draft = draft_from_wire(sound, 300, 258, 3, Rule.AGREEMENT, 0.5)
     assert (draft.token_ids, draft.compute_seconds, len(draft.proposed_by)) == ((1,), 0.5, 1)

@@ -43,20 +43,8 @@ def test_the_first_attempt_is_at_once_and_waits_double_up_to_the_longest() -> No
     assert 58 <= sum(found) < 60
 
 
-def test_progress_begins_anew() -> None:
-    clock = Clock()
-    of = retry_budget(clock, seconds=5.0)
-    for _ in range(4):
-        clock.now += of.wait() or 0.0
-    clock.now += 4.0
-    of.progress()
-    assert of.attempts == 0 and of.seconds == 0.0
-    assert sum(waits(of, clock)) > 3.0
-
-
 @pytest.mark.parametrize(("seconds", "attempts"), [(60.0, 12), (10.0, 10), (1.0, 5), (0.3, 3), (0.0, 0)])
 def test_attempts_that_take_long_are_not_fewer(seconds: float, attempts: int) -> None:
-    """On a busy machine each takes 9 s: the same number is made as if each failed at once, up to twelve."""
     clock = Clock()
     of = retry_budget(clock, seconds)
     while (wait := of.wait()) is not None:
@@ -154,16 +142,6 @@ def test_verifiers_that_are_full_are_asked_for_so_long_and_no_longer() -> None:
         clock.now += wait
         waited += 1
     assert waited == 20
-
-
-def test_a_verifier_that_is_full_answers() -> None:
-    clock = Clock()
-    of = retry_budget(clock, seconds=5.0)
-    for _ in range(3):
-        clock.now += of.wait() or 0.0
-    assert of.full(0.2) == 0.2
-    assert of.attempts == 0
-    assert retry_budget(clock, deadline=clock.now + 0.1).full(0.2) == pytest.approx(0.1)
 
 
 def test_whoever_is_asked_or_refused_is_not_asked_besides() -> None:

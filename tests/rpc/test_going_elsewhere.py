@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -104,44 +103,3 @@ async def _comes_back_as_another(
         await session.verify([*PROMPT, 7], [])
     assert caught.value.code == "FAILED_PRECONDITION"
     assert first.calls == ["Verify", "GetModelInfo"], "a session was opened at another model"
-
-
-def test_a_verifier_that_was_lost_is_asked_once_and_then_the_other() -> None:
-    """gRPC does not ask it twice more beneath us: that delayed every move by its own waiting (2.5 s, measured)."""
-
-    async def test(first: Scripted, second: Scripted, client: VerifierClient, session: RemoteRounds) -> None:
-        first.rounds = [grpc.StatusCode.UNAVAILABLE] * 3
-        await session.verify(PROMPT, [])
-        assert first.calls == ["Verify"] and second.calls == ["OpenSession", "Verify"]
-
-    run(two(test))
-
-
-def test_a_channel_that_could_not_connect_is_made_anew_before_it_is_asked_again() -> None:
-    """It would wait for up to two seconds before it tried, while the server is there again."""
-
-    async def test() -> None:
-        async with listening(lambda to: add_TargetVerifierServicer_to_server(Scripted(), to)) as address:
-            pass
-        port = int(address.rpartition(":")[2])
-        client = VerifierClient(address, "toy")
-        endpoint = client.endpoint
-        try:
-            with pytest.raises(TandemError, match="UNAVAILABLE"):
-                await endpoint.info(5.0)
-            assert endpoint.channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
-            before = endpoint.channel
-            request = pb.TargetVerifierGetModelInfoRequest()
-            begun = asyncio.ensure_future(endpoint.stub.GetModelInfo(request, timeout=60.0, wait_for_ready=True))
-            async with listening(lambda to: add_TargetVerifierServicer_to_server(Scripted(), to), port):
-                await client.check(endpoint, 5.0)
-                assert endpoint.channel is not before
-                assert (await endpoint.info(30.0)).model_name == "m"
-                assert (await begun).model.model_name == "m", "another's call was cancelled with the old channel"
-                kept = endpoint.channel
-                await client.check(endpoint, 5.0)
-                assert endpoint.channel is kept, "a connection that works is kept"
-        finally:
-            await client.close()
-
-    run(test())

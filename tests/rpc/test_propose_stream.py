@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -16,22 +13,15 @@ import pytest
 
 from tandem.rpc import wire
 from tandem.rpc.channel import DRAFT
-from tandem.rpc.propose_stream import StreamedDrafts
-from tandem.speculation.fallible import DrafterHealth
-from tandem.speculation.retry import Backoff
-from tandem.speculation.types import GenerationRequest, Request, SamplingParams, SpeculationStats
+from tandem.speculation.types import SamplingParams
 from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import draft_worker_pb2 as pb
-from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
+from tests.rpc.test_remote_drafter import PROMPT, faulty, idle, long, truth
 from tests.support import (
     GREEDY,
     HANG,
     SAMPLED,
-    Site,
     answer,
-    ids,
-    listening,
-    oracle,
     raw_stub,
     remote_draft,
     run,
@@ -41,24 +31,9 @@ from tests.support import (
 )
 from tests.toy import ToyConfig
 
-PROMPT = list(b"the prompt")
 SLOW = ToyConfig(step_seconds=0.003)
-Replies = AsyncIterator[pb.ProposeResponse]
-Fault = Callable[[Replies], Replies]
 
 running = partial(remote_draft, pipeline=Pipeline.NEVER_WAITING)
-
-
-def long(count: int, sampling: SamplingParams = GREEDY) -> GenerationRequest:
-    return ids(PROMPT, count, sampling=sampling, ignore_end_of_sequence=True)
-
-
-def truth(count: int, sampling: SamplingParams = GREEDY, prompt: Sequence[int] = PROMPT) -> list[int]:
-    return list(oracle(prompt, sampling, count, past_the_end=True))
-
-
-def idle(site: Site, slots: int = 4) -> bool:
-    return len(site.proposals.sessions) == 0 and site.free == slots
 
 
 def telling(tokens: Sequence[int], ahead: int = 12, **first: Any) -> pb.ProposeRequest:
@@ -69,34 +44,13 @@ def beginning(tokens: Sequence[int] = PROMPT, sampling: SamplingParams = GREEDY,
     return telling(tokens, sampling=wire.sampling_to_wire(sampling), tokenizer_sha256="toy", **rest)
 
 
-async def answered(call: Any, message: int, length: int) -> list[int]:
+async def answered(call: Any, message: int, length: int) -> tuple[int, ...]:
     """The draft of `length` tokens after the newest of the messages."""
     while (reply := await call.read()) is not grpc.aio.EOF:
         assert len(reply.proposed_by) == len(reply.draft_tokens)
         if reply.messages_read == message and len(reply.draft_tokens) == length:
-            return list(reply.draft_tokens)
+            return tuple(reply.draft_tokens)
     raise AssertionError("the stream ended")
-
-
-class Faulty:
-    """A DraftWorker in front of the site's own; `fault` sees the replies of every stream."""
-
-    def __init__(self, site: Site, fault: Fault) -> None:
-        self._site, self._fault = site, fault
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._site.worker, name)
-
-    async def Propose(self, requests: Any, context: Any) -> Any:
-        async with contextlib.aclosing(self._site.proposals.stream(requests)) as replies:
-            async for reply in self._fault(replies):
-                yield reply
-
-
-@contextlib.asynccontextmanager
-async def faulty(site: Site, fault: Fault, kind: type = Faulty) -> AsyncIterator[str]:
-    async with listening(partial(add_DraftWorkerServicer_to_server, kind(site, fault))) as address:
-        yield address
 
 
 # --- the worker ---
@@ -150,45 +104,13 @@ def test_an_invalid_message_ends_the_stream_and_leaves_nothing(messages: Sequenc
 # --- the target ---
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_nonsense_and_delays_change_no_token(sampling: SamplingParams) -> None:
-    chance = random.Random(3)
-
-    async def disturbed(replies: Replies) -> Replies:
-        async for reply in replies:
-            await asyncio.sleep(chance.choice((0, 0, 0.002, 0.03)))
-            if chance.random() < 0.3:
-                yield pb.ProposeResponse(
-                    base_length=chance.randrange(1, reply.base_length + 1),
-                    draft_tokens=[chance.randrange(258) for _ in range(chance.randrange(40))],
-                    drafted=chance.randrange(9),
-                )
-            yield reply
-
-    async def test() -> None:
-        slower, accepted = toy(ToyConfig(step_seconds=0.02)), 0  # on a busy machine too some drafts come in time
-        async with worker_site(None, "miss=0.2") as site, faulty(site, disturbed) as address:
-            async with running(address, slower) as (generator, client):
-                for _ in range(3):
-                    got = await answer(generator.generate, long(60, sampling))
-                    assert list(got.token_ids) == truth(60, sampling)
-                    stats = got.completion.stats
-                    assert stats.run_steps == stats.rounds
-                    accepted += stats.accepted
-                    assert client.health.failures == 0
-            assert accepted > 0
-            await until(lambda: idle(site))
-
-    run(test())
-
-
 def test_what_is_drafted_is_verified_and_every_byte_second_and_proposer_is_counted() -> None:
     slower = toy(ToyConfig(step_seconds=0.02))  # on a busy machine too: a draft that is overtaken is made again
 
     async def test() -> None:
         async with worker_site(None) as site, running(site.address, slower) as (generator, _):
             got = await answer(generator.generate, long(140))
-            assert list(got.token_ids) == truth(140)
+            assert got.token_ids == truth(140)
             stats = got.completion.stats
             assert stats.accepted == stats.drafted > 70  # the draft is the target itself
             assert stats.drafted_by == {"model": stats.drafted}
@@ -201,7 +123,7 @@ def test_what_is_drafted_is_verified_and_every_byte_second_and_proposer_is_count
 
 
 def test_a_worker_that_never_answers_delays_no_token_and_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
-    async def silent(replies: Replies) -> Replies:
+    async def silent(site: Any, requests: Any, context: Any) -> Any:
         await asyncio.Event().wait()
         yield pb.ProposeResponse()
 
@@ -214,7 +136,7 @@ def test_a_worker_that_never_answers_delays_no_token_and_is_given_up(caplog: pyt
             client.health.backoff.first = HANG  # no trial meanwhile, however slow this machine is
             for _ in range(2):  # the second request is told, and does not wait for it again
                 got = await answer(generator.generate, long(120))
-                assert list(got.token_ids) == truth(120)
+                assert got.token_ids == truth(120)
                 assert got.completion.stats.drafted == 0
                 assert not client.health.up and client.health.failures == 1
             assert got.completion.stats.undrafted_rounds >= 119
@@ -223,47 +145,3 @@ def test_a_worker_that_never_answers_delays_no_token_and_is_given_up(caplog: pyt
         run(test())
     (line,) = caplog.messages
     assert "DEADLINE_EXCEEDED" in line
-
-
-@pytest.mark.parametrize("why", ["refused", "too long"])
-def test_who_makes_no_trial_takes_none_from_others(why: str) -> None:
-    """The worker is down and a trial is due; this request was refused before, or is too long for any worker."""
-
-    async def limits(seconds: float) -> Any:
-        return SimpleNamespace(max_sequence_length=len(PROMPT))
-
-    async def test() -> None:
-        now = [1000.0]
-        health = DrafterHealth("x", Backoff(lambda: now[0]))
-        for _ in range(6):
-            health.failed(RuntimeError(), trial=True)
-        now[0] += health.backoff.wait_seconds
-        client: Any = SimpleNamespace(health=health, seconds=5.0, info=limits)
-        drafts = StreamedDrafts(client, Request(GREEDY), 258, SpeculationStats())
-        if why == "refused":
-            drafts._backoff.failed()
-        ahead: Any = SimpleNamespace(known=PROMPT)
-        following = asyncio.create_task(drafts.run(ahead, len(PROMPT)))
-        for _ in range(5):
-            drafts.arrived()
-            await asyncio.sleep(0)
-        now[0] += 1.0
-        trial = health.attempt()
-        assert trial is not None and trial.trial
-        following.cancel()
-
-    run(test())
-
-
-def test_a_text_too_long_for_the_worker_goes_on_without_it() -> None:
-    async def test() -> None:
-        async with worker_site(None, max_length=60) as site, running(site.address, toy(SLOW)) as (generator, client):
-            got = await answer(generator.generate, long(120))
-            assert list(got.token_ids) == truth(120)
-            assert 10 < got.completion.stats.accepted < 50
-            assert client.health.failures == 0 and client.health.up
-            await until(lambda: idle(site))
-            again = ids(got.token_ids[:80], 10, ignore_end_of_sequence=True)
-            assert (await answer(generator.generate, again)).completion.stats.drafted == 0
-
-    run(test())

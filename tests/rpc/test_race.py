@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from tandem.rpc.errors import TandemError
-from tandem.rpc.remote_session import Race
+from tandem.rpc.remote_session import RemoteSession
 from tests.support import run, until
 
 GONE = TandemError("UNAVAILABLE", "gone")
 
 
-class Servers:
+class Servers(RemoteSession):
     """`scripts`: what each server does, one entry for each time that it is asked: an answer, an error, or a wait."""
 
     def __init__(self, slow: float = 3600.0, pause: float = 0.0, **scripts: list[Any]) -> None:
@@ -25,7 +25,7 @@ class Servers:
         self.failures: list[str] = []
         self.give_up_after = 100
 
-    async def attempt(self, name: str) -> str:
+    async def _open_at(self, name: str, prefix: Any, others: Any) -> str:
         self.asked.append(name)
         step = self.scripts[name].pop(0)
         if isinstance(step, Exception):
@@ -39,18 +39,20 @@ class Servers:
             return f"{name} at last"
         return f"{step}"
 
-    def following(self, asked: Collection[str]) -> str | None:
+    def _following(self, asked: Collection[str]) -> str | None:
         return next((name for name, left in self.scripts.items() if left and name not in asked), None)
 
-    def failed(self, name: str, error: TandemError) -> float:
+    def _pause(self, name: str, error: TandemError, prefix: Any) -> float:
         self.failures.append(name)
         if error.code == "INVALID_ARGUMENT" or len(self.failures) >= self.give_up_after:
             raise error
         return self.pause
 
-    async def first(self) -> tuple[str, str]:
-        race: Race[str, str] = Race(self.attempt, self.following, self.failed, lambda: self.slow)
-        return await race.first()
+    def _before_another(self, more: float = 0.0) -> float:
+        return self.slow
+
+    async def first(self) -> Any:
+        return await self._first(())
 
 
 def test_while_one_takes_long_another_is_asked_and_the_loser_is_cancelled() -> None:
@@ -63,8 +65,6 @@ def test_while_one_takes_long_another_is_asked_and_the_loser_is_cancelled() -> N
 
 
 def test_one_that_is_slow_and_answers_first_all_the_same_is_taken() -> None:
-    """A long prefill is not a hang: nobody is said to have failed."""
-
     async def test() -> None:
         done = asyncio.Event()
         servers = Servers(slow=0.001, a=[done], b=[asyncio.Event()])
@@ -87,8 +87,6 @@ def test_one_that_failed_is_asked_again_while_another_is_slow() -> None:
 
 
 def test_giving_up_on_others_does_not_end_what_is_under_way() -> None:
-    """60 s of a dead verifier must not cost the prefill of 90 s that another is at."""
-
     async def test() -> None:
         done = asyncio.Event()
         servers = Servers(slow=0.001, a=[done], b=[GONE, GONE, "never"])

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from tandem.rpc.errors import TandemError
-from tandem.rpc.remote_drafter import DraftClient, RemoteDrafter
+from tandem.rpc.propose_stream import DraftClient, RemoteDrafter
 from tandem.services.duplex import StreamIdle
 from tandem.speculation.fallible import DrafterRefused
 from tandem.speculation.types import GenerationRequest, Request, SamplingParams, SpeculationStats
@@ -48,8 +48,8 @@ def long(count: int, sampling: SamplingParams = GREEDY) -> GenerationRequest:
     return ids(PROMPT, count, sampling=sampling, ignore_end_of_sequence=True)
 
 
-def truth(count: int, sampling: SamplingParams = GREEDY) -> tuple[int, ...]:
-    return oracle(PROMPT, sampling, count, past_the_end=True)
+def truth(count: int, sampling: SamplingParams = GREEDY, prompt: Sequence[int] = PROMPT) -> tuple[int, ...]:
+    return oracle(prompt, sampling, count, past_the_end=True)
 
 
 def idle(site: Site) -> bool:
@@ -188,8 +188,6 @@ def test_a_refusal_of_one_request_is_told_from_a_worker_at_fault(
 
 @pytest.mark.parametrize(("seconds", "blamed"), [(1.5, False), (4.0, True)])
 def test_a_worker_that_hangs_costs_a_share_of_a_requests_deadline(seconds: float, blamed: bool) -> None:
-    """However long it may take otherwise. Little time is no reason to tell others that it failed."""
-
     async def hang(site: Site, requests: Any, context: Any) -> Any:
         await asyncio.Event().wait()
         yield

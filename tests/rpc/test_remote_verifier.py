@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import gc
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -13,7 +11,6 @@ from typing import Any
 import pytest
 
 from tandem.rpc.errors import TandemError
-from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
 from tandem.speculation.retry import Persistence
 from tandem.speculation.rounds import OutOfStep
@@ -32,7 +29,6 @@ from tests.support import (
     remote_verifier,
     run,
     target_site,
-    until,
 )
 
 PROMPT = list(b"the prompt")
@@ -95,20 +91,6 @@ def test_a_session_is_opened_verified_and_closed_and_every_byte_counted() -> Non
     run(test())
 
 
-def test_a_session_that_fell_back_is_brought_in_step_again() -> None:
-    """As where an OpenSession arrives twice, the second time late: the client's tokens are those committed."""
-
-    async def test() -> None:
-        async with target_site() as site, verifier(site.address) as (remote, _):
-            await remote.open(PROMPT)
-            truth = list(oracle(PROMPT, GREEDY, 6))
-            verdict = await remote.verify([*PROMPT, *truth[:3]], [])
-            assert verdict.token_ids == (truth[3],)
-            assert [session.tokens for session in site.verifier.sessions] == [PROMPT + truth[:4]]
-
-    run(test())
-
-
 def test_a_verifier_that_stays_out_of_step_is_an_error_that_names_both_lengths() -> None:
     async def stale(inner: Any, request: Any, context: Any) -> Any:
         return pb.VerifyResponse(stale=True, committed_length=4)
@@ -136,30 +118,6 @@ def test_a_target_that_is_not_there_is_waited_for_and_then_named() -> None:
         assert time.monotonic() - began > 0.15
 
     run(test())
-
-
-def test_a_close_that_fails_after_its_request_was_cancelled_is_nobodys_exception() -> None:
-    said: list[dict[str, Any]] = []
-
-    async def test() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: said.append(context))
-        client = VerifierClient("127.0.0.1:1", "toy")
-        try:
-            verifier = RemoteSession(client, Request(), SpeculationStats())
-            verifier._session_ids[verifier.endpoint] = "s"
-            closing = asyncio.create_task(verifier.close())
-            await asyncio.sleep(0)
-            closing.cancel()
-            await asyncio.gather(closing, return_exceptions=True)
-            assert closing.cancelled()
-            await until(lambda: len(asyncio.all_tasks()) == 1)  # the call itself has failed meanwhile
-            gc.collect()
-        finally:
-            await client.close()
-
-    asyncio.run(test())
-    # A context with a handle is of grpcio's poller, which also meets late events of an earlier test's loop.
-    assert [context for context in said if "handle" not in context] == []
 
 
 def test_a_draft_of_another_tokenizer_is_refused_before_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:

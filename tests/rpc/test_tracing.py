@@ -18,13 +18,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tandem.rpc.errors import TandemError
 from tandem.rpc.request_context import Request, begin, outgoing
 from tandem.rpc.tracing import Tracing, open_tracing
-from tandem.rpc.tracing import traced as with_spans
 from tandem.services.observability.calls import CallLayer
 from tandem.services.observability.spans import CallSpans
 from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tests import support
-from tests.support import Answer, answer, distributed, forget, ids, launch, raw_stub, run, server_process, target_site
+from tests.support import Answer, answer, distributed, ids, launch, raw_stub, run, server_process, target_site
 from tests.support import worker_site as worker
 from tests.toy import ToyConfig
 
@@ -151,33 +150,6 @@ def test_the_steps_of_a_run_are_spans_of_its_target(monkeypatch: pytest.MonkeyPa
     assert closing.attributes["run_steps"] == stats.run_steps + stats.wasted_steps
 
 
-def test_a_target_that_asks_a_draft_worker_is_the_parent_of_its_proposals(monkeypatch: pytest.MonkeyPatch) -> None:
-    traced = Traced()
-
-    async def ask() -> Answer:
-        async with contextlib.AsyncExitStack() as stack:
-            with traced.listening("worker", monkeypatch):
-                drafter = await stack.enter_async_context(worker(None))
-            generator, _ = await stack.enter_async_context(support.remote_draft(drafter.address, k=3))
-            make = generator.make_rounds
-            object.__setattr__(generator, "make_rounds", lambda *asked: with_spans(make(*asked)))
-            traced.begin().end()
-            return await answer(generator.generate, ids(b"abc", 12, ignore_end_of_sequence=True))
-
-    stats = run(ask()).completion.stats
-    steps = [s for s in traced.named("step", "worker") if s.attributes["kind"] == "propose"]
-    assert stats.drafted > 0 and sum(s.attributes["drafted"] for s in steps) == stats.drafted
-    for span in steps:
-        assert traced.path(span) == [
-            "client:request",
-            "client:open",
-            "client:open draft",
-            "worker:Propose",
-            "worker:step",
-        ]
-    assert sum(s.attributes["accepted"] for s in traced.named("round", "client")) == stats.accepted
-
-
 def test_a_call_that_fails_ends_its_spans_as_errors_that_quote_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     traced = Traced()
 
@@ -285,29 +257,3 @@ def test_processes_send_their_spans_to_the_collector_that_the_flag_names(tmp_pat
 
     run(ask())
     assert {"request", "generate", "Generate", "open", "round"} <= set(collector.names)
-
-
-def test_a_session_that_is_lost_is_opened_again_within_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    traced = Traced()
-
-    async def ask() -> Answer:
-        async with contextlib.AsyncExitStack() as stack:
-            with traced.listening("target", monkeypatch):
-                target = await stack.enter_async_context(target_site())
-            assert target.verifier
-            generator, _ = await stack.enter_async_context(
-                distributed(target.address, "miss=0.3", pipeline=Pipeline.ON)
-            )
-            traced.begin().end()
-            events = generator.generate(ids(b"abc", 40, ignore_end_of_sequence=True))
-            got = [await anext(events)]
-            for session in target.verifier.sessions:
-                await forget(target.verifier, session.session_id)
-            got += [event async for event in events]
-            return got[-1]
-
-    assert run(ask()).output_tokens == 40
-    (resumed,) = traced.named("resume", "client")
-    assert resumed.attributes["base_length"] > 3
-    again = [s for s in traced.named("OpenSession", "target") if "client:resume" in traced.path(s)]
-    assert len(again) == 1

@@ -14,14 +14,13 @@ from unittest.mock import AsyncMock, Mock
 
 import grpc
 import pytest
-from grpc._cython import cygrpc
 
 import tandem.clients.distributed
 from tandem.rpc.errors import TandemError
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
 from tandem.rpc.verify_stream import RoundStream
 from tandem.speculation.retry import Persistence, RetryBudget
-from tandem.speculation.rounds import Answer, RoundsLost
+from tandem.speculation.rounds import RoundsLost
 from tandem.speculation.types import Rule, SpeculationStats
 from tandem.speculation.verification_mode import Depth, Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
@@ -147,54 +146,6 @@ def test_a_stream_that_breaks_again_and_again_changes_no_token(how: str, depth: 
     run(test())
 
 
-class _EndsAsItWrites:
-    """In place of grpc.aio's inner call: writing what follows `answered` requests fails as Core fails a dead call's."""
-
-    def __init__(self, inner: Any, answered: int, failed: asyncio.Event) -> None:
-        self._inner, self._left, self._failed = inner, answered, failed
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    async def send_serialized_message(self, message: bytes) -> None:
-        self._left -= 1
-        if self._left < 0:
-            self._failed.set()
-            raise cygrpc.InternalError("Failed grpc_call_start_batch")
-        await self._inner.send_serialized_message(message)
-
-
-def test_a_stream_that_ends_while_a_round_is_written_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """grpc.aio then says INTERNAL in place of the status: here that of a session whose lease ran out."""
-    failed: list[asyncio.Event] = []
-    begin = RoundStream.__init__
-
-    def beginning(stream: Any, *rest: Any) -> None:
-        begin(stream, *rest)
-        failed.append(asyncio.Event())
-        stream._call._cython_call = _EndsAsItWrites(stream._call._cython_call, 2, failed[-1])
-
-    async def ending(inner: Any, requests: Any, context: Any) -> AsyncIterator[Any]:
-        answered, here = 0, failed[-1]
-        async for reply in inner.VerifyStream(requests, context):
-            yield reply
-            answered += 1
-            if answered == 2:
-                await here.wait()
-                await context.abort(grpc.StatusCode.NOT_FOUND, "session: its lease expired")
-
-    async def test() -> None:
-        async with target_site() as site:
-            async with streaming_site(site, ending) as address, pipelined(address) as (generator, _):
-                got = await answer(generator.generate, ids(PROMPT, 40, speculation_length=2))
-                assert got.token_ids == oracle(PROMPT, GREEDY, 40)
-            assert len([event for event in failed if event.is_set()]) > 4
-            assert site.free == 4 and len(site.verifier.sessions) == 0
-
-    monkeypatch.setattr(RoundStream, "__init__", beginning)
-    run(test())
-
-
 def test_a_round_that_is_not_answered_in_time_is_an_error(depth: Callable[[int], None]) -> None:
     depth(2)
 
@@ -247,8 +198,6 @@ def test_an_answer_that_comes_after_its_round_was_given_up_is_not_taken() -> Non
 
 
 def test_a_stream_to_a_peer_that_never_answers_can_be_closed() -> None:
-    """The first write waits until the call has sent its metadata; a cancelled call never wakes it in grpc.aio."""
-
     async def test() -> None:
         silent = socket.create_server(("127.0.0.1", 0))  # its connections wait to be accepted
         client = VerifierClient(f"127.0.0.1:{silent.getsockname()[1]}", "")
@@ -291,35 +240,6 @@ def a_stream(replies: Callable[[], AsyncGenerator[pb.VerifyResponse, None]]) -> 
     )
     stream = RoundStream(session, SpeculationStats())
     return stream
-
-
-def test_a_reply_that_cannot_be_converted_ends_its_round_and_those_behind_it_and_none_waits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def test() -> None:
-        sent = asyncio.Event()
-
-        async def replies() -> AsyncGenerator[pb.VerifyResponse, None]:
-            await sent.wait()
-            for length in (4, 5, 6):
-                yield pb.VerifyResponse(committed_length=length, token_ids=[7])
-            await asyncio.Event().wait()
-
-        def convert(reply: pb.VerifyResponse, *_: Any) -> Answer:
-            if reply.committed_length == 5:
-                raise IndexError("a mistake in the conversion")
-            return Answer(None, reply.committed_length, 0.0)
-
-        monkeypatch.setattr("tandem.rpc.verify_stream.answer_from_wire", convert)
-        stream = a_stream(replies)
-        rounds = [stream.send(pb.VerifyRequest(base_length=length)) for length in (3, 4, 5)]
-        sent.set()
-        first, second, third = await asyncio.wait_for(asyncio.gather(*rounds, return_exceptions=True), HANG / 2)
-        assert isinstance(first, Answer) and first.committed_length == 4
-        assert isinstance(second, IndexError) and isinstance(third, IndexError)
-        await stream.close()
-
-    run(test())
 
 
 def test_an_answer_to_nothing_ends_the_stream_and_its_rounds_are_sent_again() -> None:

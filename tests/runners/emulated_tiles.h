@@ -1,4 +1,4 @@
-// What tiles.cpp has in place of AMX's instructions when it is compiled with -DTANDEM_EMULATED_TILES='"emulated_tiles.h"': the
+// What products.cpp has in place of AMX's instructions when it is compiled with -DTANDEM_EMULATED_TILES='"emulated_tiles.h"': the
 // operations of Intel's manual (volume 2, LDTILECFG, TILELOADD, TILESTORED, TILEZERO, TDPBSUD) on memory of each thread. What
 // the processor answers by a fault ends the program. TILES_ARE_REFUSED refuses the tiles.
 #pragma once

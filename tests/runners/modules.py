@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from tandem.checkpoints.family import UnsupportedFamily
-from tandem.checkpoints.family_configs import family_of
+from tandem.checkpoints.family_configs import UnsupportedFamily, family_of
 from tandem.checkpoints.family_weights import rows_together
-from tandem.checkpoints.head_weights import HeadWeights
+from tandem.checkpoints.head_config import HeadWeights
 from tandem.checkpoints.numbers import STORAGE, Stored
 from tandem.runners.eagle.hidden_states import TargetFeatures, of_native
 from tandem.runners.eagle.module import EagleHead

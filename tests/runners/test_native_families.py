@@ -12,8 +12,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from tandem.checkpoints.family import UnsupportedFamily
-from tandem.checkpoints.family_configs import read_family
+from tandem.checkpoints.family_configs import UnsupportedFamily, read_family
 from tandem.checkpoints.locate import CheckpointError, find
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.native import NativeUnavailable

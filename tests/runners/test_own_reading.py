@@ -11,10 +11,9 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from tandem.checkpoints.family import UnsupportedFamily
-from tandem.checkpoints.family_configs import family_of, read_family, table
+from tandem.checkpoints.family_configs import UnsupportedFamily, family_of, read_family, table
 from tandem.checkpoints.family_weights import FolderWeights, GgufWeights, check_complete
-from tandem.checkpoints.head_weights import read_head_weights
+from tandem.checkpoints.head_config import read_head_weights
 from tandem.checkpoints.locate import EMBEDDED_DRAFT, EMBEDDED_HEAD, CheckpointError, find
 from tandem.checkpoints.numbers import Stored, from_bfloat16, to_bfloat16
 from tandem.runners.eagle.files import head_module

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tandem.checkpoints.locate import CheckpointError, find
-from tandem.checkpoints.scaled_weights import ScaledWeights
+from tandem.checkpoints.scaled_weights import ScaledWeights, quantisation_of
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.native import weights as native_weights
 from tandem.runners.native.runner import NativeRunner
@@ -29,63 +29,26 @@ FP8 = torch.float8_e4m3fn
 
 def compressed(kind: str, strategy: str, **more: object) -> dict[str, Any]:
     """A quantization_config as llm-compressor writes it."""
-    weights = {
-        "num_bits": 8,
-        "type": kind,
-        "strategy": strategy,
-        "symmetric": True,
-        "dynamic": False,
-        "group_size": None,
-    }
-    weights |= {"actorder": None, "block_structure": None, "observer": "minmax", "observer_kwargs": {}, **more}
+    weights = {"num_bits": 8, "type": kind, "strategy": strategy, "symmetric": True, "dynamic": False, **more}
     activations = {"num_bits": 8, "type": kind, "strategy": "token", "symmetric": True, "dynamic": True}
     return {
-        "quant_method": "compressed-tensors",
+        **{"quant_method": "compressed-tensors", "quantization_status": "compressed", "ignore": ["lm_head"]},
         "format": "int-quantized" if kind == "int" else "float-quantized",
-        "quantization_status": "compressed",
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": activations}},
-        "ignore": ["lm_head"],
-        "kv_cache_scheme": None,
-        "sparsity_config": {},
-        "transform_config": {},
-        "version": "0.12.2",
+        **{"kv_cache_scheme": None, "sparsity_config": {}, "transform_config": {}, "version": "0.12.2"},
     }
 
 
-# What config.json says; the size of the tiles that have a scale (0: all); the numbers; the dtype and name of scales.
-KINDS: dict[str, tuple[dict[str, Any], tuple[int, int], torch.dtype, torch.dtype, str]] = {
-    "int8 channel": (compressed("int", "channel"), (1, 0), torch.int8, torch.bfloat16, "weight_scale"),
-    "int8 tensor": (compressed("int", "tensor"), (0, 0), torch.int8, torch.bfloat16, "weight_scale"),
-    "int8 group": (compressed("int", "group", group_size=64), (1, 64), torch.int8, torch.bfloat16, "weight_scale"),
-    "float channel": (compressed("float", "channel"), (1, 0), FP8, torch.float32, "weight_scale"),
-    "float block": (
-        compressed("float", "block", block_structure=[64, 32]),
-        (64, 32),
-        FP8,
-        torch.bfloat16,
-        "weight_scale",
-    ),
-    "fbgemm": (
-        {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]},
-        (1, 0),
-        FP8,
-        torch.float32,
-        "weight_scale",
-    ),
-    "fp8 tensor": (
-        {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
-        (0, 0),
-        FP8,
-        torch.float32,
-        "weight_scale",
-    ),
-    "fp8 block": (
-        {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [64, 64]},
-        (64, 64),
-        FP8,
-        torch.float32,
-        "weight_scale_inv",
-    ),
+# What config.json says; the size of the tiles that have a scale (0: all); the numbers; the dtype of scales.
+KINDS: dict[str, tuple[dict[str, Any], tuple[int, int], torch.dtype, torch.dtype]] = {
+    "int8 channel": (compressed("int", "channel"), (1, 0), torch.int8, torch.bfloat16),
+    "int8 tensor": (compressed("int", "tensor"), (0, 0), torch.int8, torch.bfloat16),
+    "int8 group": (compressed("int", "group", group_size=64), (1, 64), torch.int8, torch.bfloat16),
+    "float channel": (compressed("float", "channel"), (1, 0), FP8, torch.float32),
+    "float block": (compressed("float", "block", block_structure=[64, 32]), (64, 32), FP8, torch.bfloat16),
+    "fbgemm": ({"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["lm_head"]}, (1, 0), FP8, torch.float32),
+    "fp8 tensor": ({"quant_method": "fp8", "activation_scheme": "static"}, (0, 0), FP8, torch.float32),
+    "fp8 block": ({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [64, 64]}, (64, 64), FP8, torch.float32),
 }
 INT8 = [kind for kind in KINDS if kind.startswith("int8")]
 
@@ -98,7 +61,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def saved(folder: Path, kind: str, change: Callable[[dict[str, torch.Tensor]], object] = lambda tensors: None) -> Any:
     """Writes a quantised Qwen3 of 2 layers into `folder`; returns the module of the weights that it means."""
-    config, tile, numbers, scales, name_of_scale = KINDS[kind]
+    config, tile, numbers, scales = KINDS[kind]
+    name_of_scale = "weight_scale_inv" if kind == "fp8 block" else "weight_scale"
     module = module_of("qwen3", **SIZES)
     # The head is not quantised. Blocks of Q8_0 have its weights exactly, so that int8 changes nothing.
     q8_0 = gguf.GGMLQuantizationType.Q8_0
@@ -231,14 +195,8 @@ def of_group(strategy: str = "channel", **changes: object) -> dict[str, Any]:
             "quantization_config.format: 'pack-quantized' is not int-quantized",
         ),
         (of_group() | {"quantization_status": "frozen"}, "quantization_status: 'frozen' is not compressed"),
-        (
-            of_group() | {"sparsity_config": {"format": "sparse-24-bitmask"}},
-            "sparsity_config.format: 'sparse-24-bitmask'",
-        ),
-        (
-            of_group() | {"transform_config": {"config_groups": {"u": {}}}},
-            "transform_config: transforms of activations",
-        ),
+        (of_group() | {"sparsity_config": {"format": "24-bitmask"}}, "sparsity_config.format: '24-bitmask'"),
+        (of_group() | {"transform_config": {"u": {}}}, "transform_config: transforms of activations"),
         (of_group() | {"config_groups": {}}, "config_groups: names no group"),
         (of_group() | {"config_groups": {"g": 3}}, "config_groups.g: 3 is not an object"),
         (of_group(num_bits=4), "config_groups.group_0.weights.num_bits: 4 is not 8"),
@@ -246,19 +204,24 @@ def of_group(strategy: str = "channel", **changes: object) -> dict[str, Any]:
         (of_group(actorder="group"), "config_groups.group_0.weights.actorder: 'group' is not None or weight"),
         (of_group(strategy="token"), "config_groups.group_0.weights.strategy: 'token' is not tensor or channel"),
         (of_group(strategy="group"), "config_groups.group_0.weights.group_size: None is not a whole number above 0"),
-        (None, r"model\.layers.*_proj\.weight is (I8|int8), and config\.json has no quantization_config"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_the_name_of_its_field(
-    config: dict[str, Any] | None, message: str, tmp_path: Path
+    config: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
+    with pytest.raises(CheckpointError, match=message) as raised:
+        quantisation_of(tmp_path)
+    assert "\n" not in str(raised.value)
+
+
+def test_quantised_weights_without_their_configuration_are_refused(tmp_path: Path) -> None:
     saved(tmp_path / "m", "int8 channel")
     file = tmp_path / "m" / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": config}))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": None}))
     for weights in ("auto", "int8"):
-        with pytest.raises(CheckpointError, match=message) as raised:
+        with pytest.raises(CheckpointError, match=r"_proj\.weight is (I8|int8), and config\.json has no quantization"):
             loaded(tmp_path / "m", weights)
-        assert "\n" not in str(raised.value)
 
 
 SCALE = "model.layers.0.mlp.up_proj.weight_scale"

@@ -45,7 +45,7 @@ template <class B> void compare(Format format) {
         const auto rows = matrix<B>(format, inputs);
         const size_t bytes = rows.size() / OUTPUTS;
         Arena arena;
-        const Linear<Float32> layer(arena, inputs, OUTPUTS / PANEL, [&](int o) { return Row{&rows[o * bytes], format}; }, [](int o) { return float(o); });
+        const Linear<Float32> layer(arena, inputs, OUTPUTS / PANEL, [&](int o) { return Row{&rows[o * bytes], format, float(o)}; });
         for (int tokens = 1; tokens <= 40; tokens++) {
             std::vector<float> values(size_t(tokens) * inputs);
             for (float& value : values) value = float(int32_t(chance() % 20001) - 10000) / 1000;

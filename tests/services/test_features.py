@@ -12,7 +12,7 @@ from tandem.engine.model_config import ModelConfig
 from tandem.runners.capabilities import Capabilities
 from tandem.services.target_verifier import opening_features
 from tandem.speculation.features import FeatureFormat, FeatureInbox, FeatureSpec
-from tandem.speculation.types import Chunk, InvalidField, Rule, SpeculationStats
+from tandem.speculation.types import InvalidField, Rule
 from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.daily import daily
@@ -24,7 +24,6 @@ from tests.support import (
     distributed,
     draft_config,
     ids,
-    let_all_expire,
     oracle,
     run,
     target_site,
@@ -84,28 +83,6 @@ def test_without_features_lookup_drafts_alone_or_the_head_is_refused_by_name() -
             with pytest.raises(ValueError, match=r"reads layer 3, and the target at .* --hand_out_features 3,1,2"):
                 async with distributed(site.address, config=head_config()):
                     pass
-
-    run(test())
-
-
-def test_a_target_without_features_met_at_a_failover_costs_drafts_and_no_token() -> None:
-    async def test() -> None:
-        async with target_site(target(), features=()) as first, target_site(target(), features=()) as second:
-            addresses = f"{first.address},{second.address}"
-            async with distributed(addresses, config=head_config()) as (generator, client):
-                client.pool.current = first.address
-                assert second.engine
-                second.engine.features = None  # as one that was started without, or an older one
-                tokens: list[int] = []
-                stats = SpeculationStats()
-                async for event in generator.generate(ids(PROMPT, 60), stats):
-                    if not tokens:
-                        client.pool.failed(first.address, "gone")
-                        await let_all_expire(first)
-                    tokens += event.token_ids if isinstance(event, Chunk) else ()
-                assert tuple(tokens) == oracle(PROMPT, GREEDY, 60)
-                assert 0 < stats.feature_bytes < (len(PROMPT) + 30) * 48
-                assert stats.rounds > 40 and stats.accepted == stats.drafted > 0
 
     run(test())
 

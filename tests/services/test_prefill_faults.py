@@ -112,7 +112,7 @@ def test_whatever_goes_wrong_there_the_rest_is_processed_here(
             assert await said(engine, PROMPT, sampling, 24) == (truth(PROMPT, sampling, 24), 0)
             assert fallbacks(engine) == {reason: 1}
             assert counted(engine).pages == pages
-            assert source_of(engine).endpoints[0].resting
+            assert source_of(engine).endpoints[0].rests_until
             compared = PAGE if pages else 0
             assert engine.runner.processed == len(PROMPT) - 1 - pages * PAGE + compared
             assert await said(engine, PROMPT, sampling, 24) == (truth(PROMPT, sampling, 24), WHOLE)
@@ -132,7 +132,7 @@ def test_a_worker_that_is_not_there_rests_and_is_found_once_it_is() -> None:
                 assert (await said(engine, other))[0] == truth(other)
             assert fallbacks(engine) == {"unavailable": 3}
             (endpoint,) = source_of(engine).endpoints
-            assert endpoint.resting
+            assert endpoint.rests_until
             async with prefill_site(port=int(address.rpartition(":")[2])) as back:
                 await until_asked(engine, back)
                 assert (await said(engine, PROMPT))[0] == truth(PROMPT)
@@ -175,7 +175,7 @@ def test_a_worker_whose_pages_are_wrong_is_found_at_its_first_prompt_and_nothing
             assert (await said(engine, PROMPT))[0] == truth(PROMPT)
             assert fallbacks(engine) == {"wrong": 1} and counted(engine).pages == 1
             assert engine.runner.processed == len(PROMPT) - 1 + PAGE
-            assert source_of(engine).endpoints[0].resting
+            assert source_of(engine).endpoints[0].rests_until
             assert await said(engine, PROMPT) == (truth(PROMPT), WHOLE), "what is kept is its own"
             assert worker.faults.asked == 1
 

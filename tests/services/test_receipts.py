@@ -402,3 +402,8 @@ def test_a_forged_signature_ends_the_check_before_a_model_is_loaded(keys: Keys) 
         assert overall(await check(config, replace(signed, signature=bytes(64)))) is Outcome.FORGED
 
     asyncio.run(test())
+
+
+def test_a_file_without_end_is_refused_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "/dev/zero", "--signature_only"]) == 2
+    assert "receipt: /dev/zero: longer than 16777216 bytes" in capsys.readouterr().err

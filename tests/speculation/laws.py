@@ -20,12 +20,11 @@ import numpy as np
 from hypothesis import settings
 
 import tandem.speculation.draws
-import tandem.speculation.loop
-import tandem.speculation.rounds
 import tandem.speculation.rules
 from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.length import FixedLength
-from tandem.speculation.rounds import VerifierHere
+from tandem.speculation.loop import speculate
+from tandem.speculation.rounds import DraftedRounds, VerifierHere
 from tandem.speculation.stopping import Stopping, StopRules
 from tandem.speculation.types import Draft, SamplingParams, SpeculationStats, Verdict
 
@@ -48,8 +47,6 @@ class Implementation:
 
     acceptance: ModuleType = tandem.speculation.rules
     draws: ModuleType = tandem.speculation.draws
-    loop: ModuleType = tandem.speculation.loop
-    rounds: ModuleType = tandem.speculation.rounds
     draft_offset: int = 0
 
 
@@ -306,11 +303,11 @@ def generate(
     for one in (verifier, drafter):
         if isinstance(one, ToyVerifier | ModelDrafter):
             one.sampling = params
-    rounds = impl.rounds.DraftedRounds(verifier, drafter)
+    rounds = DraftedRounds(verifier, drafter)
     stopping = Stopping(StopRules(max_new_tokens=length), Silent())
 
     async def collect() -> Tokens:
-        chunks = [c async for c in impl.loop.speculate(PROMPT, FixedLength(k), rounds, stopping, stats)]
+        chunks = [c async for c in speculate(PROMPT, FixedLength(k), rounds, stopping, stats)]
         return tuple(t for c in chunks for t in c.token_ids)
 
     return asyncio.run(collect()), stats
@@ -455,8 +452,8 @@ def enumerated_loop_law(
         target = EnumeratedTarget(impl, chance, law)
         drafter = EnumeratedDrafter(chance, target, law, own_law, coupling)
         stopping = Stopping(StopRules(length, end_of_sequence_ids=end), Silent())
-        rounds = impl.rounds.DraftedRounds(target, drafter)
-        chunks = impl.loop.speculate(ENUMERATED_PROMPT, FixedLength(k), rounds, stopping, SpeculationStats())
+        rounds = DraftedRounds(target, drafter)
+        chunks = speculate(ENUMERATED_PROMPT, FixedLength(k), rounds, stopping, SpeculationStats())
         return tuple([t async for c in chunks for t in c.token_ids])
 
     return asyncio.run(enumerated(run))

@@ -21,7 +21,7 @@ class Mutant:
     caught_by: tuple[Callable[[Implementation], None], ...]
 
     def planted(self) -> Implementation:
-        parts = {name: getattr(OURS, name) for name in ("acceptance", "draws", "loop", "rounds")}
+        parts = {name: getattr(OURS, name) for name in ("acceptance", "draws")}
         if not self.module:
             return Implementation(**parts, draft_offset=int(self.new))
         return Implementation(**{**parts, self.module: mutated(parts[self.module], self.old, self.new)})

@@ -19,11 +19,9 @@ from transformers import (
 
 from tandem.comparison.measuring.workloads import built_in_prompts
 from tandem_train.generate import GenerateConfig, generate
-from tandem_train.loop import Training
 from tandem_train.prompts import OwnTexts, grammar, training_prompt
-from tandem_train.settings import TrainConfig
+from tandem_train.settings import StudentConfig, TrainConfig
 from tandem_train.shards import ShardFolder
-from tandem_train.student import StudentConfig
 from tandem_train.train import train
 
 TEMPLATE = "{% for m in messages %}<u>{{ m['content'] }}</u>{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
@@ -122,11 +120,11 @@ def test_data_of_another_seed_or_target_is_refused(target: Path, data: Path, tmp
     with pytest.raises(ValueError, match="holds data made with seed 1, not 2"):
         generate(generating(target, data, seed=2), quiet)
     with pytest.raises(ValueError, match="holds data of the target"):
-        train(TrainConfig(data, tmp_path / "draft", None, STUDENT), quiet)
+        train(TrainConfig(data, tmp_path / "draft", student=STUDENT), quiet)
 
 
 def training(target: Path, data: Path, output: Path, **changes: Any) -> TrainConfig:
-    config = TrainConfig(data, output, str(target), STUDENT, epochs=12, batch=256, warm_up=5, device="cpu")
+    config = TrainConfig(data, output, str(target), student=STUDENT, epochs=12, batch=256, warm_up=5, device="cpu")
     return replace(config, **changes)
 
 
@@ -147,35 +145,6 @@ def test_training_makes_the_draft_agree_and_transformers_loads_it(
     module, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not info["missing_keys"] and module.config.vocab_size == 258
     assert not (folder / "training_state.pt").exists()
-
-
-class CutShort(Exception):
-    pass
-
-
-@pytest.mark.thorough
-def test_training_cut_short_ends_with_the_same_weights(
-    target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = train(training(target, data, tmp_path / "whole", epochs=3), quiet)
-    one_step = Training.train_group
-
-    def dies_at_step_7(self: Training, group: list[int]) -> tuple[float, int, int]:
-        if self.step == 7:
-            raise CutShort
-        return one_step(self, group)
-
-    config = training(target, data, tmp_path / "cut", epochs=3, save_minutes=0)
-    with monkeypatch.context() as patch:
-        patch.setattr(Training, "train_group", dies_at_step_7)
-        with pytest.raises(CutShort):
-            train(config, quiet)
-    assert config.state.exists()
-    lines: list[str] = []
-    assert train(config, lines.append)["steps"] == whole["steps"] > 7
-    assert "resuming from step 7" in lines
-    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "cut")]
-    assert weights[0] == weights[1]
 
 
 def test_settings_out_of_range_are_refused_by_name(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from tandem_train.distill import Softmax, copies, loss_of, make_batch
+from tandem_train.loop import Softmax, copies, loss_of, make_batch
+from tandem_train.settings import StudentConfig
 from tandem_train.shards import TrainingSequence
-from tandem_train.student import StudentConfig, build
+from tandem_train.student import build
 from tandem_train.train import most_frequent
 
 VOCABULARY = 600
@@ -79,23 +80,17 @@ def test_copies_say_something_twice() -> None:
         assert begun in (1, 2, 3)
 
 
-def test_the_loss_made_in_blocks_is_the_plain_one_with_its_gradient() -> None:
+def test_the_loss_is_the_cross_entropy_against_the_targets_distribution() -> None:
     module = student(StudentConfig(32, 1, 2, 16)).train()
     batch = make_batch([answered(300, 3), answered(400, 4)])
-    seen = torch.arange(VOCABULARY)
-    loss, agreed = loss_of(module, batch, Softmax(seen, VOCABULARY, 0, "cpu"), hard=0.25)
-    loss.backward()
-    made = {name: p.grad.clone() for name, p in module.named_parameters()}
-    module.zero_grad()
-    logits = module(input_ids=batch.tokens).logits[batch.where[:, 0], batch.where[:, 1]]
+    with torch.no_grad():
+        loss, agreed = loss_of(module, batch, Softmax(torch.arange(VOCABULARY), VOCABULARY, 0, "cpu"), hard=0.25)
+        logits = module(input_ids=batch.tokens).logits[batch.where[:, 0], batch.where[:, 1]]
     wanted = 0.75 * batch.probs
     wanted[:, 0] += 0.25
     plain = -(wanted * logits.log_softmax(-1).gather(1, batch.ids)).sum(-1).mean()
-    plain.backward()
-    assert loss.item() == pytest.approx(float(plain), rel=1e-5)
+    assert float(loss) == pytest.approx(float(plain), rel=1e-5)
     assert int(agreed) == int((logits.argmax(-1) == batch.ids[:, 0]).sum())
-    for name, p in module.named_parameters():
-        torch.testing.assert_close(made[name], p.grad, rtol=1e-3, atol=1e-6)
 
 
 def test_the_softmax_holds_the_tokens_most_often_said() -> None:

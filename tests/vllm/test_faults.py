@@ -6,16 +6,13 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tandem.clients.background_loop import BackgroundLoop
 from tandem.vllm import RemoteDrafter
-from tests.reliability.hostile_peers import Liar, changes, lying
 from tests.support import GREEDY, HANG, oracle
 from tests.vllm.engine import LONGEST, Engine, drafter, prompts
 from tests.vllm.workers import until, worker
@@ -92,35 +89,12 @@ def test_no_step_takes_longer_than_the_budget_beside_a_worker_that_hangs(tmp_pat
 
 @pytest.mark.thorough
 def test_a_worker_that_is_slower_than_the_budget_is_used_without_waiting_for_it(tmp_path: Path) -> None:
-    """Its drafts come while the engine steps: what is left of them is verified in the next step."""
     slow = worker(tmp_path, "--draft_model", "miss=0,step=0.02")
     with slow as process, contextlib.closing(drafter(process.wait_ready(), budget_ms=10.0, k=2)) as asked:
         engine = Engine(asked, rows=1, pause=0.06)
         assert served(engine, 2) > 10
         assert asked.counts.get("accepted_tokens", "late") > 10
         assert asked.counts.get("wait_seconds") < 0.010 * len(engine.seconds) / 2
-
-
-@contextlib.contextmanager
-def liar(honest: str) -> Iterator[Liar]:
-    loop, before = BackgroundLoop("liar"), lying(honest)
-    try:
-        yield loop.run(before.__aenter__())  # type: ignore[arg-type]
-    finally:
-        loop.close(before.__aexit__(None, None, None))  # type: ignore[arg-type]
-
-
-@pytest.mark.thorough
-def test_a_worker_that_lies_is_not_believed(tmp_path: Path) -> None:
-    """Every lie in one field of a reply: no exception, no token outside of the vocabulary, and the target's tokens."""
-    told = 0
-    with worker(tmp_path, slots=4) as process, liar(process.wait_ready()) as says:
-        for change in changes("DraftWorker", "Propose")[::4]:
-            says.lie(change, after=2)
-            with contextlib.closing(drafter(says.address, budget_ms=100.0, answer_seconds=0.5)) as asked:
-                served(Engine(asked, rows=1, pause=0.002), 1)
-            told += says.told > 0
-    assert told > 10
 
 
 @pytest.mark.parametrize("wrong", ["an exception inside", "rows without numbers"])

@@ -133,7 +133,6 @@ def test_prometheus_reads_the_counters() -> None:
 
 
 def test_the_drafter_needs_what_the_light_client_needs() -> None:
-    """Not one of the libraries of servers and models is imported, nor vLLM."""
     code = "import sys, tandem.vllm; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "grpc" in loaded and "numpy" in loaded

@@ -127,18 +127,3 @@ def test_a_hundred_requests_some_cancelled_and_some_preempted_while_the_worker_h
         expected = plain[numbers[number]]
         assert tokens == (expected[: len(tokens)] if number in cancelled else expected), number
     assert "made a mistake" not in (tmp_path / "vllm.log").read_text()
-
-
-def test_a_worker_that_dies_leaves_vllm_s_own_tokens(
-    tmp_path: Path, model: str, prompts: list[list[int]], plain: list[list[int]], worker: ServerProcess
-) -> None:
-    drafts = {"WORKERS": worker.wait_ready(), "BUDGET_MS": "50", "ANSWER_SECONDS": "1"}
-
-    async def use(peer: vllm_peer.Peer) -> Any:
-        answering = asyncio.ensure_future(asking(prompts[:16])(peer))
-        await asyncio.sleep(3)
-        worker.process.kill()
-        return await answering
-
-    assert vllm(tmp_path, model, use, drafts)["tokens"] == plain[:16]
-    assert "made a mistake" not in (tmp_path / "vllm.log").read_text()

@@ -53,7 +53,6 @@ def test_rows_that_come_go_move_and_are_preempted_are_drafted_for_and_their_sess
 def test_a_worker_that_answers_in_time_drafts_every_token_but_those_of_the_target_itself(
     process: ServerProcess,
 ) -> None:
-    """The draft is the target here, so that a step commits 5 tokens if its row was known for what it is."""
     before = scraped(process, "tandem:sessions_opened_total{")
     with contextlib.closing(drafter(process.wait_ready())) as asked:
         engine = Engine(asked, rows=4)

@@ -73,7 +73,7 @@ def _steps(host: Host, neuron: Neuron, devices: dict[str, str | None], native: s
         yield f"Remove PyPI's placeholders, which raise at import: python -m pip uninstall -y {names}"
     if neuron.clashes:
         wanted = dict.fromkeys(f"'{clash.name}{clash.wanted}'" for clash in neuron.clashes)
-        yield f"Install the versions that are asked for: python -m pip install {' '.join(wanted)}"
+        yield f"Install the versions that are needed: python -m pip install {' '.join(wanted)}"
     if devices["neuron"] is None:
         yield "Plan, compile, serve on TorchNeuron: python main.py --role plan --help; docs/trainium-torchneuron.md"
     if devices["nxdi"] is None:

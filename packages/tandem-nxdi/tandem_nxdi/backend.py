@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tandem.checkpoints.adapter_files import Adapter, AdapterChoice
-from tandem.checkpoints.eagle_heads import check_completed
+from tandem.checkpoints.convert import check_completed
 from tandem.checkpoints.head_config import is_head
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, find, weights_revision
 from tandem.host.cores import format_cores, parse_cores
@@ -21,6 +21,7 @@ from tandem.host.packages import clashes, distributions, installed_package, inst
 from tandem.runners.backends import Backend, LoadRequest
 from tandem.runners.protocol import Limits, Runner, RunnerIdentity
 from tandem.runners.startup import Startup
+from tandem_nxdi.adapters import NxdiAdapters, read_adapters
 from tandem_nxdi.build import Build, BuildRequest, Kind, plan_build
 from tandem_nxdi.checkpoint import ModelFacts, facts, local, text_config
 from tandem_nxdi.compiled import CompiledModel, check_store, compiled_model
@@ -71,7 +72,7 @@ class NxdiBackend(Backend):
         return local(find(model))
 
     def adapter(self, choice: AdapterChoice) -> Adapter:
-        raise ValueError("adapters: --backend torch serves them")
+        return read_adapters([choice])[0]  # NxDI reads adapters itself
 
     def draft_has_tokenizer(self, request: LoadRequest) -> bool:
         return not _settings(request).eagle  # an EAGLE head has none
@@ -82,7 +83,8 @@ class NxdiBackend(Backend):
             planned = plan(checkpoint, None, request)
             device, build = planned.start(), planned.build
             own = (_limits(planned, request), _identity(checkpoint, planned.target, device))
-            return NxdiRunner(device, build.layout, *own, request.verifies, request.execution.exact, build.tokens_only)
+            exact, adapters = request.execution.exact, NxdiAdapters(build.adapters)
+            return NxdiRunner(device, build.layout, *own, request.verifies, exact, build.tokens_only, adapters)
 
     def load_pair(
         self, target: Checkpoint, draft: Checkpoint, request: LoadRequest, startup: Startup
@@ -102,6 +104,7 @@ class NxdiBackend(Backend):
             if part == "draft" and _settings(request).eagle:
                 raise ValueError("compile_for: an EAGLE head drafts in its target's graph alone; compile fused")
             settings = replace(_settings(request), eagle=False, draft_neuron_config={})
+            settings = settings if part == "target" else replace(settings, adapters=())
             checkpoint = draft if part == "draft" and draft is not None else target
             yield _compiled(plan(checkpoint, None, replace(request, settings=settings, verifies=part == "target")))
             return
@@ -184,7 +187,8 @@ def plan(target: Checkpoint, draft: Checkpoint | None, request: LoadRequest) -> 
     single = Kind.WINDOW if request.verifies and shape.max_draft else Kind.PLAIN
     dtype = None if execution.dtype == "auto" else execution.dtype
     sizes = (shape.slots, shape.max_length, shape.max_draft)
-    build = plan_build(BuildRequest(Kind.FUSED if draft else single, *sizes, dtype, eagle3), settings)
+    adapters = read_adapters(settings.adapters) if draft or request.verifies else ()
+    build = plan_build(BuildRequest(Kind.FUSED if draft else single, *sizes, dtype, eagle3), settings, adapters)
     if draft is not None and build.eagle:
         normed = bool((build.draft or {}).get("enable_eagle_draft_input_norm"))
         check_completed(Path(draft.folder), text_config(Path(target.folder)), normed)
@@ -241,6 +245,8 @@ def _wanted(build: Build, name: str, sources: Mapping[str, Any], settings: NxdiS
         "neuron_config": dict(build.neuron),
         "sdk": versions(),
     }
+    if build.adapters:
+        made_from |= {"adapters": dict(build.adapters)}
     if variables := fp8_environment(build.neuron):
         made_from |= {"environment": variables}
     if build.draft is not None:

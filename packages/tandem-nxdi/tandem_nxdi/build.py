@@ -5,10 +5,12 @@ from __future__ import annotations
 import enum
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from tandem.checkpoints.adapter_files import Adapter
+from tandem_nxdi.adapters import lora_config
 from tandem_nxdi.refusals import EAGLE3_NEEDS, refuse_broken
 from tandem_nxdi.settings import OURS, NxdiSettings
 
@@ -60,7 +62,7 @@ class Layout:
 class Build:
     """NeuronConfig's keyword arguments for a compiled folder (`draft`: if fused), and the shapes.
 
-    `tokens_only`: logits stay on the device: greedy requests alone.
+    `tokens_only`: logits stay on the device: greedy requests alone. `adapters`: compiled revisions, in order.
     """
 
     kind: Kind
@@ -70,12 +72,17 @@ class Build:
     max_length: int
     tokens_only: bool
     eagle: bool = False
+    adapters: Mapping[str, str] = field(default_factory=dict)
 
 
-def plan_build(request: BuildRequest, settings: NxdiSettings) -> Build:
-    """Raises ValueError if flags contradict each other or NxDI is known to break."""
+def plan_build(request: BuildRequest, settings: NxdiSettings, adapters: Sequence[Adapter] = ()) -> Build:
+    """Raises ValueError if flags contradict each other or NxDI is known to break. `adapters`: the settings', read."""
+    if adapters and request.kind is Kind.FUSED:
+        raise ValueError("adapters: NxD Inference passes none to a fused graph (model_base.py); use --pair apart")
     fields = _fields(request, settings)
+    held = lora_config(fields.get("lora_config") or {}, settings.adapters, adapters, request.slots)
     refuse_broken(fields)
+    fields |= {"lora_config": held} if held else {}
     layout = _layout(request, fields)
     draft = None
     if request.kind is Kind.FUSED:
@@ -86,7 +93,8 @@ def plan_build(request: BuildRequest, settings: NxdiSettings) -> Build:
         )
     usable = layout.capacity - (layout.span if request.kind is Kind.FUSED else 0)
     tokens_only = fields.get("on_device_sampling_config") is not None and not fields.get("output_logits")
-    return Build(request.kind, fields, draft, layout, min(request.max_length, usable), tokens_only, settings.eagle)
+    length, revisions = min(request.max_length, usable), {each.name: each.revision for each in adapters}
+    return Build(request.kind, fields, draft, layout, length, tokens_only, settings.eagle, revisions)
 
 
 def _fields(request: BuildRequest, settings: NxdiSettings) -> dict[str, Any]:

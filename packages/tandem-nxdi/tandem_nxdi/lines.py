@@ -7,6 +7,7 @@ NxDI's rules, kept here alone (docs/trainium-nxdi.md):
 - a mask covers the positions before a row's window, no more;
 - a window has `width` tokens: short rows are padded, and at a line's end the window slides back and writes the same
   keys and values again;
+- a line's adapter is its prompt's, until the next prompt;
 - a prompt has two tokens or more, unless the prediction after its first token is needed.
 """
 
@@ -25,7 +26,7 @@ class ForwardCall:
     """Rows of tokens at positions.
 
     `prior`: cached positions in each row's mask; in a prefill, the prompt's. `mask_length`: the mask's columns.
-    `lines`: each row's KV line.
+    `lines`: each row's KV line. `adapters`: NxDI's number for each row; 0 is none.
     """
 
     input_ids: tuple[tuple[int, ...], ...]
@@ -33,6 +34,7 @@ class ForwardCall:
     prior: tuple[int, ...]
     mask_length: int
     lines: tuple[int, ...]
+    adapters: tuple[int, ...] = ()
 
 
 class LineError(ValueError):
@@ -45,13 +47,16 @@ class Lines:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.held: list[list[int]] = [[] for _ in range(layout.lines)]
+        self.adapters = [0] * layout.lines
 
     def note(self, line: int, start: int, tokens: Ids) -> None:
         """Records `tokens`, written from `start` on."""
         self.held[line][start:] = tokens
 
-    def check(self, line: int, start: int, count: int) -> None:
-        """Raises LineError unless `count` tokens may be fed at `start`."""
+    def check(self, line: int, start: int, count: int, adapter: int = 0) -> None:
+        """Raises LineError unless `count` tokens may be fed at `start` with this adapter."""
+        if start and adapter != self.adapters[line]:
+            raise LineError(f"line {line} was encoded with adapter {self.adapters[line]}, and {adapter} is asked for")
         if start > len(self.held[line]):
             raise LineError(
                 f"position {start} of line {line}: only {len(self.held[line])} positions before it are written"
@@ -59,27 +64,28 @@ class Lines:
         if start + count > self.layout.capacity:
             raise LineError(f"position {start + count} of line {line} is above its {self.layout.capacity}")
 
-    def prompt(self, line: int, tokens: Ids, room: int) -> ForwardCall:
+    def prompt(self, line: int, tokens: Ids, room: int, adapter: int = 0) -> ForwardCall:
         """The call that encodes a prompt in the bucket of `room` tokens.
 
         Its prediction is valid for two tokens or more.
         """
+        self.adapters[line] = adapter
         ids = list(tokens) if len(tokens) > 1 else [tokens[0], tokens[0]]
         natural = next(chunk for chunk in self.layout.chunks if chunk >= len(ids))
         length = len(ids) if natural == max(room, natural) else room
         missing = length - len(ids)
-        return ForwardCall(
-            (tuple(ids + [0] * missing),), ((*range(len(ids)), *[1] * missing),), (len(ids),), length, (line,)
-        )
+        positions = (*range(len(ids)), *[1] * missing)
+        return ForwardCall((tuple(ids + [0] * missing),), (positions,), (len(ids),), length, (line,), (adapter,))
 
-    def first(self, line: int, token: int) -> ForwardCall:
+    def first(self, line: int, token: int, adapter: int = 0) -> ForwardCall:
         """The call that encodes a prompt of one token whose prediction is needed.
 
         NxDI reads the logits at the largest position, which is a pad's (position 1). We pad to the largest bucket with
         position 0: torch.max then picks the first, the token's own.
         """
         length = self.layout.chunks[-1]
-        return ForwardCall(((token, *[0] * (length - 1)),), ((0,) * length,), (1,), length, (line,))
+        self.adapters[line] = adapter
+        return ForwardCall(((token, *[0] * (length - 1)),), ((0,) * length,), (1,), length, (line,), (adapter,))
 
     def step(
         self, rows: Mapping[int, tuple[int, Ids]], mask_length: int | None
@@ -108,7 +114,8 @@ class Lines:
         most = self.layout.capacity - self.layout.reserved
         length = most if mask_length is None else mask_length - self.layout.reserved
         positions = tuple(tuple(range(start, start + width)) for start in starts)
-        return ForwardCall(tuple(ids), positions, tuple(starts), length, tuple(range(self.layout.lines))), windows
+        lines, adapters = tuple(range(self.layout.lines)), tuple(self.adapters)
+        return ForwardCall(tuple(ids), positions, tuple(starts), length, lines, adapters), windows
 
     def reach(self, rows: Mapping[int, tuple[int, Ids]]) -> int:
         """Positions that a decode bucket must hold: the furthest window's start and NxDI's reserve."""

@@ -26,6 +26,11 @@ def _any(c: Fields, *names: str) -> bool:
     return any(c.get(name) is not None for name in names)
 
 
+def _adapters(lora: Mapping[str, Any]) -> bool:
+    several = max(len(lora.get("lora_ckpt_paths") or ()), int(lora.get("max_loras", 1))) > 1
+    return bool(several or lora.get("dynamic_multi_lora") or lora.get("enable_base_model_only"))
+
+
 def _context_buckets(c: Fields) -> list[int]:
     return [*(c.get("context_encoding_buckets") or ()), int(c["max_context_length"])]
 
@@ -62,7 +67,17 @@ RULES: tuple[Rule, ...] = (
         lambda c: any(_sampling(c).get(name, value) != value for name, value in ARGMAX.items()),
         f"the device is asked for its argmax alone, and would read none of {', '.join(ARGMAX)}",
     ),
-    ("lora_config", lambda c: c.get("lora_config"), "this backend passes no adapters; --backend torch serves them"),
+    (
+        "lora_config",
+        lambda c: c.get("lora_config") and _fused(c),
+        "adapters are not passed to fused models: they get empty tensors (model_base.py)",
+    ),
+    (
+        "lora_config",
+        lambda c: _adapters(c.get("lora_config") or {}),
+        "with more than one adapter, dynamic_multi_lora or enable_base_model_only a request has to name one, and "
+        "requests name those of --adapters",
+    ),
     (
         "context_encoding_buckets",
         lambda c: c.get("speculation_length") and c["speculation_length"] in _context_buckets(c),

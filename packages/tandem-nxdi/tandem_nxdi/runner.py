@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.runners.capabilities import Capabilities, Trait
+from tandem.checkpoints.adapter_files import Adapter
+from tandem.runners.capabilities import Capabilities, No, Trait
 from tandem.runners.protocol import (
     FusedStep,
     Limits,
@@ -34,6 +35,7 @@ from tandem.runners.startup import Startup
 from tandem.speculation.draws import Drawn
 from tandem.speculation.rules import agree
 from tandem.speculation.types import SparseDistribution, Verdict
+from tandem_nxdi.adapters import NxdiAdapters
 from tandem_nxdi.build import Layout
 from tandem_nxdi.lines import LineError, Lines
 
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from tandem_nxdi.sdk import Application
 
 Array = NDArray[Any]
+UNNAMED = No("NxD Inference holds those that --adapters names at start, and it names none")
 UNCHECKED = "not checked: its logits stay on the device; outputs may leave plain decoding's at ties"
 
 
@@ -58,11 +61,12 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """Tokens for `line` from `start` on."""
+    """Tokens for `line` from `start` on. `adapter`: NxDI's number."""
 
     line: int
     start: int
     tokens: tuple[int, ...]
+    adapter: int = 0
 
 
 class NxdiRunner:
@@ -80,7 +84,9 @@ class NxdiRunner:
         verifies: bool = True,
         exact: bool = True,
         tokens_only: bool = False,
+        adapters: NxdiAdapters | None = None,
     ) -> None:
+        self._adapters = adapters or NxdiAdapters()
         self.device, self.layout, self.limits, self.identity = device, layout, limits, identity
         self.lines, self.exact, self.tokens_only = Lines(layout), exact, tokens_only
         self._verifies = verifies
@@ -91,7 +97,10 @@ class NxdiRunner:
     @property
     def capabilities(self) -> Capabilities:
         traits = {Trait.NXD_INFERENCE, *({Trait.TOKENS_ONLY} if self.tokens_only else ())}
-        return Capabilities(frozenset(traits))
+        return Capabilities(frozenset(traits), adapters=self if self._adapters.there else UNNAMED)
+
+    def put_adapter(self, number: int, adapter: Adapter) -> None:
+        self._adapters.put(number, adapter)
 
     def warm_up(self, startup: Startup | None = None) -> None:
         """Compares a target's shapes bit by bit if logits are visible. NxDI warmed up at load."""
@@ -111,7 +120,8 @@ class NxdiRunner:
         return [self._prefill(row) for row in rows]
 
     def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
-        feeds = [Feed(row.slot, row.position, (row.last_token, *row.draft)) for row in rows]
+        place = self._adapters.place
+        feeds = [Feed(row.slot, row.position, (row.last_token, *row.draft), place(row.adapter)) for row in rows]
         return [
             outputs if isinstance(outputs, RowFailed) else self._verify_row(row, outputs)
             for row, outputs in zip(rows, self.feed(feeds), strict=True)
@@ -146,12 +156,12 @@ class NxdiRunner:
         failed: dict[int, RowFailed] = {}
         for r, each in enumerate(feeds):
             try:
-                self.lines.check(each.line, each.start, len(each.tokens))
+                self.lines.check(each.line, each.start, len(each.tokens), each.adapter)
             except LineError as error:
                 failed[r] = RowFailed(str(error))
                 continue
             if each.start == 0:
-                outputs[r].append(self.after_first(each.line, each.tokens[0]))
+                outputs[r].append(self.after_first(each.line, each.tokens[0], each.adapter))
                 done[r] = 1
         while active := [r for r, each in enumerate(feeds) if r not in failed and done[r] < len(each.tokens)]:
             rows = {}
@@ -181,15 +191,15 @@ class NxdiRunner:
         assert values is not None, "the device gave neither logits nor tokens"
         return np.asarray(values[line, window])
 
-    def encode(self, line: int, tokens: Sequence[int]) -> StepOutput:
-        """Encodes tokens from position 0 of a line."""
-        answer = self.device.run(self.lines.prompt(line, tokens, self.shapes.chunk(len(tokens))))
+    def encode(self, line: int, tokens: Sequence[int], adapter: int = 0) -> StepOutput:
+        """Encodes tokens from position 0 of a line, and sets its adapter."""
+        answer = self.device.run(self.lines.prompt(line, tokens, self.shapes.chunk(len(tokens)), adapter))
         self.lines.note(line, 0, tokens)
         return answer
 
-    def after_first(self, line: int, token: int) -> Array:
+    def after_first(self, line: int, token: int, adapter: int = 0) -> Array:
         """Feeds a line's first token; returns the prediction after it, as `feed`."""
-        answer = self.device.run(self.lines.first(line, token))
+        answer = self.device.run(self.lines.first(line, token, adapter))
         self.lines.note(line, 0, (token,))
         values = answer.tokens if self.tokens_only else answer.logits
         assert values is not None
@@ -201,15 +211,15 @@ class NxdiRunner:
         Feeds a continuation in windows if one step suffices or the whole exceeds the context buckets; else encodes all
         again.
         """
-        end = row.start + len(row.tokens)
+        end, place = row.start + len(row.tokens), self._adapters.place(row.adapter)
         try:
-            self.lines.check(row.slot, row.start, len(row.tokens))
+            self.lines.check(row.slot, row.start, len(row.tokens), place)
         except LineError as error:
             return RowFailed(str(error))
         if row.start and (len(row.tokens) <= self.layout.width or end > self.layout.chunks[-1]):
-            (outputs,) = self.feed([Feed(row.slot, row.start, row.tokens)])
+            (outputs,) = self.feed([Feed(row.slot, row.start, row.tokens, place)])
             return outputs if isinstance(outputs, RowFailed) else None
-        self.encode(row.slot, [*self.lines.held[row.slot][: row.start], *row.tokens])
+        self.encode(row.slot, [*self.lines.held[row.slot][: row.start], *row.tokens], place)
         return None
 
     def _verify_row(self, row: VerifyRow, outputs: Array) -> Verdict | RowFailed:

@@ -29,13 +29,13 @@ PACKAGE = "neuronx_distributed_inference"
 
 
 class Application:
-    """A loaded NeuronBaseForCausalLM: stateful, not thread-safe."""
+    """A loaded NeuronBaseForCausalLM: stateful, not thread-safe. `adapts`: calls choose adapters."""
 
-    def __init__(self, module: Any, kind: Kind) -> None:
+    def __init__(self, module: Any, kind: Kind, adapts: bool = False) -> None:
         from neuronx_distributed_inference.modules.generation.sampling import prepare_sampling_params
 
         self.module, self._kind, self._params = module, kind, prepare_sampling_params
-        self._running = threading.Lock()
+        self._adapts, self._running = adapts, threading.Lock()
 
     @property
     def dtype(self) -> str:
@@ -49,6 +49,7 @@ class Application:
             raise RuntimeError("an NxDI model was called from two threads at once")
         try:
             rows = len(call.lines)
+            more = {"adapter_ids": torch.tensor(call.adapters, dtype=torch.int32)} if self._adapts else {}
             columns, prior = torch.arange(call.mask_length)[None], torch.tensor(call.prior)[:, None]
             with torch.no_grad():
                 output = self.module.forward(
@@ -58,6 +59,7 @@ class Application:
                     seq_ids=torch.tensor(call.lines, dtype=torch.int64),
                     # made anew: NxDI rewrites them in place; top_k 1 is greedy, 0 would be uniform
                     sampling_params=self._params(rows, top_k=[1] * rows, top_p=[1.0] * rows, temperature=[1.0] * rows),
+                    **more,
                 )
             return self._answer(call, output)
         finally:
@@ -88,7 +90,7 @@ def start(build: Build, target: ModelFacts, draft: ModelFacts | None, wanted: Co
         if compiled:
             log.info("compiled into %s", folder)
         application.load(str(folder))
-        return Application(application, build.kind)
+        return Application(application, build.kind, bool(build.adapters))
 
 
 def compile_only(

@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tandem.checkpoints.adapter_files import AdapterChoice
+
 PAIRS = ("both", "fused", "apart")
 # Fields that Tandem's own flags determine, and those flags.
 OURS = {
@@ -37,7 +39,7 @@ class NxdiSettings:
     `neuron_config`, and `draft_neuron_config` of a fused pair's draft: NeuronConfig fields, passed through.
     `compiled_dir`: None is the user's cache. `artifacts`: a store of compiled folders, S3 too. `eagle`: the draft is an
     EAGLE head. `pair`: a fused_target's models. "both": one graph, greedy, and models apart for requests that need
-    logits; "fused": the graph alone; "apart": no graph.
+    logits; "fused": the graph alone; "apart": no graph. `adapters`: compiled into a target.
     """
 
     tp_degree: int = 1
@@ -47,6 +49,7 @@ class NxdiSettings:
     artifacts: str | None = None
     eagle: bool = False
     pair: str = "both"
+    adapters: tuple[AdapterChoice, ...] = ()
 
     def __post_init__(self) -> None:
         if self.tp_degree < 1:
@@ -88,7 +91,7 @@ def draft_apart(settings: NxdiSettings) -> NxdiSettings:
     if not (fields.get("quantized") and "quantized_checkpoints_path" in own):
         fields = {name: value for name, value in fields.items() if name not in QUANTIZING}
     degree = int(own.get("tp_degree", settings.tp_degree))
-    return replace(apart(settings), neuron_config=fields, tp_degree=degree)
+    return replace(apart(settings), neuron_config=fields, tp_degree=degree, adapters=())
 
 
 def read_neuron_config(given: str | None, name: str = "neuron_config") -> dict[str, Any]:
@@ -123,7 +126,7 @@ def names() -> dict[str, Any]:
 def check_names(given: Mapping[str, Any], field: str = "neuron_config") -> None:
     """Raises ValueError, with the nearest name, for a name unknown to NxDI, also in nested configurations."""
     _check(given, [*names()["neuron"], *names()["mixture_of_experts"]], field)
-    for name in ("on_device_sampling_config", "kv_quant_config"):
+    for name in ("on_device_sampling_config", "kv_quant_config", "lora_config"):
         nested = given.get(name)
         if nested is None:
             continue

@@ -12,6 +12,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console, Group
+from rich.table import Table
+
 from tandem.checkpoints.tokenizers import same_tokens
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.engine.batcher import Batcher
@@ -25,8 +28,7 @@ from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.estimate import Estimate
 from tandem.speculation.lookup_policy import PolicedLookup
 from tandem.speculation.types import Chunk, Draft, GenerationRequest, Request, SamplingParams
-from tandem_train.replay import Agreement, Continuation, RoundFigures, drafts_of
-from tandem_train.step_costs import PairCosts, measure_costs
+from tandem_train.replay import Agreement, Continuation, PairCosts, RoundFigures, drafts_of, measure_costs
 
 Show = Callable[[str], None]
 ALL = "all"
@@ -112,10 +114,6 @@ class PairMeasurement:
 
 async def run_accept(config: AcceptConfig, file: Path | None) -> None:
     """Measures and prints; writes JSON to `file` and the step times beside it."""
-    from rich.console import Console
-
-    from tandem_train.accept_table import print_measured
-
     screen, progress = Console(), Console(stderr=True)
     with progress.status("loading the pair") as status:
         found = await measure(config, status.update)
@@ -216,7 +214,10 @@ async def _replayed(
 
 async def _of_model(config: AcceptConfig, one: Continuation, target: Loaded, draft: Loaded) -> dict[str, list[Draft]]:
     request = Request(config.sampling, adapter=config.adapter)
-    read = await _features(target, one, request) if is_head(draft) else None
+    read = None
+    if is_head(draft):  # the head finds the features in the target's slot of its number
+        read = await TargetSequence.admitted(target.engine, request, len(one.prompt))
+        await read.fill((*one.prompt, *one.answer))
     try:
         drafter = ModelDrafter(draft.engine, request, target.runner.limits.vocab_size)
         model = await drafts_of(drafter, one, config.longest)
@@ -229,8 +230,71 @@ async def _of_model(config: AcceptConfig, one: Continuation, target: Loaded, dra
     return {"model": model, "hybrid": hybrid}
 
 
-async def _features(target: Loaded, one: Continuation, request: Request) -> TargetSequence:
-    # The target's slot has the head's number, so that the head finds the features.
-    sequence = await TargetSequence.admitted(target.engine, request, len(one.prompt))
-    await sequence.fill((*one.prompt, *one.answer))
-    return sequence
+def print_measured(found: PairMeasurement, console: Console) -> None:
+    sampling = found.sampling
+    how = "greedy" if sampling.greedy else f"temperature {sampling.temperature:g}, seed {sampling.seed}"
+    for make in (_agreement, _rounds, _lengths):
+        console.print(make(found))
+    console.print(
+        f"target {found.target}, draft {found.draft or 'none'}; {found.dtype} on {found.device}; {how};"
+        f" {sum(found.prompts.values())} prompts, {found.tokens} tokens",
+        style="dim",
+        highlight=False,
+    )
+    costs = found.costs
+    longest = max(costs.verify)
+    line = f"A target step takes {1000 * costs.verify[0]:.1f} ms, {1000 * costs.verify[longest]:.1f} ms with {longest}"
+    console.print(f"{line} draft tokens.", highlight=False)
+    if costs.draft_step is not None and costs.ratio is not None:
+        line = f"A draft step takes {1000 * costs.draft_step:.2f} ms: cost ratio {costs.ratio:.3f}."
+        console.print(line, highlight=False)
+    for drafter in found.drafters:
+        console.print(_verdict(found, drafter), highlight=False)
+
+
+def _table(title: str, columns: Sequence[object], rows: Sequence[Sequence[str]]) -> Group:
+    made = Table()
+    for number, column in enumerate(columns):
+        made.add_column(str(column), justify="right" if number else "left")
+    for row in rows:
+        made.add_row(*row)
+    return Group(title, made)
+
+
+def _agreement(found: PairMeasurement) -> Group:
+    rows = [
+        [kind, *(f"{d.agreement[kind].agreed / max(1, d.agreement[kind].tokens):.3f}" for d in found.drafters)]
+        for kind in (*found.prompts, ALL)
+    ]
+    columns = ["workload", *(drafter.name for drafter in found.drafters)]
+    return _table("Agreement: share of next tokens that are the target's", columns, rows)
+
+
+def _rounds(found: PairMeasurement) -> Group:
+    """Rounds that reach each position, at the longest speculation length."""
+    longest = max(found.drafters[0].rounds)
+    rows = []
+    for drafter in found.drafters:
+        made = drafter.rounds[longest]
+        rows.append([drafter.name, *(f"{count / max(1, made.rounds):.2f}" for count in made.by_position)])
+    title = f"Rounds of {longest}: share of rounds in which draft token i was accepted"
+    return _table(title, ["drafter", *range(1, longest + 1)], rows)
+
+
+def _lengths(found: PairMeasurement) -> Group:
+    """Tokens per round and predicted speedup by speculation length, with step costs."""
+    lengths, costs = sorted(found.drafters[0].rounds), found.costs
+    rows = [["verify, ms", *(f"{1000 * costs.verify[k]:.1f}" for k in lengths)]]
+    if costs.propose:
+        rows.append(["draft, ms", *(f"{1000 * costs.propose[k]:.1f}" for k in lengths)])
+    for drafter in found.drafters:
+        rows.append([drafter.name, *(f"{drafter.rounds[k].tokens_per_round:.2f}" for k in lengths)])
+        rows.append(["", *(f"{drafter.rounds[k].speedup(costs, k):.2f}x" for k in lengths)])
+    return _table("By speculation length: tokens per round, predicted speedup", ["", *lengths], rows)
+
+
+def _verdict(found: PairMeasurement, drafter: DrafterFigures) -> str:
+    k, speedup = drafter.best(found.costs)
+    if not k:
+        return f"{drafter.name}: does not pay at any speculation length; plain decoding is as fast."
+    return f"{drafter.name}: best speculation length {k}, predicted {speedup:.2f}x over plain decoding."

@@ -11,22 +11,126 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import find, weights_revision
 from tandem.runners.loading import end_ids
-from tandem_train.command import Command, setting, show
 from tandem_train.prompts import OwnTexts, TrainingPrompt, grammar, training_prompt
+from tandem_train.settings import run_command, setting, show
 from tandem_train.shards import ShardFolder, TrainingSequence
 
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """Temperature 0 is greedy."""
+
+    index: int
+    prompt: tuple[int, ...]
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerConfig:
+    """rows: of a batch. top: ids kept per token. candidates: ids that a token is drawn from."""
+
+    rows: int = 128
+    max_new_tokens: int = 128
+    top: int = 24
+    candidates: int = 64
+    seed: int = 1
+
+
+class SampledRow:
+    """A continuation: tokens [n]; the target's best ids and log-probabilities [n, top]."""
+
+    def __init__(self, ask: SampleRequest, config: SamplerConfig) -> None:
+        self.ask, self._config = ask, config
+        self._tokens: list[int] = []
+        self._ids: list[NDArray[np.int64]] = []
+        self._logprobs: list[NDArray[np.float32]] = []
+        self._rng = np.random.Generator(np.random.Philox(key=np.array([config.seed, ask.index], dtype=np.uint64)))
+
+    def push(self, ids: NDArray[np.int64], logprobs: NDArray[np.float32]) -> int:
+        """Draws from candidates, most likely first; stores the token and its distribution."""
+        pick = 0
+        if self.ask.temperature:
+            pick = int(np.argmax(logprobs / self.ask.temperature + self._rng.gumbel(size=len(ids))))
+        self._tokens.append(int(ids[pick]))
+        self._ids.append(ids[: self._config.top])
+        self._logprobs.append(logprobs[: self._config.top])
+        return self._tokens[-1]
+
+    def ended(self, ends: frozenset[int]) -> bool:
+        return len(self._tokens) == self._config.max_new_tokens or self._tokens[-1] in ends
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        return np.array(self._tokens, np.int32)
+
+    @property
+    def ids(self) -> NDArray[np.int32]:
+        return np.stack(self._ids).astype(np.int32)
+
+    @property
+    def logprobs(self) -> NDArray[np.float16]:
+        return np.stack(self._logprobs).astype(np.float16)
+
+
+class BatchSampler:
+    """`module`: a causal language model."""
+
+    def __init__(self, module: Any, config: SamplerConfig, ends: Iterable[int]) -> None:
+        self._module, self._config, self._ends = module, config, frozenset(ends)
+
+    def run(self, asks: Sequence[SampleRequest]) -> Iterator[SampledRow]:
+        """Yields continuations, those of short prompts first."""
+        ordered = sorted(asks, key=lambda ask: len(ask.prompt))
+        for start in range(0, len(ordered), self._config.rows):
+            rows = [SampledRow(ask, self._config) for ask in ordered[start : start + self._config.rows]]
+            self._continue(rows)
+            yield from rows
+
+    @torch.inference_mode()
+    def _continue(self, rows: list[SampledRow]) -> None:
+        from transformers import DynamicCache
+
+        device, cache = self._module.device, DynamicCache()
+        longest = len(rows[-1].ask.prompt)
+        padded = [(longest - len(row.ask.prompt)) * [0] for row in rows]
+        tokens = torch.tensor([[*pad, *row.ask.prompt] for pad, row in zip(padded, rows, strict=True)], device=device)
+        mask = torch.tensor([[*pad, *[1] * (longest - len(pad))] for pad in padded], device=device)
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        while rows:
+            logits = self._module(
+                tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1
+            ).logits
+            tokens = torch.tensor(self._drawn(rows, logits[:, -1]), device=device)[:, None]
+            mask = torch.cat((mask, torch.ones_like(tokens)), 1)
+            positions = positions[:, -1:] + 1
+            left = [i for i, row in enumerate(rows) if not row.ended(self._ends)]
+            if len(left) < len(rows):
+                kept = torch.tensor(left, dtype=torch.int64, device=device)
+                rows, tokens, mask, positions = [rows[i] for i in left], tokens[kept], mask[kept], positions[kept]
+                cache.batch_select_indices(kept)
+
+    def _drawn(self, rows: Sequence[SampledRow], logits: Tensor) -> list[int]:
+        """Draws from logits [rows, vocabulary]."""
+        scores = logits.float()
+        best, ids = scores.topk(self._config.candidates, dim=-1)
+        logprobs = (best - scores.logsumexp(-1, keepdim=True)).cpu().numpy()
+        return [row.push(*each) for row, *each in zip(rows, ids.cpu().numpy(), logprobs, strict=True)]
+
+
 TEMPERATURES = (0.0, 0.6, 0.9)  # one continuation of each prompt at each
-_OWN_FILE, _RAW_FILE = "own_prompts.json", "own_texts.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +193,6 @@ class _Target:
 
         from tandem.runners.loading import choose_dtype, transformers_logging
         from tandem.runners.torch.platforms import choose_platform
-        from tandem_train.sampling import BatchSampler, SamplerConfig
 
         transformers_logging()
         source = unpacked(find(config.target)).source
@@ -102,7 +205,6 @@ class _Target:
 
     def sequences(self, number: int, own: OwnTexts) -> list[TrainingSequence]:
         """Continuations of shard `number`'s prompts."""
-        from tandem_train.sampling import SampleRequest
 
         config, kinds, asks = self._config, dict[int, str](), []
         for index in range(number * config.shard, (number + 1) * config.shard):
@@ -149,7 +251,6 @@ class _Target:
 
     def _continued(self, begins: Sequence[str], first: int) -> list[str]:
         """The target's continuations of `begins` at temperature 1. first: index of the first one's noise."""
-        from tandem_train.sampling import SampleRequest
 
         ids = {begin: tuple(self.tokenizer(begin, add_special_tokens=False)["input_ids"]) for begin in set(begins)}
         asks = [SampleRequest(first + i, ids[begin], 1.0) for i, begin in enumerate(begins)]
@@ -158,35 +259,25 @@ class _Target:
 
 
 def _own_texts(config: GenerateConfig, target: _Target, show: Callable[[str], None]) -> OwnTexts:
-    instructions: tuple[str, ...] = ()
-    if target.tokenizer.chat_template and config.own:
-        instructions = _made_once(config.output / _OWN_FILE, config.own, "prompts", target.write_prompts, show)
-    raw: tuple[str, ...] = ()
-    if config.own_raw:
-        raw = _made_once(config.output / _RAW_FILE, config.own_raw, "raw texts", target.write_texts, show)
-    return OwnTexts(instructions, raw)
-
-
-def _made_once(
-    file: Path, count: int, what: str, make: Callable[[int], list[str]], show: Callable[[str], None]
-) -> tuple[str, ...]:
+    file = config.output / "own_texts.json"
     if not file.exists():
-        show(f"generating {count} {what} with the target")
-        partial_file = file.with_suffix(".partial")
-        partial_file.write_text(json.dumps(make(count), indent=0))
-        partial_file.rename(file)
-    return tuple(json.loads(file.read_text()))
+        show(f"generating {config.own} prompts and {config.own_raw} raw texts with the target")
+        made = {
+            "instructions": target.write_prompts(config.own) if target.tokenizer.chat_template else [],
+            "raw": target.write_texts(config.own_raw),
+        }
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps(made, indent=0))
+        partial.rename(file)
+    return OwnTexts(**{name: tuple(texts) for name, texts in json.loads(file.read_text()).items()})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    command = Command("generate", description="Generates training data: the target's continuations of prompts.")
-    command.add_settings(GenerateConfig)
-
     def work(args: dict[str, Any]) -> None:
         config = GenerateConfig(**args)
         print(f"{config.output} holds {generate(config, show):,} tokens of the target's")
 
-    return command.run(argv, work)
+    return run_command("Generates training data: the target's continuations.", (GenerateConfig,), argv, work)
 
 
 if __name__ == "__main__":

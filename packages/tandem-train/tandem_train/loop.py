@@ -6,17 +6,145 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from tandem_train.distill import Softmax, batch_groups, copies, loss_of, make_batch
-from tandem_train.settings import TrainConfig
+from tandem_train.settings import RunConfig, TrainConfig
 from tandem_train.shards import TrainingSequence
 
-if TYPE_CHECKING:
-    from tandem_train.heads.settings import HeadTrainConfig
+
+@dataclass(frozen=True, slots=True)
+class TrainingBatch:
+    """A training batch; "answered" tokens are the target's.
+
+    tokens: int64 [rows, length]. where: int64 [answered, 2], (row, column) that predicts each answered token. The
+    target's best tokens: ids int64 and probs float32, [answered, top].
+    """
+
+    tokens: Tensor
+    where: Tensor
+    ids: Tensor
+    probs: Tensor
+
+    def to(self, device: str) -> TrainingBatch:
+        return TrainingBatch(*(part.to(device) for part in (self.tokens, self.where, self.ids, self.probs)))
+
+
+def batch_groups(lengths: Sequence[tuple[int, int]], tokens: int, rng: np.random.Generator) -> list[list[int]]:
+    """Indices of all sequences in random groups of about `tokens` answered tokens and similar lengths.
+
+    `lengths`: (prompt tokens, answered tokens).
+    """
+    order = rng.permutation(len(lengths)).tolist()
+    groups: list[list[int]] = []
+    for start in range(0, len(order), 2048):
+        group: list[int] = []
+        size = 0
+        for i in sorted(order[start : start + 2048], key=lambda i: sum(lengths[i])):
+            group.append(i)
+            size += lengths[i][1]
+            if size >= tokens:
+                groups.append(group)
+                group, size = [], 0
+        if group:
+            groups.append(group)
+    return [groups[g] for g in rng.permutation(len(groups)).tolist()]
+
+
+def make_batch(data: Sequence[TrainingSequence]) -> TrainingBatch:
+    """Pads and stacks sequences."""
+    length = max(len(s.prompt) + len(s.answer) for s in data) - 1
+    tokens = np.zeros((len(data), length), np.int64)
+    where = []
+    for r, s in enumerate(data):
+        whole = np.concatenate((s.prompt, s.answer))[:-1]
+        tokens[r, : len(whole)] = whole
+        columns = np.arange(len(s.prompt) - 1, len(whole))
+        where.append(np.stack((np.full_like(columns, r), columns), 1))
+    logprobs = np.concatenate([s.logprobs for s in data]).astype(np.float32)
+    return TrainingBatch(
+        torch.from_numpy(tokens),
+        torch.from_numpy(np.concatenate(where)),
+        torch.from_numpy(np.concatenate([s.ids for s in data]).astype(np.int64)),
+        torch.softmax(torch.from_numpy(logprobs), -1),
+    )
+
+
+def copies(data: Sequence[TrainingSequence], count: int, rng: np.random.Generator) -> list[TrainingSequence]:
+    """`count` sequences that repeat a span of `data`; the answer is the repetition.
+
+    Copying from the context is a small model's most useful skill, and the last it learns (Olsson et al. 2022).
+    """
+    made = []
+    for i in rng.integers(len(data), size=count):
+        whole = np.concatenate((data[i].prompt, data[i].answer))
+        length = min(int(rng.integers(8, 64)), len(whole))
+        start = int(rng.integers(len(whole) - length + 1))
+        span, begun = whole[start : start + length], min(int(rng.integers(1, 4)), length - 1)
+        between = whole[int(rng.integers(len(whole))) :][: int(rng.integers(0, 24))]
+        answer = span[begun:]
+        ids = np.zeros((len(answer), data[i].ids.shape[1]), np.int32)
+        logprobs = np.full(ids.shape, -np.inf, np.float16)
+        ids[:, 0], logprobs[:, 0] = answer, 0
+        prompt = np.concatenate((span, between, span[:begun]))
+        made.append(TrainingSequence("copy", 1.0, prompt, answer, ids, logprobs))
+    return made
+
+
+class Softmax:
+    """A training step's vocabulary: `seen` ids and a random sample of the others."""
+
+    def __init__(self, seen: Tensor, vocab_size: int, others: int, device: str) -> None:
+        self.seen = seen.to(device)
+        unseen = torch.ones(vocab_size, dtype=torch.bool)
+        unseen[seen] = False
+        self._rest = unseen.nonzero()[:, 0].to(device)
+        self._others = min(others, len(self._rest))
+        self._at = torch.full((vocab_size,), -1, dtype=torch.int64)
+        self._at[seen] = torch.arange(len(seen))
+        self._at = self._at.to(device)
+
+    def sample(self) -> Tensor:
+        """A step's ids, int64 [seen + others], `seen` first."""
+        picked = torch.randint(len(self._rest), (self._others,), device=self.seen.device) if self._others else None
+        return self.seen if picked is None else torch.cat((self.seen, self._rest[picked]))
+
+    def columns(self, ids: Tensor) -> Tensor:
+        """Columns of `ids` in a sample, int64 of the same shape; -1 outside `seen`."""
+        return self._at[ids]
+
+
+def loss_of(student: Any, batch: TrainingBatch, softmax: Softmax, hard: float) -> tuple[Tensor, Tensor]:
+    """The mean loss over answered tokens, and how many of them the student's best token matches.
+
+    `hard`: weight of the target's best token.
+    """
+    hidden = student.model(input_ids=batch.tokens, use_cache=False).last_hidden_state
+    rows, columns = hidden[batch.where[:, 0], batch.where[:, 1]], softmax.columns(batch.ids)
+    probs = batch.probs * (1 - hard)
+    probs[:, 0] += hard
+    logits = (rows @ student.get_input_embeddings().weight[softmax.sample()].T).float()
+    logprobs = logits.gather(1, columns.clamp(min=0)) - logits.logsumexp(-1, keepdim=True)
+    loss = -(probs * (columns >= 0) * logprobs).sum() / len(rows)
+    return loss, (logits.argmax(-1) == columns[:, 0]).sum()
+
+
+@torch.inference_mode()
+def agreement(student: Any, data: Sequence[TrainingSequence], rows: int = 32) -> float:
+    """Share of the tokens of greedy continuations that are the student's best."""
+    right = tokens = 0
+    greedy = sorted((s for s in data if s.temperature == 0), key=lambda s: len(s.prompt) + len(s.answer))
+    student.eval()
+    for at in range(0, len(greedy), rows):
+        batch = make_batch(greedy[at : at + rows]).to(student.device.type)
+        hidden = student.model(input_ids=batch.tokens, use_cache=False).last_hidden_state
+        best = student.get_output_embeddings()(hidden[batch.where[:, 0], batch.where[:, 1]]).argmax(-1)
+        right, tokens = right + int((best == batch.ids[:, 0]).sum()), tokens + len(best)
+    student.train()
+    return right / max(1, tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +173,7 @@ class Resumable:
 
     def __init__(
         self,
-        config: TrainConfig | HeadTrainConfig,
+        config: RunConfig,
         trained: Any,
         optimizer: torch.optim.Optimizer,
         total: int,
@@ -75,17 +203,8 @@ class Resumable:
         partial.replace(self._run.state)
         self.saved = time.monotonic()
 
-    @property
-    def due(self) -> bool:
-        """Whether to save now."""
-        return time.monotonic() - self.saved > 60 * self._run.save_minutes
-
-    @property
-    def minutes_left(self) -> float:
-        return self.seconds / self.step * (self.total - self.step) / 60
-
     def groups(self, sequences: Sequence[TrainingSequence]) -> Iterator[list[int]]:
-        """Batches of the remaining steps; call `count` between them."""
+        """Batches of the remaining steps; call `take_step` between them."""
         lengths = [(len(one.prompt), len(one.answer)) for one in sequences]
         epoch = first = 0
         while self.step < self.total:
@@ -94,15 +213,21 @@ class Resumable:
             first += len(groups)
             epoch += 1
 
-    def set_rate(self) -> None:
-        """Sets the optimizer's rate for this step."""
+    def take_step(self, loss: Tensor, began: float, most: float, described: str) -> None:
+        """Takes the step of `loss`, with gradients of norm `most` at most; shows and saves now and then."""
         for part in self.optimizer.param_groups:
             part["lr"] = rate_at(self.step, self.total, self._run.warm_up) * self._run.rate
-
-    def count(self, began: float) -> None:
-        """Counts a step that began at this time."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self._trained.parameters(), most)
+        self.optimizer.step()
         self.step += 1
         self.seconds += time.monotonic() - began
+        if self.step % 50 == 0 or self.step == self.total:
+            left = self.seconds / self.step * (self.total - self.step) / 60
+            self.show(f"step {self.step:,} of {self.total:,}: {described}, {left:.0f} min left")
+        if time.monotonic() - self.saved > 60 * self._run.save_minutes:
+            self.save()
 
 
 class Training(Resumable):
@@ -118,29 +243,13 @@ class Training(Resumable):
     def run(self) -> float:
         """Trains to the last step; returns the seconds, earlier runs included."""
         self.student.train()
-        last_show = time.monotonic()
-        loss_sum = agreed = tokens = 0.0
         for group in self.groups(self.data.train):
-            began = time.monotonic()
-            loss, hits, n = self.train_group(group)
-            self.count(began)
-            now = time.monotonic()
-            loss_sum, agreed, tokens = loss_sum + loss * n, agreed + hits, tokens + n
-            if now - last_show > 20 or self.step == self.total:
-                rate = tokens / (now - last_show)
-                self.show(
-                    f"step {self.step:,} of {self.total:,}: loss {loss_sum / tokens:.3f}, agreement"
-                    f" {agreed / tokens:.3f}, {rate:,.0f} tokens/s, {self.minutes_left:.0f} min left"
-                )
-                loss_sum = agreed = tokens = 0.0
-                last_show = now
-            if self.due:
-                self.save()
+            self.train_group(group)
         return self.seconds
 
-    def train_group(self, group: list[int]) -> tuple[float, int, int]:
-        """One step on a batch: loss, hits, tokens."""
-        self.set_rate()
+    def train_group(self, group: list[int]) -> None:
+        """One step on a batch."""
+        began = time.monotonic()
         torch.manual_seed(self.config.seed * 1_000_003 + self.step)
         said = [self.data.train[i] for i in group]
         rng = np.random.default_rng([self.config.seed, self.step])
@@ -148,8 +257,6 @@ class Training(Resumable):
         batch = make_batch([*said, *twice]).to(self.device)
         with torch.autocast(self.device, torch.bfloat16):
             loss, agreed = loss_of(self.student, batch, self.softmax, self.config.hard)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.student.parameters(), 1.0)
-        self.optimizer.step()
-        return float(loss.detach()), int(agreed), len(batch.ids)
+        self.take_step(
+            loss, began, 1.0, f"loss {float(loss.detach()):.3f}, agreement {int(agreed) / len(batch.ids):.3f}"
+        )

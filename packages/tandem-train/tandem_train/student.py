@@ -6,30 +6,14 @@ file size sets the hidden size, and the feed-forward width takes the rest.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tandem_train.command import setting
+from tandem_train.settings import StudentConfig
 
 ROPE_THETA = 1e6
-
-
-@dataclass(frozen=True, slots=True)
-class StudentConfig:
-    hidden: int = setting("hidden size", 160)
-    layers: int = setting("decoder layers", 2)
-    heads: int = setting("attention heads", 5)
-    feed_forward: int = setting("width of the feed-forward layers", 1024)
-
-    def __post_init__(self) -> None:
-        for name in ("hidden", "layers", "heads", "feed_forward"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name.replace('_', '-')}: {getattr(self, name)} is below 1")
-        if self.hidden % (2 * self.heads):
-            raise ValueError(f"heads: {self.heads} heads of even size do not make a hidden size of {self.hidden}")
 
 
 def build(target: Any, config: StudentConfig, counts: Tensor, seed: int) -> Any:

@@ -22,12 +22,10 @@ from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import FREQUENT_TOKENS, find, weights_revision
 from tandem.checkpoints.tensors import save_whole
 from tandem.checkpoints.tokenizers import write_tokenizer
-from tandem_train.command import Command, show
-from tandem_train.distill import Softmax, agreement
-from tandem_train.loop import Training, TrainingData
-from tandem_train.settings import HELD_OUT, TrainConfig
+from tandem_train.loop import Softmax, Training, TrainingData, agreement
+from tandem_train.settings import HELD_OUT, StudentConfig, TrainConfig, run_command, show
 from tandem_train.shards import ShardFolder
-from tandem_train.student import StudentConfig, build
+from tandem_train.student import build
 
 
 def read_data(folder: Path, revision: str, vocab_size: int, best: int) -> TrainingData:
@@ -96,10 +94,6 @@ def train(config: TrainConfig, show: Callable[[str], None]) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    command = Command("train", description="Trains a draft on what generate wrote.")
-    command.add_settings(TrainConfig)
-    command.add_settings(StudentConfig)
-
     def work(args: dict[str, Any]) -> None:
         student = StudentConfig(**{each.name: args.pop(each.name) for each in fields(StudentConfig)})
         config = TrainConfig(student=student, **args)
@@ -107,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         measuring = "python main.py --role accept --draft_model"
         print(f"wrote {config.output}; measure it with: {measuring} {config.output}")
 
-    return command.run(argv, work)
+    return run_command("Trains a draft on what generate wrote.", (TrainConfig, StudentConfig), argv, work)
 
 
 if __name__ == "__main__":

@@ -35,8 +35,6 @@ SETTINGS = ("backend", "device", "dtype", "kv_slots", "max_sequence_length", "pl
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The measurements under one condition."""
-
     name: str
     varies: str
     link: LinkSettings
@@ -207,7 +205,6 @@ def read_comparison(path: Path, flag: str = "report") -> Comparison:
 
 
 def comparison_as_text(comparison: Comparison) -> str:
-    """Encodes comparison.json."""
     return json.dumps(encoded(comparison), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 

@@ -30,8 +30,6 @@ class LoadFigures:
 
 @dataclass(frozen=True, slots=True)
 class LoadPoint:
-    """One load."""
-
     condition: str
     load: Load
     figures: Mapping[str, LoadFigures]
@@ -39,7 +37,6 @@ class LoadPoint:
 
 
 def load_figures(records: Sequence[Record]) -> LoadFigures:
-    """Computes one architecture's figures under one load."""
     done = [record.measurement for record in records if record.measurement]
     sent, ended = ([getattr(r, at) or 0.0 for r in records] for at in ("sent_s", "ended_s"))
     seconds = max(ended, default=0.0) - min(sent, default=0.0)
@@ -72,8 +69,6 @@ def load_point(on: Condition, load: Load, summaries: Sequence[Summary], records:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Figures at one number of clients."""
-
     clients: int
     p95_s: float  # of the time per token
     tokens_per_second: float
@@ -81,8 +76,6 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The clients that one target serves."""
-
     architecture: str
     clients: float  # within the bound; 0: not even one
     at_least: bool  # the most measured met the bound
@@ -92,8 +85,6 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The clients that every architecture serves."""
-
     bound_s: float
     served: tuple[Served, ...]
     gain: float | None  # clients of distributed over fused

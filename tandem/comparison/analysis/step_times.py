@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, WIDTH_1
 from tandem.comparison.measuring.record_log import RunData
-from tandem.comparison.measuring.records import Calibration, Measurement
+from tandem.comparison.measuring.records import Calibration
 from tandem.host.device_times import DeviceTimes, ModelTimes, StepTime, StepTimes
 
 
@@ -43,14 +43,12 @@ def _target(measured: RunData) -> StepTimes | None:
 
 def _draft(calibrations: Sequence[Calibration]) -> StepTimes | None:
     """The median seconds of one draft token of a model; copies cost almost nothing."""
-    found = [_drafted(each.measurement) for each in calibrations]
-    known = [seconds for seconds in found if seconds]
+    known: list[float] = []
+    for one in (each.measurement for each in calibrations):
+        by_models = sum(count for proposer, count in one.drafted_by.items() if proposer != "ngram")
+        if by_models and one.seconds_by_cause.draft:
+            known.append(one.seconds_by_cause.draft / by_models)
     return _times({1: statistics.median(known)}) if known else None
-
-
-def _drafted(one: Measurement) -> float | None:
-    by_models = sum(count for proposer, count in one.drafted_by.items() if proposer != "ngram")
-    return one.seconds_by_cause.draft / by_models if by_models else None
 
 
 def _times(seconds: dict[int, float]) -> StepTimes | None:

@@ -19,6 +19,7 @@ from tandem.comparison.measuring.identity import MarginTrace, TokenIdentity, ide
 from tandem.comparison.measuring.records import CAUSES, Measurement, Record
 from tandem.speculation.types import rounds_by_length
 
+FIELDS = {"number_output_tokens": "output_tokens"}  # of a measurement, by LLMPerf's names
 Interval = tuple[float, float]
 
 # 97.5 % points of t with 1, 2, ... degrees of freedom; `_student` approximates the rest
@@ -57,8 +58,6 @@ def completed(records: Iterable[Record]) -> list[Measurement]:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """Acceptance of drafts."""
-
     rounds: int
     drafted: int
     accepted: int
@@ -96,8 +95,6 @@ def acceptance(measurements: Sequence[Measurement]) -> Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class NeverWaiting:
-    """Steps of a target that never waits."""
-
     steps: int
     drafted_steps: int
     wasted_steps: int
@@ -142,8 +139,6 @@ def milliseconds_per_token(measurements: Sequence[Measurement]) -> dict[str, flo
 
 @dataclass(frozen=True, slots=True)
 class Speedup:
-    """Speedup over a baseline."""
-
     ratio: float | None
     interval: Interval | None  # 95 %, paired by prompt
     pairs: int  # of requests
@@ -170,16 +165,6 @@ def _sums_by_prompt(terms: Iterable[tuple[str, float, float]]) -> tuple[list[flo
     return [above for above, _ in sums.values()], [below for _, below in sums.values()]
 
 
-def _acceptance_interval(records: Iterable[Record]) -> Interval | None:
-    terms = ((r.prompt, m.accepted, m.drafted) for r in records if (m := r.measurement))
-    return paired_interval(*_sums_by_prompt(terms))
-
-
-def _tpot_interval(records: Iterable[Record]) -> Interval | None:
-    known = ((r.prompt, r.measurement.tpot_s) for r in records if r.measurement)
-    return paired_interval(*_sums_by_prompt((prompt, tpot_s, 1) for prompt, tpot_s in known if tpot_s is not None))
-
-
 @dataclass(frozen=True, slots=True)
 class WorkloadSummary:
     tpot_s: MetricDistribution
@@ -189,8 +174,6 @@ class WorkloadSummary:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One architecture under a condition."""
-
     architecture: str
     requests: int
     failed: int
@@ -210,7 +193,6 @@ class Summary:
 
     @property
     def tpot_s(self) -> float | None:
-        """The mean time per output token."""
         return self.distributions["tpot_s"].mean
 
 
@@ -226,6 +208,8 @@ def summarize(
     others = [record for record in records if record.architecture == baseline]
     done = completed(own)
     tokens = sum(m.output_tokens for m in done)
+    accepted = ((r.prompt, m.accepted, m.drafted) for r in own if (m := r.measurement))
+    tpots = ((r.prompt, m.tpot_s, 1) for r in own if (m := r.measurement) and m.tpot_s is not None)
     kinds: dict[str, WorkloadSummary] = {}
     for kind in dict.fromkeys(record.workload for record in own):
         of_kind = [record for record in own if record.workload == kind]
@@ -235,11 +219,13 @@ def summarize(
         architecture=name,
         requests=len(own),
         failed=len(own) - len(done),
-        distributions={metric: distribution(_value(m, metric) for m in done) for metric in DISTRIBUTIONS},
-        tpot_interval=_tpot_interval(own),
+        distributions={
+            metric: distribution(getattr(m, FIELDS.get(metric, metric)) for m in done) for metric in DISTRIBUTIONS
+        },
+        tpot_interval=paired_interval(*_sums_by_prompt(tpots)),
         output_throughput_token_per_s=ratio(tokens, sum(m.end_to_end_latency_s for m in done)),
         acceptance=acceptance(done),
-        acceptance_interval=_acceptance_interval(own),
+        acceptance_interval=paired_interval(*_sums_by_prompt(accepted)),
         bytes_up_per_token=ratio(sum(m.bytes_up for m in done), tokens),
         bytes_down_per_token=ratio(sum(m.bytes_down for m in done), tokens),
         milliseconds_per_token=milliseconds_per_token(done),
@@ -249,8 +235,3 @@ def summarize(
         never_waiting=never_waiting(done),
         workloads=kinds,
     )
-
-
-def _value(measurement: Measurement, metric: str) -> float | None:
-    value: float | None = getattr(measurement, "output_tokens" if metric == "number_output_tokens" else metric)
-    return value

@@ -93,8 +93,6 @@ def _per_round(measurements: Sequence[Measurement], value: Callable[[Measurement
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """Means of an architecture's rounds."""
-
     committed: float  # tokens per round
     drafted: float  # draft tokens verified per round
     drafting: float  # share of rounds with a draft
@@ -117,8 +115,6 @@ def rounds_of(summary: Summary) -> Rounds | None:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A predicted and a measured mean TPOT."""
-
     architecture: str
     condition: str
     predicted_s: float
@@ -157,7 +153,6 @@ class Theory:
         return sorted({prediction.architecture for prediction in self.predictions if prediction.missed})
 
     def round_s(self, name: str, rounds: Rounds) -> tuple[float, float]:
-        """Returns the seconds of a round's draft and verification."""
         of = self.costs[name]
         draft = of.draft_fixed_s * rounds.drafting + of.draft_slope_s * rounds.drafted
         return draft, of.verify_fixed_s + of.verify_slope_s * (1 + rounds.drafted)

@@ -163,22 +163,18 @@ def spread(steps: Sequence[float]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """Another architecture against the fastest."""
-
     architecture: str
     ratio: float | None  # the fastest's speed over this one's
     interval: Interval | None = None  # 95 %
 
     @property
     def tied(self) -> bool:
-        """Whether either may be faster."""
         if self.interval is None:
             return self.ratio is None or self.ratio < CLOSE
         return self.interval[0] <= 1
 
     @property
     def alike(self) -> bool:
-        """Whether the two are the same for any decision."""
         if self.interval is None:
             return self.ratio is not None and self.ratio < CLOSE
         return alike(self.interval)
@@ -186,8 +182,6 @@ class Rival:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """The link and the load of a decision."""
-
     condition: str  # "" if predicted
     where: str
     rtt_ms: float
@@ -197,8 +191,6 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The decision in a situation."""
-
     at: Situation
     architecture: str  # to use; if undecided, the fastest
     sentence: str

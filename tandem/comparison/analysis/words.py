@@ -46,7 +46,6 @@ def with_interval(text: str, interval: Sequence[float] | None, scale: float = 1.
 
 
 def name(architecture: str) -> str:
-    """Names an architecture or a workload."""
     return architecture.replace("_", " ")
 
 
@@ -67,7 +66,6 @@ def capitalised(sentence: str) -> str:
 
 
 def link(link: LinkSettings) -> str:
-    """Names a link."""
     return "direct" if link.rtt_ms is None else str(link).removeprefix("RTT ")
 
 
@@ -81,7 +79,6 @@ def sampling(sampling: SamplingParams) -> str:
 
 
 def setting(value: Any) -> str:
-    """Formats any setting on one line."""
     if value is None or value in ({}, [], ""):
         return "not set"
     if isinstance(value, bool):

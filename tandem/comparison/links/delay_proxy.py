@@ -166,7 +166,6 @@ class Pipe:
             self._loop.reading[self._source.fileno()] = self._read
 
     def emptied(self, now: float) -> float:
-        """Returns when everything sent has arrived."""
         return max([now + self.wire.delay, *(due for due, _ in self._under_way)])
 
     def _read(self, now: float) -> None:
@@ -276,8 +275,6 @@ class Connection:
 
 
 class Proxy:
-    """The link's two directions and the listening ports."""
-
     def __init__(self) -> None:
         self._loop, self._up, self._down = Loop(), Wire(), Wire()
 

@@ -31,8 +31,6 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """Python, packages, and this checkout's commit."""
-
     python: str
     packages: dict[str, str] = field(default_factory=dict)
     git_commit: str | None = None

@@ -18,8 +18,6 @@ class MarginTrace:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first position at which two outputs differ."""
-
     prompt: str
     run: int
     position: int
@@ -30,8 +28,6 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class TokenIdentity:
-    """Requests with the same tokens."""
-
     count: int
     total: int  # completed by both
     divergences: tuple[Divergence, ...]

@@ -15,8 +15,6 @@ QUIET_SECONDS = 15.0  # interval of log lines about starting servers
 
 
 class Progress:
-    """Shows servers starting, then measured requests."""
-
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
         self._waiting: dict[str, float] = {}
@@ -50,7 +48,6 @@ class Progress:
         self._line(text)
 
     def expect(self, total: int) -> None:
-        """Sets the number of requests to come."""
         self._bar.update(self._task.id, total=total)
 
     def measuring(self, architecture: str, prompt: str) -> None:

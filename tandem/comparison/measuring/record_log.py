@@ -38,8 +38,6 @@ LINES: Mapping[str, Mapping[str, Any]] = {  # kinds after the first line
 
 @dataclass
 class RunData:
-    """All raw measurements, in the order measured."""
-
     config: ComparisonConfig
     machine: Machine
     versions: Versions
@@ -56,7 +54,6 @@ class RunData:
 
     @property
     def planned(self) -> int:
-        """The number of requests to measure."""
         config = self.config
         alone = len(config.conditions) * len(config.prompts) * config.num_runs
         return max(len(self.endpoints), len(config.architectures)) * (
@@ -69,7 +66,6 @@ class RunData:
         return self.cut_short if self.ended else UNENDED
 
     def add(self, kind: str, *values: Any) -> None:
-        """Adds the values of a line."""
         match kind, *values:
             case "servers", endpoints:
                 self.endpoints = tuple(endpoints)
@@ -90,8 +86,6 @@ class RunData:
 
 
 class RecordLog:
-    """Keeps measurements in memory and in a file."""
-
     def __init__(self, measured: RunData) -> None:
         """Replaces an existing file. Raises OSError."""
         self.measured = measured

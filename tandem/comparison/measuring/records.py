@@ -12,8 +12,6 @@ UNKNOWN = -1  # a token without an id
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """The time of a request by cause."""
-
     draft: float
     verify: float
     queue: float
@@ -40,8 +38,6 @@ def attribute_seconds(end_to_end_s: float, stats: SpeculationStats) -> tuple[Sec
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A completed request."""
-
     output_token_ids: tuple[int, ...]
     text: str
     finish_reason: str
@@ -75,8 +71,6 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a request did not complete."""
-
     code: str
     message: str
 

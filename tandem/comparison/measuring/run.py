@@ -27,8 +27,6 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """An architecture under test."""
-
     name: str
     generator: GenerationClient | OpenAIClient
     split: bool = False  # draft and target run apart; traffic between them is counted
@@ -42,7 +40,6 @@ class Contender:
         return replace(self, generator=self.own[user - 1]) if 0 < user <= len(self.own) else self
 
     def apart(self) -> Contender:
-        """Returns a copy with byte counts of its own."""
         return replace(self, generator=self.generator.sharing(), counters=None)
 
 
@@ -53,7 +50,6 @@ class IncompleteStream(RuntimeError):
 
 
 def short(request: GenerationRequest) -> GenerationRequest:
-    """Returns the request cut to a warm-up."""
     return replace(request, max_new_tokens=min(WARM_UP_TOKENS, request.max_new_tokens or WARM_UP_TOKENS))
 
 

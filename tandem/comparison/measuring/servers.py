@@ -132,7 +132,6 @@ class Fleet:
         return describe_failure(server.name, _ending(server.process.returncode), server.log)
 
     def kill(self) -> None:
-        """Sends SIGKILL to all, without waiting."""
         for process in self._processes:
             _kill_group(process)
 

@@ -33,14 +33,11 @@ Values = Mapping[tuple[str, str], float]  # by name and position ("": none)
 
 
 class Counters:
-    """The counters of the vLLM at a base URL."""
-
     def __init__(self, base: str) -> None:
         self._page = f"{base}/metrics"
         self._before: Values = {}
 
     async def begin(self) -> None:
-        """Reads the counters before a request."""
         self._before = await self._read()
 
     async def stats(self, tokens: int) -> SpeculationStats:

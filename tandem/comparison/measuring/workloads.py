@@ -17,8 +17,6 @@ OWN = ("file", "prompt")  # kinds of the user's prompts
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt."""
-
     name: str
     kind: str  # groups prompts in the report
     text: str

@@ -126,7 +126,6 @@ def by_round_trip(found: Comparison) -> Picture | None:
 
 
 def by_cause(found: Comparison) -> Picture | None:
-    """Plots the base's milliseconds by cause."""
     shown = [s for s in found.base.summaries if any(s.milliseconds_per_token.values())]
     if not shown:
         return None

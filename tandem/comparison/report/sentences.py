@@ -31,7 +31,6 @@ def undecided(found: Comparison) -> str:
 
 
 def doubts(of: Doubt) -> Iterator[str]:
-    """How sure a statement is, why, and how to make it surer."""
     yield f"How sure: {of.sureness.value}{':' if of.reasons else '.'}"
     yield from (f"  - {reason}" for reason in of.reasons)
     if of.surer:
@@ -87,7 +86,6 @@ def theory(found: Comparison) -> Iterator[str]:
 
 
 def identity(found: Comparison) -> str:
-    """How many outputs equal plain decoding's."""
     checked = [
         s.identical
         for m in found.conditions
@@ -127,7 +125,6 @@ def date(found: Comparison) -> str:
 
 
 def setting(found: Comparison) -> str:
-    """The measured setting on one line."""
     config, base = found.config, found.base
     length = "draft lengths by measurement" if config.speculation_length is None else f"k = {config.speculation_length}"
     rule = "" if base.rule.value == "agreement" else f", verified by {base.rule.value}"
@@ -142,12 +139,10 @@ def setting(found: Comparison) -> str:
 
 
 def models(found: Comparison, field: str) -> list[str]:
-    """The different values of a field of the servers' models."""
     return list(dict.fromkeys(str(value) for e in found.endpoints if (value := getattr(e.model, field))))
 
 
 def card(found: Comparison) -> dict[str, str]:
-    """Machine, software, models, link and servers."""
     packages, machine = found.versions.packages, found.machine
     own = [f"Tandem {found.versions.git_commit}"] if found.versions.git_commit else []
     own += [f"Python {found.versions.python}", *(f"{each} {packages[each]}" for each in PACKAGES if each in packages)]

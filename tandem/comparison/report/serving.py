@@ -30,8 +30,6 @@ APART = f"On two machines, put the other's address in place of {LOOPBACK}, and s
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """Commands in the order to run them."""
-
     heading: str
     lines: tuple[str, ...]
     note: str = ""

@@ -29,7 +29,6 @@ def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]], not
 
 
 def architecture_table(found: Comparison, measured: Measured) -> Table:
-    """A condition's figures by architecture."""
     heads = ["architecture", "TTFT\np50 ms", "TPOT\np50 ms", "tokens\n/s", "accept\nrate", "mean\naccept",
              "bytes/tok\nup/down", "speedup\n(95 % interval)", "iden-\ntical"]  # fmt: skip
     rows = [

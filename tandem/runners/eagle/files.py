@@ -6,8 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from tandem.checkpoints.head_config import EMBEDDING, write_head_config
-from tandem.checkpoints.head_weights import HeadWeights, read_head_weights
+from tandem.checkpoints.head_config import EMBEDDING, HeadWeights, read_head_weights, write_head_config
 from tandem.checkpoints.locate import CheckpointError, first_line
 from tandem.checkpoints.tensors import SAFETENSORS, save_tensors
 from tandem.runners.eagle.hidden_states import tensor_of

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.checkpoints.extras import need_torch
 from tandem.checkpoints.gguf_blocks import StoredWeights
-from tandem.checkpoints.head_config import HeadConfig, read_head_config
-from tandem.checkpoints.head_weights import HeadWeights, read_head_weights
+from tandem.checkpoints.head_config import HeadConfig, HeadWeights, read_head_config, read_head_weights
+from tandem.checkpoints.hub_files import need_torch
 from tandem.checkpoints.json_files import read_object
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, weights_revision
 from tandem.checkpoints.numbers import Stored

@@ -1,4 +1,4 @@
-// AMX's instructions and who may use them; included by tiles.cpp alone. They are written in assembler: GCC's own functions don't
+// AMX's instructions and who may use them; included by products.cpp alone. They are written in assembler: GCC's own functions don't
 // say that a tile is loaded from memory.
 #pragma once
 #include <cpuid.h>

@@ -49,16 +49,6 @@ int fault_of_drafts(const Model& draft, const Rows& tails, const int32_t* counts
     return drawing ? fault_of_draws(drawing->sampled, tails.count, drawing->logits, only ? 0 : draft.shape.outputs) : SOUND;
 }
 
-// Blocks first .. first + count of a slot, and as many of `stored` pages.
-int fault_of_pages(const Model& model, int slot, int first, int count, const int32_t* pages, int stored) {
-    const Shape& shape = model.shape;
-    if (!within(slot, shape.slots)) return SLOT;
-    if (first < 0 || count < 0 || (int64_t(first) + count) * LANES > shape.length) return POSITION;
-    for (int i = 0; i < count; i++)
-        if (!within(pages[i], stored)) return ROOM;
-    return SOUND;
-}
-
 }  // namespace
 }  // namespace tandem
 
@@ -137,17 +127,14 @@ int64_t tandem_weight_bytes(void* model) { return int64_t(static_cast<Model*>(mo
 // A page: keys and values of 16 positions of all layers, and their features if handed out.
 int64_t tandem_page_bytes(void* model) { return int64_t(static_cast<Model*>(model)->page_bytes()); }
 
-// Copies blocks first .. first + count of a slot to or from `pages` of the `stored` pages at `store`.
-int tandem_save_pages(void* model, int slot, int first, int count, const int32_t* pages, char* store, int stored) {
-    const Model& from = *static_cast<Model*>(model);
-    if (const int fault = fault_of_pages(from, slot, first, count, pages, stored)) return fault;
-    for (int i = 0; i < count; i++) from.save_page(slot, first + i, store + pages[i] * from.page_bytes());
-    return SOUND;
-}
-int tandem_load_pages(void* model, int slot, int first, int count, const int32_t* pages, const char* store, int stored) {
-    Model& to = *static_cast<Model*>(model);
-    if (const int fault = fault_of_pages(to, slot, first, count, pages, stored)) return fault;
-    for (int i = 0; i < count; i++) to.load_page(slot, first + i, store + pages[i] * to.page_bytes());
+// Copies blocks first .. first + count of a slot to `pages` of the `stored` pages at `store`, or `from` them.
+int tandem_copy_pages(void* model, int slot, int first, int count, const int32_t* pages, char* store, int stored, int from) {
+    Model& of = *static_cast<Model*>(model);
+    if (!within(slot, of.shape.slots)) return SLOT;
+    if (first < 0 || count < 0 || (int64_t(first) + count) * LANES > of.shape.length) return POSITION;
+    for (int i = 0; i < count; i++)
+        if (!within(pages[i], stored)) return ROOM;
+    for (int i = 0; i < count; i++) of.copy_page(slot, first + i, store + pages[i] * of.page_bytes(), from);
     return SOUND;
 }
 

@@ -60,23 +60,19 @@ public:
         for (int d = 0; d < dim_; d++) v[d * D::PER_UNIT + position % D::PER_UNIT] = value[d];
     }
 
-    // Copies keys and values of 16 positions of all heads between slots and a page; returns the page's end.
-    char* save(int slot, int block, char* page) const {
-        each(slot, block, [&](const stored* part) { std::memcpy(page, part, block_bytes()); page += block_bytes(); });
-        return page;
-    }
-    const char* load(int slot, int block, const char* page) {
-        each(slot, block, [&](stored* part) { std::memcpy(part, page, block_bytes()); page += block_bytes(); });
+    // Copies keys and values of 16 positions of all heads from a page, or to it; returns the page's end.
+    char* copy(int slot, int block, char* page, bool from) const {
+        for (int head = 0; head < heads_; head++)
+            for (stored* part : {keys_at(slot, head, block * LANES), values_at(slot, head, block * LANES)}) {
+                std::memcpy(from ? reinterpret_cast<char*>(part) : page, from ? page : reinterpret_cast<char*>(part), block_bytes());
+                page += block_bytes();
+            }
         return page;
     }
     size_t page_bytes() const { return 2 * heads_ * block_bytes(); }
 
 private:
     size_t block_bytes() const { return size_t(LANES) * dim_ * sizeof(stored); }
-    template <class Use> void each(int slot, int block, Use use) const {
-        for (int head = 0; head < heads_; head++)
-            for (stored* part : {keys_at(slot, head, block * LANES), values_at(slot, head, block * LANES)}) use(part);
-    }
     stored* keys_at(int slot, int head, int position) const {
         return first_ + slot * slot_ + position / SPAN * group_ + (size_t(head) * 2 * SPAN + position % SPAN) * dim_;
     }

@@ -1,4 +1,5 @@
-#include "draws.h"
+// Draws tokens with the bits of tandem/speculation/draws.py.
+#include "model.h"
 #include "ranking.h"
 
 namespace tandem {

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tandem.checkpoints.head_config import LINEARS, NORMS
-from tandem.checkpoints.head_weights import HeadWeights
+from tandem.checkpoints.head_config import LINEARS, NORMS, HeadWeights
 from tandem.checkpoints.numbers import DTYPES as NAMES
 from tandem.checkpoints.numbers import Stored, of_floats
 from tandem.host.cores import default_threads

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, c_double, c_float, c_int, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from numpy.typing import NDArray
 
-from tandem.checkpoints.family import MATRICES
+from tandem.checkpoints.family_configs import MATRICES
 from tandem.runners.native import NativeUnavailable
 from tandem.runners.protocol import RowFailed
 
-Row = TypeVar("Row")
-Result = TypeVar("Result")
 Ints = ctypes.Array[c_int32]  # created and passed in a tenth of numpy's time, which every step pays
-
-
 FAULTS = {
     1: "its slot does not exist",
     2: "its positions are outside the slot",
@@ -41,15 +38,20 @@ class OutOfBounds(ValueError):
         super().__init__(f"{call}: row {self.row}: {self.why}")
 
 
-def each_within(rows: Sequence[Row], step: Callable[[Sequence[Row]], Sequence[Result]]) -> list[Result | RowFailed]:
-    """Runs a step; rows that are out of bounds fail alone."""
-    if not rows:
-        return []
-    try:
-        return [*step(rows)]
-    except OutOfBounds as error:
-        found = each_within([*rows[: error.row], *rows[error.row + 1 :]], step)
-        return [*found[: error.row], RowFailed(error.why), *found[error.row :]]
+def each_alone(step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], list[Any]]:
+    """A step of a runner: rows that are out of bounds fail alone."""
+
+    @functools.wraps(step)
+    def run(runner: Any, rows: Sequence[Any]) -> list[Any]:
+        if not rows:
+            return []
+        try:
+            return [*step(runner, rows)]
+        except OutOfBounds as error:
+            found = run(runner, [*rows[: error.row], *rows[error.row + 1 :]])
+            return [*found[: error.row], RowFailed(error.why), *found[error.row :]]
+
+    return run
 
 
 class ModelShape(ctypes.Structure):
@@ -85,14 +87,10 @@ class LayerWeights(ctypes.Structure):
 
 
 class LowRank(ctypes.Structure):
-    """LowRank of adapters.h: addresses of float32 matrices, None for rank 0."""
-
     _fields_ = (("down", c_void_p), ("up", c_void_p), ("rank", c_int32), ("scale", c_float))
 
 
 class LayerAdapter(ctypes.Structure):
-    """LayerAdapter of adapters.h."""
-
     _fields_ = tuple((name, LowRank) for name in MATRICES)
 
 
@@ -128,7 +126,7 @@ DRAW = ctypes.CFUNCTYPE(c_int32, c_int32, c_int32, c_int32)
 
 
 class Sampling(ctypes.Structure):
-    """Sampling of draws.h: how a row's tokens are drawn; all zeros: not."""
+    """Sampling of model.h: how a row's tokens are drawn; all zeros: not."""
 
     _fields_ = (
         *((name, c_double) for name in ("temperature", "top_p", "min_p")),
@@ -207,10 +205,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "tandem_page_bytes": (c_int64, (c_void_p,)),
     "tandem_slot_bytes": (c_int64, (c_void_p, c_int)),
     "tandem_give_back": (_Status, (c_void_p, c_int, c_int)),
-    **{
-        name: (_Status, (c_void_p, *(c_int,) * 3, _INTS, c_void_p, c_int))
-        for name in ("tandem_save_pages", "tandem_load_pages")
-    },
+    "tandem_copy_pages": (_Status, (c_void_p, *(c_int,) * 3, _INTS, c_void_p, c_int, c_int)),
     "tandem_encode": (_Status, (c_int, c_int, c_int, c_void_p, c_void_p)),
     "tandem_feed": (_Status, (c_void_p, POINTER(Rows), c_int, POINTER(c_float))),
     "tandem_propose": (

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tandem.checkpoints.family import FamilyConfig, UnsupportedFamily
+from tandem.checkpoints.family_configs import FamilyConfig, UnsupportedFamily
 from tandem.checkpoints.family_weights import FamilyWeights, FolderWeights, GgufWeights, check_complete
 from tandem.checkpoints.generation_config import all_end_ids
 from tandem.checkpoints.hub_files import weights_folder

@@ -1,11 +1,31 @@
 // What models of both number formats are to their callers, and rounds of rows: drafts and verification by agreement.
 #pragma once
-#include "adapters.h"
 #include "attention.h"
-#include "draws.h"
+#include "linear.h"
 #include "system.h"
 
 namespace tandem {
+
+// A row's draws, the first at `position`, from `tokens` ids. Temperature 0: none.
+struct Sampling {
+    double temperature, top_p, min_p;
+    uint64_t seed;
+    int64_t position;
+    int32_t top_k, tokens;
+
+    bool draws() const { return temperature != 0; }
+    bool sound() const {
+        return temperature > 0 && std::isfinite(temperature) && top_p > 0 && top_p <= 1 && min_p >= 0 && min_p <= 1 && top_k >= 0 &&
+               position >= 0 && position < int64_t(1) << 62 && tokens > 0 && tokens < 1 << 28;
+    }
+};
+
+// The token `ahead` positions further, or -1 for unsound logits, which are of tokens only[0 .. outputs) (null: all).
+int32_t draw(Pool& pool, const float* logits, int outputs, const int32_t* only, const Sampling& by, int ahead);
+
+// Per row of `count` logits: totals[r] = log(sum(exp(logits[r]))) (NaN: unsound), and ids[r * top ...], the `top`
+// largest in order, lower ids first among equals.
+void logprobs(Pool& pool, const float* const* logits, int rows, int count, int top, double* totals, int32_t* ids);
 
 // `outputs`: rows of the head; `vocabulary`: of the embedding.
 struct Shape {
@@ -92,8 +112,7 @@ public:
     virtual void run(const Step& step) = 0;
     virtual size_t weight_bytes() const = 0;  // of all matrices: what a step reads
     virtual size_t page_bytes() const = 0;    // keys and values of 16 positions in all layers, and what was handed out of them
-    virtual void save_page(int slot, int block, char* page) const = 0;
-    virtual void load_page(int slot, int block, const char* page) = 0;
+    virtual void copy_page(int slot, int block, char* page, bool from) = 0;  // from the page to the slot, or back
 
     const Shape shape;
     Pool& pool;

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem.checkpoints.adapter_files import Adapter, LowRank
-from tandem.checkpoints.family import MATRICES, FamilyConfig
+from tandem.checkpoints.family_configs import MATRICES, FamilyConfig
 from tandem.checkpoints.family_weights import EMBEDDING, HEAD, NORM, FamilyWeights, matrix_name
 from tandem.checkpoints.numbers import DTYPES as NAMES
 from tandem.checkpoints.numbers import of_floats

@@ -19,7 +19,7 @@ from tandem.runners.batch_invariance import check_batch_invariance
 from tandem.runners.capabilities import Capabilities, FeaturesOut, MemoryOnDemand, Pages, Trait
 from tandem.runners.fused_step import to_verify
 from tandem.runners.native.build import sources_hash
-from tandem.runners.native.library import DRAW, Drawing, Ints, RowBatch, Sampling, each_within, ints, pointer, zeros
+from tandem.runners.native.library import DRAW, Drawing, Ints, RowBatch, Sampling, each_alone, ints, pointer, zeros
 from tandem.runners.native.model import NativeModel
 from tandem.runners.native.steps import NativeFeatures, NativeSteps
 from tandem.runners.protocol import (
@@ -119,17 +119,13 @@ class NativeRunner:
         assert isinstance(self.model, NativeModel)
         self.model.put_adapter(number, adapter)
 
+    @each_alone
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
-        return each_within(rows, self._prefill)
-
-    def _prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
         self.model.feed_batch(self._batch(rows, [row.start for row in rows], [row.tokens for row in rows]), 0)
         return [None] * len(rows)
 
+    @each_alone
     def verify(self, rows: Sequence[VerifyRow | PrefillRow]) -> list[Any]:
-        return each_within(rows, self._verify)
-
-    def _verify(self, rows: Sequence[VerifyRow | PrefillRow]) -> list[Any]:
         judged, batch = [row for row in rows if isinstance(row, VerifyRow)], _fed(rows)
         begins, said, accepted = batch.begins, zeros(len(batch.tokens)), zeros(len(rows))
         logits = None if all(row.plain for row in judged) else self.model.room(begins[len(judged)])
@@ -156,11 +152,8 @@ class NativeRunner:
         assert logits is not None
         return np.split(logits, batch.begins[1:-1])
 
+    @each_alone
     def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
-        # a row leaves the batch once it has its k tokens
-        return each_within(rows, self._propose)
-
-    def _propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
         started = time.perf_counter()
         tails, counts = self._tails(rows), ints([row.k for row in rows])
         stride, drawing = max(1, *(row.k for row in rows)), DraftDraws.of(self.model, rows)
@@ -329,13 +322,14 @@ class NativePages:
         self._address = self._memory.ctypes.data
 
     def save(self, slot: int, first: int, pages: Sequence[int]) -> None:
-        self._copy(self._model.library.tandem_save_pages, slot, first, pages)
+        self._copy(slot, first, pages, 0)
 
     def load(self, slot: int, first: int, pages: Sequence[int]) -> None:
-        self._copy(self._model.library.tandem_load_pages, slot, first, pages)
+        self._copy(slot, first, pages, 1)
 
-    def _copy(self, call: Any, slot: int, first: int, pages: Sequence[int]) -> None:
-        call(self._model.handle, slot, first, len(pages), ints(pages), self._address, len(self._memory))
+    def _copy(self, slot: int, first: int, pages: Sequence[int], back: int) -> None:
+        place = ints(pages), self._address, len(self._memory)
+        self._model.library.tandem_copy_pages(self._model.handle, slot, first, len(pages), *place, back)
 
     def read(self, page: int) -> bytes:
         return self._memory[page].tobytes()
@@ -350,7 +344,7 @@ def page_bytes(model: NativeSteps) -> int:
 
 def page_format(model: NativeSteps) -> str:
     """Names sources, shape, rotary tables, and instructions unless in float32, which all fusing CPUs compute alike."""
-    sizes, rotary = model.sizes, b"".join(table[:_COMPARED].tobytes() for table in model.rotary)
+    sizes, rotary = model.sizes, b"".join(table[:_COMPARED].tobytes() for each in model.tables for table in each)
     said = f"native {sources_hash()[:16]}, {sizes.layers} layers of {sizes.kv_heads} heads of {sizes.head_dim}"
     said += f", rotary embedding {zlib.crc32(rotary):08x}"
     instructions = model.library.tandem_instructions().decode()

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.checkpoints.family import NO_ROPE, FamilyConfig
+from tandem.checkpoints.family_configs import NO_ROPE, FamilyConfig
 from tandem.checkpoints.head_config import HeadConfig
 from tandem.checkpoints.numbers import STORAGE, Floats, Stored
 from tandem.runners.capabilities import FeatureRow
@@ -170,7 +170,7 @@ class NativeSteps:
         self.own_features: NativeFeatures | None = None
         self._scratch = np.empty((0, self.outputs), dtype=np.float32)
         self._wide = np.empty((0, config.vocab_size), dtype=np.float32)
-        self.embedding, self._tables = embedding, tables
+        self.embedding, self.tables = embedding, tables
         self.handle = self.library.tandem_model(
             threads.handle, DTYPES[dtype], ctypes.byref(sizes), embedding.values.ctypes.data
         )
@@ -178,16 +178,11 @@ class NativeSteps:
             raise NativeUnavailable("memory: the KV slots do not fit")
         weakref.finalize(self, self.library.tandem_model_free, self.handle)
 
-    @property
-    def rotary(self) -> tuple[Floats, ...]:
-        """Each rotary embedding's cosines and sines [length, turned]."""
-        return tuple(table for tables in self._tables for table in tables)
-
     def sight(self, rope: int, window: int = 0) -> dict[str, int]:
         """Fields of LayerWeights for a layer's rotary embedding (or NO_ROPE) and window."""
         if rope == NO_ROPE:
             return {"window": window}
-        cosines, sines = self._tables[rope]
+        cosines, sines = self.tables[rope]
         tables = {"cosines": cosines.ctypes.data, "sines": sines.ctypes.data}
         return {**tables, "turned": cosines.shape[1], "window": window}
 

@@ -53,13 +53,11 @@ public:
         for (const Layer& layer : layers_) total += layer.cache->page_bytes();
         return total + LANES * feature_bytes();
     }
-    void save_page(int slot, int block, char* page) const override {
-        for (const Layer& layer : layers_) page = layer.cache->save(slot, block, page);
-        if (features_) std::memcpy(page, features_at(slot, block * LANES), LANES * feature_bytes());
-    }
-    void load_page(int slot, int block, const char* page) override {
-        for (Layer& layer : layers_) page = layer.cache->load(slot, block, page);
-        if (features_) std::memcpy(features_at(slot, block * LANES), page, LANES * feature_bytes());
+    void copy_page(int slot, int block, char* page, bool from) override {
+        for (Layer& layer : layers_) page = layer.cache->copy(slot, block, page, from);
+        if (!features_) return;
+        char* own = reinterpret_cast<char*>(features_at(slot, block * LANES));
+        std::memcpy(from ? own : page, from ? page : own, LANES * feature_bytes());
     }
 
 private:
@@ -179,7 +177,7 @@ template <class D> void Transformer<D>::set_layer(int index, const LayerWeights&
     Stack<D> gate{{{w.gate, shape.intermediate}}, shape.hidden}, up_part{{{w.up, shape.intermediate}}, shape.hidden};
     auto part = [&](int output) -> const Stack<D>& { return output % PANEL < LANES ? gate : up_part; };
     auto row = [](int output) { return output / PANEL * LANES + output % LANES; };
-    layer.gate_up = Linear<D>(weights_, shape.hidden, int(inner_) / LANES, [&](int o) { return part(o).row(row(o)); }, [&](int o) { return part(o).bias(row(o)); });
+    layer.gate_up = Linear<D>(weights_, shape.hidden, int(inner_) / LANES, [&](int o) { return part(o).row(row(o)); });
     layer.down = Stack<D>{{{w.down, shape.hidden}}, shape.intermediate}.packed(weights_);
     layer.cache = std::make_unique<LayerCache<D>>(slots, index, shape.kv_heads, dim);
 }

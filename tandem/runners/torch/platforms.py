@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tandem.checkpoints.extras import is_installed
+from tandem.checkpoints.hub_files import is_installed
 from tandem.checkpoints.trusted_cache import cache_root
 from tandem.host.cores import format_cores, parse_cores, share_of
 from tandem.host.host import first_processor

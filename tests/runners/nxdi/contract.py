@@ -27,7 +27,7 @@ def recorded(signatures: set[str], lines: int, width: int, vocabulary: int) -> I
 
     plain = sdk.Application.__init__
 
-    def wrapped(self: Any, module: Any, kind: Any) -> None:
+    def wrapped(self: Any, module: Any, kind: Any, adapts: bool = False) -> None:
         forward = module.forward
 
         def call(**given: Any) -> Any:
@@ -42,7 +42,7 @@ def recorded(signatures: set[str], lines: int, width: int, vocabulary: int) -> I
             return forward(**given)
 
         module.forward = call
-        plain(self, module, kind)
+        plain(self, module, kind, adapts)
 
     sdk.Application.__init__ = wrapped  # type: ignore[method-assign]
     try:

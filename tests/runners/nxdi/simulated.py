@@ -2,7 +2,7 @@
 
 What goes wrong on NxDI goes wrong here the same way: rows of a full batch belong to the line of their index, missing
 rows repeat the first into idle lines, position 0 makes a prefill of everything, a mask shows exactly what it says.
-What the real code was seen to take and give is in contract.json.
+The real code is run by test_real_source.py where it is at hand.
 """
 
 from __future__ import annotations
@@ -21,11 +21,26 @@ from safetensors.numpy import save_file
 from torch import Tensor
 
 from tests.checkpoints.heads import eagle1_folder, eagle1_tensors, eagle3_folder, eagle3_tensors
-from tests.toy import VOCAB_SIZE, ToyConfig, toy_logits
+from tests.toy import VOCAB_SIZE, ToyConfig, adapted, toy_logits
 
 PAD = -1  # acceptance_padding_token
 LOADED: list[Application] = []
 COMPILED: list[Application] = []
+
+
+class LoraServingConfig:
+    """What a line is encoded with is numbered by the order of the paths, from 1 with enable_base_model_only."""
+
+    def __init__(
+        self,
+        lora_ckpt_paths: dict[str, str] | None = None,
+        enable_base_model_only: bool = False,
+        batch_size: int = 1,
+        max_loras: int = 1,
+        **kwargs: Any,
+    ) -> None:
+        self.names = [*([""] if enable_base_model_only else []), *(lora_ckpt_paths or {})]
+        self.batch_size, self.max_loras = batch_size, max(max_loras + enable_base_model_only, len(self.names))
 
 
 class NeuronConfig:
@@ -52,6 +67,7 @@ class NeuronConfig:
         self.is_eagle3 = kwargs.pop("is_eagle3", False)
         self.is_eagle_draft = kwargs.pop("is_eagle_draft", False)
         self.sequence_parallel_enabled = kwargs.pop("sequence_parallel_enabled", False)
+        self.lora_config = LoraServingConfig(**kwargs["lora_config"]) if kwargs.get("lora_config") else None
         self.quantized = kwargs.pop("quantized", False)
         if self.quantized:
             assert kwargs.get("quantized_checkpoints_path") is not None, "quantized_checkpoints_path is required"
@@ -106,6 +122,8 @@ class Application:
             assert n.ctx_batch_size == 1, "only supports single seq_id"
         self.caches = {"target": self._cache(), "draft": self._cache()}
         self.prefix_at_load = ""
+        lora = n.lora_config
+        self.active = [0] * lora.batch_size if lora else []  # the adapter of each line, as its last prompt chose it
 
     @classmethod
     def get_config_cls(cls) -> type[InferenceConfig]:
@@ -145,6 +163,7 @@ class Application:
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         sampling_params: Tensor | None = None,
+        adapter_ids: Tensor | None = None,
     ) -> Any:
         assert seq_ids is not None and attention_mask is not None and position_ids is not None
         self.calls.append(
@@ -154,11 +173,15 @@ class Application:
                 "attention_mask": attention_mask.clone(),
                 "position_ids": position_ids.tolist(),
                 "sampling_params": None if sampling_params is None else sampling_params.clone(),
+                **({} if adapter_ids is None else {"adapter_ids": adapter_ids.tolist()}),
             }
         )
+        assert adapter_ids is None or adapter_ids.shape == seq_ids.shape
         if sampling_params is None or len(sampling_params) != len(input_ids):
             raise RuntimeError("Input shape not found in input_shape_map")
         if position_ids.min() == 0:
+            for row, line in enumerate([] if adapter_ids is None else seq_ids.tolist()):
+                self.active[line] = int(adapter_ids[row])  # type: ignore[index]
             return self._outputs(self._prefills(input_ids, attention_mask, position_ids, seq_ids), prefill=True)
         n = self.neuron_config
         if n.enable_fused_speculation:
@@ -199,7 +222,7 @@ class Application:
                 cache[int(seq_ids[r])][:bucket] = row
             visible = [t for t, m in zip(row[: index + 1], shown, strict=False) if m]
             visible += [] if shown[index] else [row[index]]
-            rows.append([toy_logits(visible, self.config.toy)])
+            rows.append([toy_logits(self._adapted(int(seq_ids[r]), visible), self.config.toy)])
         return np.array(rows)
 
     def _decode(self, ids: Tensor, mask: Tensor, positions: Tensor, seq_ids: Tensor) -> np.ndarray:
@@ -229,10 +252,16 @@ class Application:
         cache = self.caches[which][line]
         before = [cache[s] for s, shown in enumerate(mask) if shown]
         read = [[max(t, 0) for t in [*before, *ids[: i + 1]]] for i in range(len(ids))]
-        said = [toy_logits(tokens, toy) for tokens in read]
+        said = [toy_logits(self._adapted(line, tokens), toy) for tokens in read]
         for token, position in zip(ids, positions, strict=True):
             cache[position] = token
         return said
+
+    def _adapted(self, line: int, tokens: list[int]) -> list[int]:
+        """What the line's adapter makes of tokens that it sees."""
+        lora = self.neuron_config.lora_config
+        name = lora.names[self.active[line]] if lora and lora.names else ""
+        return adapted(tokens, f"toy:{name}") if name else tokens
 
     def _fused(self, ids: Tensor, mask: Tensor, positions: Tensor, seq_ids: Tensor) -> Any:
         n, k = self.neuron_config, self.neuron_config.speculation_length

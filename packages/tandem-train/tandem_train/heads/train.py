@@ -21,16 +21,15 @@ from tandem.checkpoints.head_config import HeadConfig
 from tandem.checkpoints.locate import find, weights_revision
 from tandem.runners.eagle.files import write_head
 from tandem.runners.eagle.module import EagleHead
-from tandem_train.command import Command, show
-from tandem_train.heads.features import FeatureTarget
-from tandem_train.heads.loop import HeadTraining
-from tandem_train.heads.settings import HeadTrainConfig
+from tandem_train.heads.loop import FeatureTarget, HeadTraining
+from tandem_train.settings import HeadTrainConfig, run_command, show
 from tandem_train.train import most_frequent, read_data
 
 
 def new_head(target: Any, config: HeadTrainConfig, counts: Tensor, layers: tuple[int, ...]) -> EagleHead:
     """An untrained head: output rows of the target, a layer random by `config.seed`."""
     theirs = target.config
+    theta = float((getattr(theirs, "rope_parameters", None) or {}).get("rope_theta", 10000.0))
     output = target.get_output_embeddings().weight.detach().float()
     ids = most_frequent(counts, config.vocabulary)
     torch.manual_seed(config.seed)
@@ -47,17 +46,13 @@ def new_head(target: Any, config: HeadTrainConfig, counts: Tensor, layers: tuple
             layers=layers,
             rms_norm_eps=theirs.rms_norm_eps,
             max_position_embeddings=theirs.max_position_embeddings,
-            rope={"rope_type": "default", "rope_theta": float(_theta(theirs))},
+            rope={"rope_type": "default", "rope_theta": theta},
         )
     )
     head.narrow_to(ids)
     head.lm_head.weight.data.copy_(output[ids])
     head.norm.weight.data.copy_(target.base_model.norm.weight.detach().float())
     return head
-
-
-def _theta(config: Any) -> float:
-    return float((getattr(config, "rope_parameters", None) or {}).get("rope_theta", 10000.0))
 
 
 def train(config: HeadTrainConfig, show: Callable[[str], None]) -> dict[str, Any]:
@@ -102,16 +97,13 @@ def train(config: HeadTrainConfig, show: Callable[[str], None]) -> dict[str, Any
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    command = Command("train", description="Trains an EAGLE-3 head on what generate wrote.")
-    command.add_settings(HeadTrainConfig)
-
     def work(args: dict[str, Any]) -> None:
         config = HeadTrainConfig(**args)
         print(json.dumps(train(config, show)["held_out_agreement"]))
         measuring = "python main.py --role accept --draft eagle --draft_model"
         print(f"wrote {config.output}; measure it with: {measuring} {config.output}")
 
-    return command.run(argv, work)
+    return run_command("Trains an EAGLE-3 head on what generate wrote.", (HeadTrainConfig,), argv, work)
 
 
 if __name__ == "__main__":
