@@ -12,14 +12,16 @@ from typing import Any
 
 import pytest
 
+from tandem.checkpoints.convert import ConvertConfig, run_convert
 from tandem.engine.batcher import Batcher
 from tandem.engine.generators import fused_generator
 from tandem.engine.loading import load_pair
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.runners.loading import Execution, Shape
 from tandem.speculation.types import GenerationRequest
+from tandem_train.heads.train import train
 from tests.support import REPOSITORY, answer, run
-from tests.training.head_pair import make_pair
+from tests.training.test_heads import make_data, make_target, quiet, training
 
 NAME = "TANDEM_NXDI_SOURCE"
 SAME = (
@@ -57,6 +59,13 @@ SAME = (
     "tokens only",
     "sampled on the host",
 )
+
+
+def make_pair(folder: Path) -> None:
+    """Writes `target`, `head` as trained, and `draft`, which is the head completed for NxD Inference."""
+    target = make_target(folder / "target", 8)
+    train(training(target, make_data(folder / "data", target, 2), folder / "head", epochs=40), quiet)
+    run_convert(ConvertConfig(folder / "head", folder / "draft", "eagle", target))
 
 
 @pytest.fixture(scope="module")
