@@ -7,24 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tandem.comparison.links.link import DelayLink
-from tandem.engine import loading
-from tandem.engine.batcher import Batcher
 from tandem.rpc import wire
 from tandem.rpc.channel import MESSAGES
 from tandem.rpc.verifier_client import SessionCloses
-from tandem.runners.torch.tensor_parallel import Leader
 from tandem.speculation.loop import finish
 from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import draft_worker_pb2, target_verifier_pb2
@@ -206,33 +200,6 @@ WAYS: dict[str, Callable[[], Any]] = {
 }
 # As it suspends; as what it waits for comes; and a second time while it cleans up.
 HOW: tuple[dict[str, Any], ...] = ({}, {"late": True}, *({"again": n} for n in (1, 2, 3, 5)))
-
-
-async def close_ranks() -> None:
-    link: Any = SimpleNamespace(leave=lambda: None)
-    target: Any = SimpleNamespace(runner=Leader(toy(), link, 0))
-    await loading.close(target, Batcher("test"))
-
-
-async def end_a_process() -> None:
-    link: Any = DelayLink()
-    stdin = SimpleNamespace(close=lambda: None)
-    link._proxy = SimpleNamespace(stdin=stdin, returncode=0, wait=lambda: asyncio.sleep(0))
-    await link.stop()
-
-
-@pytest.mark.parametrize("how", HOW[:2], ids=str)
-@pytest.mark.parametrize("ends", [close_ranks, end_a_process], ids=lambda ends: ends.__name__)
-def test_what_ends_something_swallows_no_cancellation(ends: Callable[[], Any], how: dict[str, Any]) -> None:
-    async def test() -> None:
-        for at in itertools.count(1):
-            injection = Injection(at, **how)
-            await injected(ends, injection)
-            assert not injection.swallowed, at
-            if not injection.fired:
-                return
-
-    asyncio.run(asyncio.wait_for(test(), 60))
 
 
 async def cancel_everywhere(way: Way, how: dict[str, Any]) -> int:
