@@ -193,6 +193,15 @@ def test_workshops_and_further_distributions_are_imported_by_the_command_line_al
     assert offences(DISTRIBUTED, {"tandem.clients", "tandem.services", *WIRE}) == []
 
 
+def test_one_module_imports_nxd_inference():
+    importers = {
+        str(module)
+        for module in (*PACKAGE_MODULES, *DISTRIBUTED)
+        if any(name.split(".")[0].startswith("neuronx_distributed") for name, _ in imports_of(module))
+    }
+    assert importers == {"tandem_nxdi/sdk.py"}
+
+
 def test_the_rules_see_every_room_on_disk():
     on_disk = {path.parent.name for path in (ROOT / "tandem").glob("*/__init__.py")} | {"v1"}
     assert on_disk == set(MAY_IMPORT)

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tandem.checkpoints.head_config import is_head
-
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 
 
@@ -105,6 +103,8 @@ def read_shape(folder: str, field: str) -> DecoderShape:
 
 def holds_head(folder: str) -> bool:
     """Whether `folder` has an EAGLE-3 head; False if unreadable, which loading reports."""
+    from tandem.checkpoints.head_config import is_head  # lazy: numpy, which --help does not need
+
     return is_head(Path(folder))
 
 
