@@ -96,9 +96,3 @@ def test_a_damaged_weight_file_is_refused_with_its_folder(tmp_path: Path) -> Non
     (tmp_path / "model.safetensors").write_bytes(b"\x00" * 64)
     with pytest.raises(CheckpointError, match=str(tmp_path)):
         load(tmp_path)
-
-
-def test_a_sequence_longer_than_the_models_positions_is_refused(tmp_path: Path) -> None:
-    made("llama", tmp_path)
-    with pytest.raises(ValueError, match="sequence_length: 4096 is above the model's 128 positions"):
-        load_runner(find(str(tmp_path)), Execution("cpu", "float32"), Shape(1, 4096, 2))

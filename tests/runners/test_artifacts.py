@@ -19,7 +19,7 @@ from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.protocol import PrefillRow
 from tandem.runners.startup import Startup
 from tandem.runners.torch import graphs
-from tandem.runners.torch.graphs import KEPT, GraphRefused, PackageCompiler, package_folder
+from tandem.runners.torch.graphs import KEPT, PackageCompiler, package_folder
 from tests.rows import verify_row
 from tests.runners.compiled import FAMILIES, GREEDY, PROMPT
 from tests.support import REPOSITORY
@@ -84,13 +84,6 @@ def test_a_package_that_its_reader_refuses_is_compiled_again(
         assert packages.graph("verify", torch.nn.Identity(), ()) == "again"
     assert not contents and "unusable and is compiled again: no such operator" in caplog.text
     assert (packages.statistics.compiled, packages.statistics.loaded) == (0, 1)
-
-
-def test_sealed_packages_make_nothing(tmp_path: Path) -> None:
-    packages = PackageCompiler(tmp_path)
-    packages.seal()
-    with pytest.raises(GraphRefused, match="after warm-up"):
-        packages.graph("late", torch.nn.Identity(), ())
 
 
 def test_graphs_of_other_facts_lie_elsewhere_and_the_oldest_make_room(tmp_path: Path) -> None:

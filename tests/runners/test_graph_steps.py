@@ -109,24 +109,6 @@ def test_rows_join_and_leave_and_ask_for_any_length(pair: Pair) -> None:
     assert len(ours.tokens[1]) > len(PROMPT) + 8
 
 
-def test_a_fused_graph_returns_what_two_steps_return(pair: Pair) -> None:
-    target, draft = pair
-    for slot in range(2):
-        fill(target, slot, PROMPT[:-1])
-        fill(draft, slot, PROMPT[:-2])
-    asked = [fused_row(propose_row(slot, len(PROMPT) - 1, PROMPT[-2:], k, GREEDY)) for slot, k in ((1, 3), (0, 2))]
-    one_call = target.fused_with(draft)
-    assert one_call is not None
-    together = one_call(asked)
-    proposals = draft.propose([row.propose for row in asked])
-    ids = [p.token_ids for p in proposals]  # type: ignore[union-attr]
-    verdicts = target.verify(
-        [verify_row(s, len(PROMPT) - 1, PROMPT[-1], d, GREEDY) for s, d in zip((1, 0), ids, strict=True)]
-    )
-    assert [r.proposal.token_ids for r in together] == ids  # type: ignore[union-attr]
-    assert [r.verdict.token_ids for r in together] == [v.token_ids for v in verdicts]  # type: ignore[union-attr]
-
-
 @pytest.mark.parametrize(
     "row",
     [

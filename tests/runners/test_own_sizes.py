@@ -11,7 +11,7 @@ import pytest
 from tandem.checkpoints.locate import Checkpoint
 from tandem.runners import own_sizes as module
 from tandem.runners.loading import Execution, Shape
-from tandem.runners.own_sizes import draft_shape, own_length, own_sizes
+from tandem.runners.own_sizes import own_length, own_sizes
 
 MIB = 2**20
 MODEL = {
@@ -62,27 +62,11 @@ def test_a_head_beside_them_takes_memory_too(tmp_path: Path, monkeypatch: pytest
     assert chosen(tmp_path, monkeypatch, 4 * 4 * 16, head=True) == (1216, 4), "8 KiB a position, and 5"
 
 
-def test_a_pair_has_the_length_of_its_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert chosen(tmp_path, monkeypatch, 100_000, MODEL, {**MODEL, "max_position_embeddings": 1000}) == (8192, 8)
-    draft = Checkpoint("1", str(tmp_path / "1"))
-    assert [draft_shape(Shape(max_length=most), draft).max_length for most in (8192, 512)] == [1000, 512]
-    assert chosen(tmp_path, monkeypatch, 100_000, {**MODEL, "max_position_embeddings": 100}) == (100, 8)
-
-
 @pytest.mark.parametrize("kind", [{"compile": "inductor"}, {"tp_degree": 2}])
 def test_where_memory_is_taken_whole_nothing_is_chosen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any]
 ) -> None:
     assert chosen(tmp_path, monkeypatch, 100_000, **kind) == (512, 4)
-
-
-@pytest.mark.parametrize(
-    "config", [{}, {**MODEL, "max_position_embeddings": -5}, {**MODEL, "num_hidden_layers": "all"}, {"a": [MODEL]}]
-)
-def test_a_configuration_that_does_not_say_chooses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any]
-) -> None:
-    assert chosen(tmp_path, monkeypatch, 100_000, config) == (512, 4)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from transformers import LlamaForCausalLM
 
 from tandem.cli import main
 from tandem.runners.loading import Execution, prepared_platform
-from tandem.runners.protocol import RunnerIdentity
 from tandem.runners.torch import platforms
 from tandem.runners.torch.graph_runner import GraphRunner
 from tandem.runners.torch.graphs import Buckets, buckets_for
@@ -22,7 +21,6 @@ from tandem.runners.torch.platforms import CPU, CUDA, DEVICES, NEURON, choose_pl
 from tests.runners.compiled import FAMILIES, LIMITS
 
 ROOT = Path(__file__).resolve().parents[2]
-IDENTITY = RunnerIdentity("m", "none", "bfloat16", "neuron", "torch")
 
 
 @pytest.fixture

@@ -42,12 +42,6 @@ def test_a_rank_gets_what_torchrun_would_set_and_this_process_its_environment_ba
     assert (own["RANK"], theirs["RANK"], theirs["LOCAL_RANK"], own["OMP_NUM_THREADS"]) == ("0", "1", "1", "3")
 
 
-def test_none_are_started_where_torchrun_has_or_nothing_is_shared() -> None:
-    for ranks in (Ranks(), Ranks(2, 0)):
-        with rank_processes(ranks, ["/no/such/program"]):
-            pass
-
-
 def test_a_rank_that_dies_is_named_and_ends_this_process(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -219,7 +219,7 @@ def field_names() -> dict[str, list[str]]:
 
     from neuronx_distributed_inference.models import config
 
-    from tandem_nxdi.fields import names
+    from tandem_nxdi.settings import names
 
     named = names()
 

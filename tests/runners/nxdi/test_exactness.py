@@ -6,14 +6,11 @@ import asyncio
 
 import pytest
 
-from tandem.clients.distributed import connect_distributed
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
-from tandem.engine.generators import Drafting, drafted_generator, plain_generator
+from tandem.engine.generators import drafted_generator, plain_generator
 from tandem.engine.loading import Loaded
-from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.model_drafter import ModelDrafter
-from tandem.runners.loading import Shape
 from tandem.runners.protocol import Runner
 from tandem.speculation.types import (
     GenerationRequest,
@@ -73,23 +70,6 @@ def test_a_draft_model_beside_the_target_changes_nothing(bench: Bench, sampling,
         assert got.token_ids == truth(prompt, sampling, SHAPE.max_length - len(prompt))
     if miss == 0:
         assert all(got.completion.stats.accepted == got.completion.stats.drafted for got in answers)
-
-
-@SAMPLED_DAILY
-def test_the_distributed_loop_over_the_wire_says_the_same(bench: Bench, sampling) -> None:  # noqa: F811
-    async def scenario() -> list[Answer]:
-        draft = loaded(bench.draft(0.3), Batcher("d"))
-        async with target_site(bench.target()) as site:
-            config = ModelConfig(shape=Shape(3, 64, 4), draft=DraftChoice("model", "x"), backend="toy", default_k=4)
-            drafting = Drafting(draft, draft.tokenizer, config.draft)
-            generator, client = await connect_distributed(drafting, config, site.address, 10.0, Pipeline.ON)
-            try:
-                return await together(generator, [asked(p, sampling, 60) for p in PROMPTS[:3]])
-            finally:
-                await client.close()
-
-    for prompt, got in zip(PROMPTS, run(scenario()), strict=False):
-        assert got.token_ids == truth(prompt, sampling, 60 - len(prompt))
 
 
 @pytest.mark.each_value

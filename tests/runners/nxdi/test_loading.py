@@ -26,7 +26,6 @@ from tandem.runners.startup import Startup
 from tandem.speculation.types import Rule
 from tandem_nxdi.backend import BACKEND
 from tandem_nxdi.checkpoint import older_rope
-from tandem_nxdi.fused import FusedDraft, FusedRunner
 from tests.runners.nxdi import simulated
 from tests.runners.nxdi.runners import Bench, bench  # noqa: F401
 from tests.support import GREEDY, SAMPLED, Answer, answer, ids, oracle, run
@@ -165,26 +164,6 @@ def test_a_target_and_a_draft_worker_load_each_their_own(config: ModelConfig) ->
 
     run(scenario())
     assert [app.neuron_config.speculation_length for app in simulated.LOADED] == [5, 0]
-
-
-def test_a_fused_target_loads_both_in_one_graph_and_copies_nothing(config: ModelConfig) -> None:
-    async def scenario() -> None:
-        batcher = Batcher("test")
-        try:
-            target, draft = await load_pair(config, batcher)
-            assert draft is not None
-            assert isinstance(target.runner, FusedRunner) and isinstance(draft.runner, FusedDraft)
-            generator = fused_generator(target, draft, 4, config.draft)
-            got = await answer(generator.generate, ids(b"ababababab", 30, ignore_end_of_sequence=True))
-        finally:
-            await batcher.close()
-        assert got.token_ids == oracle(b"ababababab", GREEDY, 30, past_the_end=True)
-        assert set(got.completion.stats.drafted_by) == {"model"}
-        assert generator.info.draft_name == draft.runner.identity.model_name
-        assert not generator.info.bit_exact
-
-    run(scenario())
-    assert len(simulated.LOADED) == 1
 
 
 def test_what_a_fused_graph_cannot_answer_the_same_models_answer_apart(config: ModelConfig, tmp_path: Path) -> None:

@@ -87,15 +87,6 @@ def test_a_decode_call_holds_every_line_in_order_and_never_position_0(bench: Ben
     assert min(map(min, call["position_ids"])) >= 1  # line 1 was never used
 
 
-def test_a_context_bucket_of_just_k_tokens_is_refused(bench: Bench) -> None:  # noqa: F811
-    given = {"neuron_config": {"context_encoding_buckets": [K, 64], "enable_bucketing": True}}
-    with pytest.raises(ValueError, match="context_encoding_buckets cannot be used here: a bucket of exactly"):
-        bench.target(**given)
-    with pytest.raises(ValueError, match="context_encoding_buckets"):
-        bench.target(Shape(3, 64, 59), neuron_config={"max_context_length": 60})
-    bench.draft(**given)  # a model without speculation has no such trap
-
-
 def test_a_prompt_of_one_token_is_never_read_from_a_pad(bench: Bench) -> None:  # noqa: F811
     runner = bench.target()
     expected = truth((65,), 3)
@@ -126,17 +117,6 @@ def test_a_fused_step_needs_room_for_its_drafts_so_the_line_is_longer_than_a_seq
     assert runner.layout.capacity == 256  # whole tiles, which fused caches are stored in
     runner, _ = bench.pair(neuron_config={"seq_len": 64})
     assert runner.limits.max_length == 59
-
-
-def test_a_fused_model_is_greedy_on_the_device_and_gives_no_logits(bench: Bench) -> None:  # noqa: F811
-    bench.pair()
-    given = application().neuron_config.given
-    assert given["on_device_sampling_config"] == {"do_sample": False}
-    assert not given.get("output_logits")
-    with pytest.raises(ValueError, match="output_logits cannot be used here: fused context encoding"):
-        bench.pair(neuron_config={"output_logits": True, "on_device_sampling_config": {}})
-    with pytest.raises(ValueError, match="do_sample draws on the device"):
-        bench.pair(neuron_config={"on_device_sampling_config": {"do_sample": True}})
 
 
 def test_accepted_tokens_are_counted_by_positions(bench: Bench) -> None:  # noqa: F811
