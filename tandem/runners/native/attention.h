@@ -15,23 +15,28 @@ constexpr int SPAN = 64;  // neighbouring positions of a head that lie together
 class SlotMemory {
 public:
     SlotMemory(int slots, int length, size_t position_bytes)
-        : group_bytes_(SPAN * position_bytes), page_(groups(length) * group_bytes_ < MANY * LARGE_PAGE ? OnDemand::small() : LARGE_PAGE),
-          slot_bytes_(taken(length)), memory_(slots * slot_bytes_, page_) {}
+        : group_bytes_(SPAN * position_bytes), page_(groups(length) * group_bytes_ < MANY * LARGE_PAGE ? size_t(sysconf(_SC_PAGESIZE)) : LARGE_PAGE),
+          slot_bytes_(taken(length)), bytes_(up(slots * slot_bytes_, page_)), data_(mapped(bytes_, page_, MAP_NORESERVE)) {}
+    SlotMemory(const SlotMemory&) = delete;
+    ~SlotMemory() { munmap(data_, bytes_); }
 
-    char* slot(int slot) const { return memory_.data() + slot * slot_bytes_; }
+    char* slot(int slot) const { return data_ + slot * slot_bytes_; }
     size_t group_bytes() const { return group_bytes_; }
     size_t slot_bytes() const { return slot_bytes_; }
     // Bytes of pages for a slot's first `positions`.
     size_t taken(int positions) const { return up(groups(positions) * group_bytes_, page_); }
     // Frees a slot's memory beyond its first `positions`.
-    void give_back(int slot, int positions) { memory_.give_back(slot * slot_bytes_ + taken(positions), (slot + 1) * slot_bytes_); }
+    void give_back(int slot, int positions) {
+        const size_t from = taken(positions);
+        if (from < slot_bytes_) madvise(this->slot(slot) + from, slot_bytes_ - from, MADV_DONTNEED);
+    }
 
 private:
     static constexpr size_t MANY = 4;  // large pages: a slot of fewer is given in small ones
     static size_t groups(int positions) { return up(positions, SPAN) / SPAN; }
 
-    size_t group_bytes_, page_, slot_bytes_;
-    OnDemand memory_;
+    size_t group_bytes_, page_, slot_bytes_, bytes_;
+    char* data_;
 };
 
 // The part of one layer.

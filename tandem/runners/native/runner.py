@@ -47,7 +47,6 @@ from tandem.speculation.rules import settled
 from tandem.speculation.types import SparseDistribution, Verdict
 
 Logits = NDArray[np.float32]
-_UNFUSED = "two roundings"
 _COMPARED = 64  # positions whose rotary embedding is compared; the number of positions may differ
 _UNSOUND = "target logits: no finite largest logit"
 
@@ -348,4 +347,4 @@ def page_format(model: NativeSteps) -> str:
     said = f"native {sources_hash()[:16]}, {sizes.layers} layers of {sizes.kv_heads} heads of {sizes.head_dim}"
     said += f", rotary embedding {zlib.crc32(rotary):08x}"
     instructions = model.library.tandem_instructions().decode()
-    return said if model.dtype == "float32" and instructions != _UNFUSED else f"{said}, {instructions}"
+    return said if model.dtype == "float32" and instructions != "two roundings" else f"{said}, {instructions}"

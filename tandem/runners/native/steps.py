@@ -61,7 +61,6 @@ def use_tiles(library: Any, use: bool = True) -> TileState:
 
 @functools.cache
 def log_tiles(state: TileState) -> None:
-    """Logs a state, the first time."""
     if state in _TILES:
         log.info(_TILES[state])
 

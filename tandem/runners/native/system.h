@@ -20,7 +20,8 @@ inline size_t up(size_t value, size_t multiple) { return (value + multiple - 1) 
 
 constexpr size_t LARGE_PAGE = size_t(2) << 20;
 
-// Zeroed memory from the system, on pages of `page` bytes: malloc's may be on small ones, at half the speed.
+// Zeroed memory from the system, allocated on first write, on pages of `page` bytes: malloc's may be on small ones, at half
+// the speed.
 inline char* mapped(size_t bytes, size_t page, int flags = 0) {
     char* at = static_cast<char*>(mmap(nullptr, bytes + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0));
     if (at == MAP_FAILED) throw std::bad_alloc();
@@ -91,23 +92,6 @@ private:
     static constexpr size_t BLOCK = size_t(16) << 20;
     std::vector<Buffer<char>> blocks_;
     size_t used_ = 0;
-};
-
-// Zeroed memory that the system allocates on first write. `page`: LARGE_PAGE, or the system's.
-class OnDemand {
-public:
-    OnDemand(size_t bytes, size_t page) : bytes_(up(bytes, page)), data_(mapped(bytes_, page, MAP_NORESERVE)) {}
-    OnDemand(const OnDemand&) = delete;
-    OnDemand& operator=(const OnDemand&) = delete;
-    ~OnDemand() { munmap(data_, bytes_); }
-    char* data() const { return data_; }
-    // Gives back whole pages.
-    void give_back(size_t from, size_t end) { if (from < end) madvise(data_ + from, end - from, MADV_DONTNEED); }
-    static size_t small() { return size_t(sysconf(_SC_PAGESIZE)); }
-
-private:
-    size_t bytes_;
-    char* data_;
 };
 
 // Prefetches memory bit by bit while idle.
