@@ -181,7 +181,7 @@ reliability: $(STAMP)
 	@$(BIN)/python -m pytest -q -m campaign tests/reliability tests/conformance $(ARGS)
 
 soak: $(STAMP)
-	@$(BIN)/python -m tests.reliability.soak --seconds $(SECONDS) $(ARGS)
+	@TANDEM_SOAK_SECONDS=$(SECONDS) $(BIN)/python -m pytest -q -s -m campaign tests/reliability/test_soak.py $(ARGS)
 
 proto: $(STAMP)
 	@$(BIN)/buf format -w proto

@@ -28,7 +28,7 @@ from tandem.engine.generator import Generator
 from tandem.engine.generators import plain_generator
 from tandem.engine.loading import Loaded, load
 from tandem.engine.model_config import ModelConfig
-from tandem.receipts.checking import Outcome, overall
+from tandem.receipts.checking import CheckOutcome, overall
 from tandem.receipts.keys import Keys, open_keys
 from tandem.receipts.receipt import Signed, prefix_digests, read_signed
 from tandem.receipts.run import CheckConfig, PromptFile, checked_by
@@ -86,7 +86,7 @@ async def generate(generator: Generator, receipts: Receipts, request: Generation
     return Run((ended - first) / max(1, tokens - 1), ended - began, tokens, receipt)
 
 
-async def checking(loaded: Loaded, signed: Signed, prompt: Sequence[int]) -> tuple[Outcome, float]:
+async def checking(loaded: Loaded, signed: Signed, prompt: Sequence[int]) -> tuple[CheckOutcome, float]:
     config = CheckConfig(Path(), PromptFile(token_ids=tuple(prompt)), ModelConfig())
     began = time.perf_counter()
     findings = await checked_by(loaded, signed, config)
@@ -118,10 +118,10 @@ async def measure(loaded: Loaded, keys: Keys, name: str, prompts: Sequence[str],
             with_receipt.append(await generate(generator, receipts, asked))
             signed = read_signed(with_receipt[-1].receipt)
             outcome, taken = await checking(loaded, signed, prompt)
-            right += outcome is Outcome.RIGHT
+            right += outcome is CheckOutcome.RIGHT
             seconds.append(taken)
             wrong = forged(keys, signed, loaded.runner.limits.vocab_size)
-            found += (await checking(loaded, wrong, prompt))[0] is Outcome.FORGED
+            found += (await checking(loaded, wrong, prompt))[0] is CheckOutcome.FORGED
     return Figures(
         name,
         len(with_receipt),

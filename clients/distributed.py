@@ -15,7 +15,7 @@ from tandem.rpc.channel import DRAFT
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.errors import TandemError
 from tandem.rpc.first_contact import first_of
-from tandem.rpc.propose_stream import DraftClient, RemoteDrafter, StreamedDrafts
+from tandem.rpc.propose_stream import DraftClient, StreamedDrafts, WaitingDrafter
 from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.tracing import traced
 from tandem.rpc.verifier_client import VerifierClient
@@ -181,7 +181,7 @@ async def open_remote_draft(
         raise
 
     def drafter(request: GenerationRequest, stats: SpeculationStats, estimate: Estimate) -> Drafter:
-        remote = RemoteDrafter(client, request.of_models, target.runner.limits.vocab_size, stats, estimate)
+        remote = WaitingDrafter(client, request.of_models, target.runner.limits.vocab_size, stats, estimate)
         return FallibleDrafter(traced(remote, "open draft"), client.health, stats=stats)
 
     def elsewhere(request: GenerationRequest, stats: SpeculationStats) -> DraftsElsewhere:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,8 +15,8 @@ from tandem.clients.profile import Profile
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import parse_addresses
 from tandem.rpc.logs import printable
-from tandem.rpc.request_context import Request, begin, current, new_id
-from tandem.rpc.tracing import Tracing, open_tracing
+from tandem.rpc.request_context import Request, begin, new_id
+from tandem.rpc.tracing import open_tracing
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, TokenLogprobs
 
 Generate = Callable[[GenerationRequest], Events]
@@ -74,12 +74,18 @@ async def run_prompts(config: ClientConfig, generate: Generate, name: str) -> in
     turns = asyncio.Semaphore(MAX_AT_ONCE)
     tracing = open_tracing(config.otlp_endpoint, "tandem-client")
 
-    async def in_turn(number: int, prompt: str) -> Outcome:
+    async def in_turn(number: int, prompt: str) -> PromptRun:
         screen = _Screen(None if alone else number, config.token_by_token)
         async with turns:
-            with _as_request(tracing, name):
-                request = config.request if config.request.messages else replace(config.request, text=prompt)
-                return await _run_prompt(screen, generate, request)
+            request_id, about = new_id(), {"tandem.asked": name}
+            span = tracing.start("request", {"tandem.request_id": request_id, **about}) if tracing else None
+            begin(Request(request_id, span))  # every prompt runs in a task of its own
+            request = config.request if config.request.messages else replace(config.request, text=prompt)
+            try:
+                return await _run_prompt(screen, generate, request, request_id)
+            finally:
+                if span:
+                    span.end()
 
     try:
         outcomes = await asyncio.gather(*(in_turn(i, prompt) for i, prompt in enumerate(config.prompts)))
@@ -100,20 +106,8 @@ async def run_prompts(config: ClientConfig, generate: Generate, name: str) -> in
     return int(any(outcome.error for outcome in outcomes))
 
 
-@contextlib.contextmanager
-def _as_request(tracing: Tracing | None, name: str) -> Iterator[None]:
-    request_id = new_id()
-    span = tracing.start("request", {"tandem.request_id": request_id, "tandem.asked": name}) if tracing else None
-    begin(Request(request_id, span))  # every prompt runs in a task of its own
-    try:
-        yield
-    finally:
-        if span:
-            span.end()
-
-
 @dataclass(slots=True)
-class Outcome:
+class PromptRun:
     text: str = ""
     tokens: int = 0
     completion: GenerationEnd | None = None
@@ -146,7 +140,7 @@ class _Screen:
             for line in lines:
                 print(f"[{self._number}] {line}", flush=True)
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: PromptRun) -> None:
         if self._number is None:
             print(f"\n\n{outcome.text}" if self._token_by_token else "", flush=True)
         elif self._line:
@@ -158,14 +152,13 @@ class _Screen:
         print(printable(f"{label}{_summary(outcome)}", None), file=sys.stderr, flush=True)
 
 
-async def _run_prompt(screen: _Screen, generate: Generate, request: GenerationRequest) -> Outcome:
+async def _run_prompt(screen: _Screen, generate: Generate, request: GenerationRequest, request_id: str) -> PromptRun:
     from tandem.engine.batcher import DeviceLost
     from tandem.rpc.errors import TandemError
     from tandem.runners.protocol import RowFailed
     from tandem.speculation.rounds import OutOfStep
 
-    known = current()
-    outcome, started = Outcome(request_id=known.id if known else ""), time.perf_counter()
+    outcome, started = PromptRun(request_id=request_id), time.perf_counter()
     try:
         async with contextlib.aclosing(generate(request)) as events:
             async for event in events:
@@ -187,7 +180,7 @@ async def _run_prompt(screen: _Screen, generate: Generate, request: GenerationRe
     return outcome
 
 
-def _summary(outcome: Outcome) -> str:
+def _summary(outcome: PromptRun) -> str:
     if outcome.error or not outcome.completion:
         return outcome.failure + (f" (request {outcome.request_id})" if outcome.request_id else "")
     done, stats = outcome.completion, outcome.completion.stats
@@ -205,7 +198,7 @@ def _summary(outcome: Outcome) -> str:
     return f"{line}; ended by {done.finish_reason.name.lower().replace('_', ' ')}"
 
 
-def _print_final(outcomes: list[Outcome]) -> None:
+def _print_final(outcomes: list[PromptRun]) -> None:
     print("\n=== Final outputs ===")
     for i, outcome in enumerate(outcomes):
         lines = [outcome.text] if outcome.text or not outcome.error else []

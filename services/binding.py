@@ -6,7 +6,7 @@ import errno
 import socket
 from collections.abc import Callable
 
-from tandem.rpc.addresses import bare_host, joined
+from tandem.rpc.endpoint_pool import bare_host, joined
 
 
 class CannotListen(ValueError):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 
 from tandem.rpc import wire
+from tandem.services.calls import Context
 from tandem.services.errors import NotOffered
 from tandem.services.generation import GenerateMethod
-from tandem.services.layers import Context
 from tandem.services.sessions.proposals import Proposals
 from tandem.speculation.types import ModelInfo
 from tandem.v1 import draft_worker_pb2 as pb

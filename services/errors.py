@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import traceback
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
-from grpc_status import rpc_status
 
 from tandem.engine.batcher import DeviceLost, StepHung
 from tandem.engine.fair_turns import TooManyWaiting
 from tandem.engine.slots import NoFreeSlot
 from tandem.rpc.errors import TandemError
 from tandem.rpc.logs import printable
-from tandem.rpc.request_context import current
 from tandem.runners.protocol import RowFailed
 from tandem.services.duplex import StreamIdle
 from tandem.services.http.errors import HttpError
-from tandem.services.layers import Call, Layer
 from tandem.services.security.limits import LimitReached
 from tandem.services.sessions.table import SessionConflict, SessionExpired, SessionNotFound
 from tandem.speculation.errors import Outcome, outcome_of
@@ -163,28 +157,3 @@ def _retry(seconds: float) -> error_details_pb2.RetryInfo:
     retry = error_details_pb2.RetryInfo()
     retry.retry_delay.FromMilliseconds(int(seconds * 1000))
     return retry
-
-
-class ErrorLayer(Layer):
-    """Sets the status of a call that fails, and ends it."""
-
-    def __init__(self, log_prompts: bool = False) -> None:
-        self._log_prompts = log_prompts
-
-    def covers(self, path: str) -> bool:
-        return True
-
-    @contextlib.asynccontextmanager
-    async def around(self, call: Call) -> AsyncIterator[None]:
-        try:
-            yield
-        except (grpc.aio.AbortError, asyncio.CancelledError):
-            raise
-        except Exception as error:
-            call.status = to_status(error, self._log_prompts)
-            if request := current():
-                call.status.details.add().Pack(error_details_pb2.RequestInfo(request_id=request.id))
-            try:
-                await call.context.abort_with_status(rpc_status.to_status(call.status))
-            except grpc.aio.InternalError as gone:  # the caller has disconnected, which cancels the call
-                raise asyncio.CancelledError from gone

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from tandem.engine.adapter_registry import Adapters
 from tandem.rpc import wire
+from tandem.services.calls import Context
 from tandem.services.generation import GenerateMethod
-from tandem.services.layers import Context
 from tandem.speculation.types import ModelInfo
 from tandem.v1 import fused_speculative_server_pb2 as pb
 from tandem.v1 import fused_speculative_server_pb2_grpc

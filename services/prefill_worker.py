@@ -17,12 +17,11 @@ from tandem.engine.loading import close, load, load_adapters
 from tandem.engine.prefill import PageCopies, PrefillPages, RemotePrefill
 from tandem.rpc import wire
 from tandem.runners.pages import PAGE
+from tandem.services.calls import Context
 from tandem.services.errors import ModelMismatch, QueueFull
-from tandem.services.layers import Context
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.identity import caller
-from tandem.services.security.limits import ServerLimits
-from tandem.services.security.names import check_name
+from tandem.services.security.limits import ServerLimits, check_name
 from tandem.services.server import HostedService
 from tandem.speculation.types import InvalidField, ModelInfo, Request, TooLong
 from tandem.v1 import prefill_worker_pb2 as pb

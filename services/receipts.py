@@ -76,7 +76,7 @@ class Receipts:
                 digest = prompt_digest(salt, prompt)
                 elsewhere = next((each for _, _, each in event.stats.verifiers if each), "")
                 receipt = Receipt(
-                    model=Model.of(generator.info),
+                    model=Model.from_info(generator.info),
                     adapter=(request.adapter, elsewhere or revision) if request.adapter else None,
                     request=_signed(request, generator.info),
                     prompt_tokens=len(prompt),

@@ -340,7 +340,7 @@ async def run_role(name: str, config: RoleConfig) -> int:
 
 async def _run(role: ServerRole, config: RoleConfig, others: RankProcesses) -> int:
     parts = ServerParts(role, config, others)
-    serving = serve(config.serve, parts.lifecycle, partial(role.build, parts), [parts.observability.layer])
+    serving = serve(config.serve, parts.lifecycle, partial(role.build, parts), parts.observability.observers)
     code = await parts.observability.during(serving)
     for path in parts.profile.write() if parts.profile else ():
         log.info("performance metrics saved to %s", path)

@@ -21,14 +21,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from tandem.engine.step_watch import StepWatch
-from tandem.rpc.addresses import bracketed
+from tandem.rpc.endpoint_pool import bracketed
 from tandem.runners.startup import Startup
 from tandem.services.binding import bind
-from tandem.services.errors import ErrorLayer
+from tandem.services.calls import CallObserver, CallPolicy
 from tandem.services.health import NOT_SERVING, SERVING, HealthService
 from tandem.services.http.address import HttpAddress
 from tandem.services.http.service import HttpService
-from tandem.services.layers import Layer
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.call_limits import TransportInterceptor
 from tandem.services.security.config import Security
@@ -136,14 +135,14 @@ async def serve(
     config: ServeConfig,
     lifecycle: Lifecycle,
     build: Callable[[], Awaitable[HostedService]],
-    outermost: Sequence[Layer] = (),
+    observers: Sequence[CallObserver] = (),
 ) -> int:
     """Binds, loads, serves until a signal, drains; returns the exit code: 1 if the device or a task was lost."""
     ending = config.ending
-    server = config.security.server(outermost, options=_OPTIONS)
+    server = config.security.server(observers, options=_OPTIONS)
     port = bind("port", config.host, config.port, partial(config.security.add_port, server))
     probes = _probe_server(config)
-    http = bound_http_port(config, outermost, port)
+    http = bound_http_port(config, observers, port)
     ending.begin()
     stopping = _stop_signals(ending, config.drain_seconds)
     building = asyncio.ensure_future(build())
@@ -208,7 +207,7 @@ async def _end(
 
 def _probe_server(config: ServeConfig) -> grpc.aio.Server:
     """Health checks alone, in clear text: Kubernetes' probes support neither TLS nor tokens. Raises CannotListen."""
-    interceptor = TransportInterceptor(config.security.limits, [ErrorLayer()])
+    interceptor = TransportInterceptor(config.security.limits, CallPolicy())
     server = grpc.aio.server(interceptors=[interceptor], options=_PROBE_OPTIONS)
     if config.health_port is not None:
         bind("health_port", config.host, config.health_port, server.add_insecure_port)
@@ -254,12 +253,12 @@ def _stop_signals(ending: ShutdownDeadline, drain_seconds: float) -> asyncio.Eve
     return stopping
 
 
-def bound_http_port(config: ServeConfig, outermost: Sequence[Layer], grpc_port: int = 0) -> HttpPort | None:
+def bound_http_port(config: ServeConfig, observers: Sequence[CallObserver], grpc_port: int = 0) -> HttpPort | None:
     if config.http is None:
         return None
     from tandem.services.http.app import HttpPort
 
-    return HttpPort(config.http, config.security, outermost, grpc_port)
+    return HttpPort(config.http, config.security, observers, grpc_port)
 
 
 def _announce(config: ServeConfig, port: int, hosted: HostedService, http: HttpPort | None) -> None:

@@ -14,14 +14,13 @@ from tandem.engine.sequences import TargetSequence
 from tandem.rpc import wire
 from tandem.rpc.request_context import current
 from tandem.rpc.wire_sessions import distributions_from_wire, feature_format_from_wire, session_from_wire
+from tandem.services.calls import Context
 from tandem.services.duplex import answered_in_order
 from tandem.services.errors import ModelMismatch, VocabularyMismatch
 from tandem.services.generation import GenerateMethod
-from tandem.services.layers import Context
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.identity import caller
-from tandem.services.security.limits import ServerLimits
-from tandem.services.security.names import check_name
+from tandem.services.security.limits import ServerLimits, check_name
 from tandem.services.sessions.table import (
     Checkout,
     Fence,

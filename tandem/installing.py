@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -33,6 +34,13 @@ def install_command(extra: str) -> str:
         return _from_url(json.loads(source), extra) if source else _from_index(extra)
     except (ValueError, KeyError, TypeError, AttributeError):  # a file that another program wrote
         return _from_index(extra)
+
+
+def check_installed(flag: str, extra: str, *libraries: str) -> None:
+    """Raises ValueError naming the first missing library."""
+    for library in libraries:
+        if find_spec(library) is None:
+            raise ValueError(f"{flag}: {library} is not installed; {install_command(extra)}")
 
 
 def _from_index(extra: str) -> str:

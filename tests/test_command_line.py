@@ -28,11 +28,6 @@ from tests.services.certificates import Authority, token_file
 VALUES = {
     "adapters": "red=folder",
     "draft_adapters": "red=folder",
-    "draft": "ngram",
-    "device": "cpu",
-    "dtype": "float32",
-    "weights": "int8",
-    "compile": "off",
     "speculation_length": "4",
     "max_speculation_length": "6",
     "tp_degree": "2",
@@ -46,7 +41,6 @@ VALUES = {
     "http_host": "127.0.0.2",
     "draft_host": "127.0.0.1:9",
     "prefill": "127.0.0.1:9",
-    "pipeline": "on",
     "tls_cert": "server.pem",
     "tls_key": "server.key",
     "tls_client_ca": "ca.pem",
@@ -59,13 +53,7 @@ VALUES = {
     "prompt_text": "prompt.txt",
     "top_p": "0.5",
     "min_p": "0.5",
-    "rule": "rejection",
-    "drafts": "none",
     "report": "other.json",
-    "quantization": "int8",
-    "log_format": "json",
-    "convert": "safetensors",
-    "pair": "apart",
     "margin": "0.25",
 }
 # What a flag needs beside it to have an effect.
@@ -144,7 +132,8 @@ def words(role: str, backend: str, name: str | None = None) -> list[str]:
         told += ["--prefill", "127.0.0.1:9"]
     if "action" in flag.options and flag.options["action"] == "store_true":
         return ["--role", role, *told, f"--{name}"]
-    value = VALUES.get(name, {int: "7", float: "0.5"}.get(flag.options.get("type", str), "other"))
+    last = (flag.metavar or "").rpartition("|")[2] if "|" in (flag.metavar or "") else None
+    value = VALUES.get(name) or last or {int: "7", float: "0.5"}.get(flag.options.get("type", str), "other")
     return ["--role", role, *told, f"--{name}", value]
 
 

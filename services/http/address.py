@@ -4,16 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from importlib.util import find_spec
 
-from tandem.installing import install_command
-
-
-def check_installed(flag: str, extra: str, *libraries: str) -> None:
-    """Raises ValueError naming the first missing library."""
-    for library in libraries:
-        if find_spec(library) is None:
-            raise ValueError(f"{flag}: {library} is not installed; {install_command(extra)}")
+from tandem.installing import check_installed
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,9 +58,9 @@ def refused(
     return Refusal(status, {"error": {"message": message, "type": kind, "param": param, "code": code}}, tuple(headers))
 
 
-def refusal(status: status_pb2.Status) -> Refusal:
-    """Converts a call's status, with its field and retry details."""
-    reason, param, wait = "", None, None
+def refusal(status: status_pb2.Status, names: Mapping[str, str]) -> Refusal:
+    """Converts a call's status, with its field and retry details. `names`: HTTP's names of fields."""
+    reason, param, wait, message = "", None, None, status.message
     info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
     detail: Packed
     for detail in status.details:
@@ -70,6 +70,12 @@ def refusal(status: status_pb2.Status) -> Refusal:
             param = bad.field_violations[0].field
         elif detail.Unpack(retry):
             wait = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
+    if param is not None and param in names:
+        message = names[param] + message.removeprefix(param)
+        param = names[param]
+    elif reason == "SEQUENCE_TOO_LONG" and not param:
+        param = "max_tokens" if "max_new_tokens" in message else names.get("prompt")
+        message = message.replace("max_new_tokens", "max_tokens")
     outcome = outcome_of(code_pb2.Code.Name(status.code))
     _, number, code = REASONS.get(reason, (0, _BY_OUTCOME.get(outcome, 500), reason.lower() or None))
     headers = []
@@ -77,4 +83,4 @@ def refusal(status: status_pb2.Status) -> Refusal:
         headers.append(("retry-after", str(max(RETRY_SECONDS, math.ceil(wait or 0)))))
     if number == 401:
         headers.append(("www-authenticate", "Bearer"))
-    return refused(number, code, status.message, param, headers)
+    return refused(number, code, message, param, headers)

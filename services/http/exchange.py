@@ -13,24 +13,24 @@ from google.rpc import status_pb2
 
 from tandem.rpc.request_context import REQUEST_ID
 from tandem.services.http.errors import HttpError, refusal
-from tandem.services.security.call_limits import MessageTimeout, WaitLimit
+from tandem.services.security.call_limits import MessageTimeout, within
 
 Json = dict[str, Any]
+Headers = Sequence[tuple[str, str]]
 DISCARD_SECONDS = 1.0
 BEGIN_SECONDS, QUIET_SECONDS = 1.0, 15.0  # seconds until a silent stream begins; between comments
 COMMENT = b": \n\n"
-_EVENTS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store"))
-_JSON = (b"content-type", b"application/json")
-_LINE_ENDS = (("\x85", "\\u0085"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
-"""JSON allows these, but str.splitlines ends lines there."""
+_EVENTS = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-store"))
+_JSON = ("content-type", "application/json")
 
 
 class Exchange:
-    """`request_id`: sent in the headers once assigned."""
+    """`request_id`: sent in the headers once assigned. `names`: HTTP's names of fields."""
 
     def __init__(self, scope: Any, receive: Any, send: Any) -> None:
         self._scope, self._receive, self._send = scope, receive, send
         self.request_id, self.begun, self.streams = "", False, False
+        self.names: Mapping[str, str] = {}
         self._sent = 0.0
         self._unread = self.header("transfer-encoding") is not None or self.header("content-length") not in (None, "0")
 
@@ -54,8 +54,7 @@ class Exchange:
         if int(headers.get(b"content-length", b"0")) > most:
             raise _too_large(most)
         try:
-            with WaitLimit(seconds) as waiting:
-                return await waiting.until(self._rest(most))
+            return await within(seconds, self._rest(most))
         except MessageTimeout:
             raise HttpError("BODY_LATE", f"the body did not arrive within {seconds:g} s") from None
 
@@ -77,30 +76,26 @@ class Exchange:
 
     # --- the answer ---
 
-    async def answer(self, status: int, content: Json, headers: Sequence[tuple[bytes, bytes]] = ()) -> int:
+    async def answer(self, status: int, content: Json, headers: Headers = ()) -> int:
         return await self.page(status, json.dumps(content, ensure_ascii=False).encode(), (_JSON, *headers))
 
-    async def page(self, status: int, data: bytes, headers: Sequence[tuple[bytes, bytes]]) -> int:
+    async def page(self, status: int, data: bytes, headers: Headers) -> int:
         ends = status >= 400 and self._unread
-        length = (b"content-length", str(len(data)).encode())
-        await self._begin(status, (*headers, length, *([(b"connection", b"close")] if ends else [])))
+        closing = [("connection", "close")] if ends else []
+        await self._begin(status, (*headers, ("content-length", str(len(data))), *closing))
         await self._send({"type": "http.response.body", "body": data, "more_body": ends})
         if ends:
-            await self._discard()
+            with contextlib.suppress(MessageTimeout):
+                await within(DISCARD_SECONDS, self._discard())
             await self._send({"type": "http.response.body", "body": b""})
         return len(data)
 
     async def _discard(self) -> None:
         # Closing at once would lose the answer: read on for a moment.
-        if self.header("expect"):  # it sends nothing before the server says 100
-            return
-        with contextlib.suppress(MessageTimeout), WaitLimit(DISCARD_SECONDS) as waiting:
-            await waiting.until(self._skip())
-
-    async def _skip(self) -> None:
-        message = await self._receive()
-        while message["type"] != "http.disconnect" and message["more_body"]:
+        while not self.header("expect"):  # such a client sends nothing before the server says 100
             message = await self._receive()
+            if message["type"] == "http.disconnect" or not message["more_body"]:
+                return
 
     async def events(self, messages: Sequence[Json]) -> int:
         return await self._stream(b"".join(_event(each) for each in messages))
@@ -131,10 +126,9 @@ class Exchange:
 
     async def refuse(self, status: status_pb2.Status) -> None:
         """Sends a failed call's status; in a stream, as its last event."""
-        found = refusal(status)
+        found = refusal(status, self.names)
         if not self.begun:
-            headers = [(name.encode(), value.encode()) for name, value in found.headers]
-            await self.answer(found.status, found.content, headers)
+            await self.answer(found.status, found.content, found.headers)
         elif self.streams:
             await self.events([found.content])
             await self.end()
@@ -143,11 +137,12 @@ class Exchange:
         """Closes the connection at once: the client must not take a partial answer for a whole one."""
         self._scope["tandem"].transport.abort()
 
-    async def _begin(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    async def _begin(self, status: int, headers: Headers) -> None:
         self.begun = True
         if self.request_id:
-            headers = (*headers, (REQUEST_ID.encode(), self.request_id.encode()))
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+            headers = (*headers, (REQUEST_ID, self.request_id))
+        sent = [(name.encode(), value.encode()) for name, value in headers]
+        await self._send({"type": "http.response.start", "status": status, "headers": sent})
 
     # --- the context of a call ---
 
@@ -175,7 +170,5 @@ def _too_large(most: int) -> HttpError:
 
 
 def _event(message: Json) -> bytes:
-    text = json.dumps(message, ensure_ascii=False, separators=(",", ":"))
-    for character, escaped in _LINE_ENDS:
-        text = text.replace(character, escaped)
-    return b"data: " + text.encode() + b"\n\n"
+    # ASCII: JSON allows U+0085 and U+2028, at which str.splitlines ends lines.
+    return f"data: {json.dumps(message, separators=(',', ':'))}\n\n".encode()

@@ -7,16 +7,20 @@ import contextlib
 import logging
 import resource
 import ssl
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import uvicorn
 
-from tandem.rpc.addresses import bare_host, joined
+from tandem.rpc.endpoint_pool import bare_host, bracketed, joined
 from tandem.services.binding import bound
+from tandem.services.http.errors import refused
+from tandem.services.http.exchange import Exchange
 from tandem.services.http.protocol import HEADER_BYTES, BoundedProtocol
-from tandem.services.security.tls import Certificates, TlsConfig
+from tandem.services.security.tls import TlsConfig, reread
 
+Page = Callable[[str], Awaitable[tuple[bytes, str]]]
+"""Returns the metrics and their content type for an Accept header."""
 ACCEPTED_AT_ONCE, MOST_UNACCEPTED = 64, 8192  # connections per accept, so that floods delay no request; the backlog
 FLUSH_SECONDS = 1  # for aborted answers to reach their clients
 
@@ -79,6 +83,25 @@ class Listener:
         self._socket.close()
 
 
+class MetricsPort(Listener):
+    """The port of Prometheus, without TLS and tokens. Answers 503 until `page` is set. Raises CannotListen."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.host = bracketed(host, "metrics_host")
+        self.page: Page | None = None
+        super().__init__("metrics_port", self.host, port)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        exchange = Exchange(scope, receive, send)
+        if scope["path"] not in ("/", "/metrics"):
+            await exchange.answer(404, refused(404, "not_found", "metrics are at /metrics").content)
+        elif self.page is None:
+            await exchange.answer(503, refused(503, "starting", "the server is starting").content)
+        else:
+            data, kind = await self.page(exchange.header("accept") or "")
+            await exchange.page(200, data, (("content-type", kind),))
+
+
 def _allow_open_files() -> None:
     # The usual limit of 1024 open files would stop accepting.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -88,15 +111,14 @@ def _allow_open_files() -> None:
 
 def _renewed_context(config: TlsConfig) -> ssl.SSLContext:
     """Returns a context that rereads changed certificate files for new connections."""
-    certificates = Certificates(config, _context)
-    latest = certificates.first
+    certificates = reread(config, _context)
 
     def refresh(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-        nonlocal latest
-        connection.context = latest = certificates.changed() or latest
+        connection.context = certificates.current()
 
-    certificates.first.sni_callback = refresh
-    return certificates.first
+    first = certificates.value
+    first.sni_callback = refresh
+    return first
 
 
 def _context(config: TlsConfig) -> ssl.SSLContext:

@@ -19,27 +19,29 @@ CONNECTIONS = 2048
 LINGER_SECONDS = 1.0
 LINGER_BYTES = 8 << 20
 MOST_LINGERING = 256
-_PHRASES = {400: "Bad Request", 431: "Request Header Fields Too Large", 501: "Not Implemented"}
-_PHRASES |= {503: "Service Unavailable"}
-
-
-def _closing(status: int, code: str, message: str, headers: str = "") -> bytes:
-    body = json.dumps(refused(status, code, message).content)
-    head = f"HTTP/1.1 {status} {_PHRASES[status]}\r\n{headers}connection: close\r\ncontent-type: application/json\r\n"
-    return f"{head}content-length: {len(body)}\r\n\r\n{body}".encode()
-
-
-_BUSY = _closing(
-    503,
-    "too_many_connections",
-    f"this server has its limit of {CONNECTIONS} connections, or this host its share of them",
-    f"retry-after: {RETRY_SECONDS}\r\n",
-)
-_MALFORMED = {
-    400: _closing(400, "malformed_request", "the request is not HTTP/1.1"),
-    431: _closing(431, "headers_too_large", f"the headers are above the limit of {HEADER_BYTES} bytes"),
-    501: _closing(501, "unknown_transfer_coding", "the only transfer coding is chunked"),
+_REFUSALS = {
+    400: ("Bad Request", "malformed_request", "the request is not HTTP/1.1"),
+    431: (
+        "Request Header Fields Too Large",
+        "headers_too_large",
+        f"the headers are above the limit of {HEADER_BYTES} bytes",
+    ),
+    501: ("Not Implemented", "unknown_transfer_coding", "the only transfer coding is chunked"),
+    503: (
+        "Service Unavailable",
+        "too_many_connections",
+        f"this server has its limit of {CONNECTIONS} connections, or this host its share of them",
+    ),
 }
+"""By status: phrase, code, message."""
+
+
+def _closing(status: int) -> bytes:
+    phrase, code, message = _REFUSALS[status]
+    body = json.dumps(refused(status, code, message).content)
+    head = f"HTTP/1.1 {status} {phrase}\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    head += f"retry-after: {RETRY_SECONDS}\r\n" if status == 503 else ""
+    return f"{head}content-length: {len(body)}\r\n\r\n{body}".encode()
 
 
 def host_of(client: tuple[str, int] | None) -> str:
@@ -55,59 +57,52 @@ def host_of(client: tuple[str, int] | None) -> str:
     return str(getattr(address, "ipv4_mapped", None) or address)
 
 
-WAITS, IDLE, UPLOADS, RUNS = "waits", "idle", "uploads", "runs"
+WAITS, IDLE, UPLOADS, RUNS = range(4)
 """Waiting for headers; between requests; in a body; request complete."""
 
 
-class Host:
-    def __init__(self) -> None:
-        self.by_state: dict[str, dict[BoundedProtocol, None]] = {state: {} for state in (WAITS, IDLE, UPLOADS, RUNS)}
-        self.total = 0
-
-    @property
-    def slow(self) -> int:
-        return len(self.by_state[WAITS]) + len(self.by_state[UPLOADS])
-
-    def first(self, *states: str) -> BoundedProtocol | None:
-        return next((each for state in states for each in self.by_state[state]), None)
-
-
-def to_make_way(hosts: Mapping[str, Host], taken: int, newcomer: BoundedProtocol) -> BoundedProtocol | None:
+def to_make_way(
+    hosts: Mapping[str, Mapping[BoundedProtocol, None]], taken: int, newcomer: BoundedProtocol
+) -> BoundedProtocol | None:
     """Returns the connection to close, perhaps `newcomer`, or None.
 
     Above half of CONNECTIONS, a host may have a quarter with incomplete requests; when full, the host with most loses
     one without a request, uploads last.
     """
     own = hosts[newcomer.host]
-    if 2 * taken > CONNECTIONS and 4 * (own.slow - 1) >= CONNECTIONS:
-        return own.first(WAITS, UPLOADS)
+    if 2 * taken > CONNECTIONS:
+        slow = [each for each in own if each.state in (WAITS, UPLOADS)]
+        if 4 * (len(slow) - 1) >= CONNECTIONS:
+            return min(slow, key=lambda each: each.state)
     if taken <= CONNECTIONS:
         return None
-    most = max(hosts.values(), key=lambda host: host.total)
-    return newcomer if own.total == most.total else most.first(WAITS, IDLE, UPLOADS) or newcomer
+    most = max(hosts.values(), key=len)
+    if len(own) == len(most):
+        return newcomer
+    return min((each for each in most if each.state != RUNS), key=lambda each: each.state, default=newcomer)
 
 
 class BoundedProtocol(H11Protocol):
     """Closes on large or late headers or too many connections. Requests find it as `tandem` in their scope."""
 
     certificate: bytes | None = None  # the client's, PEM
-    host, _state = "", ""
+    host = ""
     _head = 0  # bytes of the headers that are awaited
     _late: asyncio.TimerHandle | None = None
     _refused = False
     _lingering = 0  # of all connections
-    _hosts: dict[str, Host]
+    _hosts: dict[str, dict[BoundedProtocol, None]]  # oldest first
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.host, self._hosts = host_of(self.client), vars(self.server_state).setdefault("hosts", {})
-        self._move(WAITS)
+        self._hosts.setdefault(self.host, {})[self] = None
         other = to_make_way(self._hosts, len(self.connections), self)
         if other:
-            other._move("")
+            other._leave()
             other.connections.discard(other)
         if other is self:
-            self._refuse(_BUSY)
+            self._refuse(503)
             return
         if other:
             other.transport.abort()
@@ -116,37 +111,26 @@ class BoundedProtocol(H11Protocol):
         self.certificate = ssl.DER_cert_to_PEM_cert(shown).encode() if shown else None
         self._wait()
 
-    def _move(self, state: str) -> None:
-        host = self._hosts.setdefault(self.host, Host())
-        host.total += bool(state) - bool(self._state)
-        if self._state and self._state != state:
-            del host.by_state[self._state][self]
-        if state:
-            host.by_state[state].setdefault(self)
-        elif not host.total:
-            del self._hosts[self.host]
-        self._state = state
+    @property
+    def state(self) -> int:
+        if self.cycle is None or self._head:
+            return WAITS
+        if self.cycle.response_complete:
+            return IDLE
+        return UPLOADS if self.cycle.more_body else RUNS
 
-    def _moved(self) -> None:
-        if self._state:
-            if self.cycle is None or self._head:
-                self._move(WAITS)
-            elif self.cycle.response_complete:
-                self._move(IDLE)
-            else:
-                self._move(UPLOADS if self.cycle.more_body else RUNS)
+    def _leave(self) -> None:
+        own = self._hosts.get(self.host, {})
+        own.pop(self, None)
+        if not own:
+            self._hosts.pop(self.host, None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._came()
         if self._refused:
             BoundedProtocol._lingering -= 1
-        if self._state:
-            self._move("")
+        self._leave()
         super().connection_lost(exc)
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._moved()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -158,10 +142,9 @@ class BoundedProtocol(H11Protocol):
             end = data.find(b"\r\n\r\n")
             self._head += len(data) if end < 0 else end
             if self._head > HEADER_BYTES:
-                self._refuse(_MALFORMED[431])
+                self._refuse(431)
                 return
         super().data_received(data)
-        self._moved()
 
     def handle_events(self) -> None:
         before = self.cycle
@@ -178,7 +161,7 @@ class BoundedProtocol(H11Protocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self.transport.abort()  # its answer has begun, or is being made
         else:
-            self._refuse(_MALFORMED.get(status, _MALFORMED[400]))
+            self._refuse(status if status in _REFUSALS else 400)
 
     def _wait(self) -> None:
         self._late = self.loop.call_later(HEADER_SECONDS, self._give_up)
@@ -193,12 +176,12 @@ class BoundedProtocol(H11Protocol):
         self._late = None
         self.transport.abort()
 
-    def _refuse(self, answer: bytes) -> None:
+    def _refuse(self, status: int) -> None:
         # Unread bytes would reset the connection before the answer arrives: read on for a moment.
         self._came()
         self._refused = True
         BoundedProtocol._lingering += 1
-        self.transport.write(answer)
+        self.transport.write(_closing(status))
         if not self.transport.can_write_eof() or BoundedProtocol._lingering > MOST_LINGERING:  # TLS; a flood
             self.transport.close()
             return

@@ -39,6 +39,10 @@ class ParsedRequest:
     def n(self) -> int:
         return len(self.requests) // len(self.prompts)
 
+    @property
+    def streams(self) -> bool:
+        return self.says("stream")
+
     def says(self, name: str) -> bool:
         return bool(self.given.get(name) or self.given.get("stream_options", {}).get(name))
 
@@ -46,9 +50,12 @@ class ParsedRequest:
 class RequestReader:
     def __init__(self, generator: Generator, limits: ServerLimits, adapters: Callable[[], Mapping[str, str]]) -> None:
         self._generator, self._limits, self.adapters = generator, limits, adapters
-        self.tokenizer = chat_tokenizer(generator.tokenizer)
+        if not isinstance(generator.tokenizer, ChatTokenizer):
+            raise ValueError("http_port: this server's tokenizer renders no chats")
+        self.tokenizer = generator.tokenizer
         self._format = FORMATS[self.tokenizer.tool_format() or "hermes"]
-        spelt = {text: self.tokenizer.tokens(text, False) for text in self._format.all_marks}
+        marks = filter(None, (self._format.begin, self._format.end, *self._format.marks))
+        spelt = {text: self.tokenizer.tokens(text, False) for text in marks}
         self._marks = {ids[0]: text for text, ids in spelt.items() if is_special(self.tokenizer, ids)}
 
     @property
@@ -73,7 +80,10 @@ class RequestReader:
         return self._parsed(False, given, prompts, ToolUse())
 
     async def chat(self, given: Mapping[str, Any]) -> ParsedRequest:
-        tools = self._tool_use(given)
+        offered = tuple(given.get("tools", ()))
+        choice = given.get("tool_choice", ToolChoice("auto" if offered else "none"))
+        several, shown = given.get("parallel_tool_calls", True), offered if choice.mode != "none" else ()
+        tools = ToolUse(shown, choice, several, self._format, self._marks)
         prompt = await self.chat_tokens(given, tools)
         return self._parsed(True, given, [prompt], tools)
 
@@ -143,12 +153,6 @@ class RequestReader:
         )
         return ParsedRequest(chat, model or self.model, requests, tuple(prompts), given, tools)
 
-    def _tool_use(self, given: Mapping[str, Any]) -> ToolUse:
-        tools = tuple(given.get("tools", ()))
-        choice = given.get("tool_choice", ToolChoice("auto" if tools else "none"))
-        several = given.get("parallel_tool_calls", True)
-        return ToolUse(tools if choice.mode != "none" else (), choice, several, self._format, self._marks)
-
     def _sampling(self, given: Mapping[str, Any], structure: Structure | None) -> SamplingParams:
         # Absent fields: operator's or model's default, else OpenAI's temperature 1 and a fresh seed, counted up per
         # choice.
@@ -159,12 +163,6 @@ class RequestReader:
             for name in _SAMPLING
         }
         return SamplingParams(**{**found, "seed": found["seed"] % _SEEDS}, structure=structure)
-
-
-def chat_tokenizer(tokenizer: Tokenizer) -> ChatTokenizer:
-    if not isinstance(tokenizer, ChatTokenizer):
-        raise ValueError("http_port: this server's tokenizer renders no chats")
-    return tokenizer
 
 
 def is_special(tokenizer: Tokenizer, tokens: Sequence[int]) -> bool:
@@ -180,8 +178,8 @@ def _structure(given: Mapping[str, Any], tools: ToolUse) -> Structure | None:
     return given[found[0]] if found else tools.structure
 
 
-def own_name(error: InvalidField, of: str, given: Mapping[str, Any]) -> InvalidField:
+def own_names(of: str, given: Mapping[str, Any]) -> dict[str, str]:
+    """Returns HTTP's names of a request's fields."""
     structured = next((name for name in STRUCTURES if given.get(name) is not None), "tools")
     names = {"structure": structured, "max_new_tokens": "max_tokens", "stop_strings": "stop", "adapter": "model"}
-    names["prompt"] = PROMPTS[of]
-    return InvalidField(names.get(error.field, error.field), error.fault)
+    return {**names, "prompt": PROMPTS[of]}

@@ -5,36 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 from google.protobuf.wrappers_pb2 import StringValue
 
+import tandem
 from tandem.rpc.request_context import Request, begin, current_span, set_prefix_scope
-from tandem.services.errors import Interrupted, NotAccepting, NotOffered, NotRead
+from tandem.services.calls import Call
+from tandem.services.errors import NotAccepting, NotOffered, NotRead
 from tandem.services.generation import GenerateMethod, Generations
 from tandem.services.http import fields
 from tandem.services.http.answers import Answer, models
 from tandem.services.http.errors import HttpError
 from tandem.services.http.exchange import Exchange
-from tandem.services.http.requests import PROMPTS, ParsedRequest, RequestReader, own_name
+from tandem.services.http.requests import ParsedRequest, RequestReader, own_names
 from tandem.services.http.values import read_json
-from tandem.services.layers import Call
-from tandem.services.observability.setup import version
-from tandem.services.security.call_limits import MessageTimeout, WaitLimit
+from tandem.services.security.call_limits import MessageTimeout, within
 from tandem.services.security.identity import caller
-from tandem.speculation.types import (
-    Chunk,
-    GenerationEnd,
-    GenerationRequest,
-    InvalidField,
-    TooLong,
-)
 
 LARGE_BODY = 32 * 1024  # bytes; larger bodies are parsed in a thread
-Events = AsyncGenerator[tuple[int, Chunk | GenerationEnd], None]
-Metrics = Callable[[str], Awaitable[tuple[bytes, str]]]
-"""Returns the metrics and their content type for an Accept header."""
+Metrics = Callable[[str], Awaitable[tuple[bytes, str]]]  # page and content type for an Accept header
 
 
 class HttpService:
@@ -67,19 +58,12 @@ class HttpService:
 
     async def _generated(self, of: str, call: Call, exchange: Exchange) -> None:
         given = await self._read(of, call, exchange)
-        try:
-            request = await (self._reader.chat(given) if of == "chat" else self._reader.completion(given))
-            self._begin(call, exchange, request)
-            await self._answered(call, exchange, request)
-        except InvalidField as error:
-            raise own_name(error, of, given) from None
-        except Interrupted as error:
-            cause = own_name(error.cause, of, given) if isinstance(error.cause, InvalidField) else error.cause
-            raise Interrupted(cause, error.produced) from None
-        except TooLong as error:
-            message = str(error).replace("max_new_tokens", "max_tokens")
-            param = "max_tokens" if message != str(error) else PROMPTS[of]
-            raise HttpError("SEQUENCE_TOO_LONG", message, param) from None
+        exchange.names = own_names(of, given)
+        request = await (self._reader.chat(given) if of == "chat" else self._reader.completion(given))
+        begin(Request(call.request_id, current_span(), request.requests[0].adapter))
+        if "cache_salt" in given:
+            set_prefix_scope(caller(), given["cache_salt"])
+        await self._answered(call, exchange, request)
 
     async def _read(self, of: str, call: Call, exchange: Exchange) -> dict[str, Any]:
         data = await exchange.body(self._most, self._generate.limits.message_seconds)
@@ -88,41 +72,32 @@ class HttpService:
             return fields.read(of, read_json(data))
         return await self._generate.generator.encoding.run(lambda: fields.read(of, read_json(data)))
 
-    def _begin(self, call: Call, exchange: Exchange, request: ParsedRequest) -> None:
-        begin(Request(call.request_id, current_span(), request.requests[0].adapter))
-        if "cache_salt" in request.given:
-            set_prefix_scope(caller(), request.given["cache_salt"])
-
     async def _answered(self, call: Call, exchange: Exchange, request: ParsedRequest) -> None:
-        streams, info = request.says("stream"), self._generate.generator.info
+        seconds = self._generate.limits.unread_seconds
+        answer = Answer(request, self._reader.tokenizer, self._generate.generator.info, call.request_id)
+        work = Generations(self._generate, request.requests, None)
+
+        async def send(sending: Awaitable[int]) -> None:
+            call.sent(await within(seconds, sending))
+
+        self._works.add(work)
         try:
-            with WaitLimit(self._generate.limits.unread_seconds) as waiting:
-                async with _unless_gone(exchange, streams):
-                    answer = Answer(request, self._reader.tokenizer, info, call.request_id)
-                    async with contextlib.aclosing(self._events(request.requests)) as events:
-                        async for choice, event in events:
-                            call.replied(self._generate.reply(event))
-                            if parts := answer.parts(choice, event):
-                                call.sent(await waiting.until(exchange.events(parts)))
-                if not answer.complete:
-                    raise NotAccepting("the server ended before the answer was complete")
-                if not streams:
-                    call.sent(await waiting.until(exchange.answer(200, answer.whole())))
-                    return
-                if last := answer.last():
-                    call.sent(await waiting.until(exchange.events(last)))
-                await waiting.until(exchange.end())
+            async with _unless_gone(exchange, request.streams), contextlib.aclosing(work.events()) as events:
+                async for choice, event in events:
+                    call.replied(self._generate.reply(event))
+                    if parts := answer.parts(choice, event):
+                        await send(exchange.events(parts))
+            if not answer.complete:
+                raise NotAccepting("the server ended before the answer was complete")
+            if not request.streams:
+                await send(exchange.answer(200, answer.whole()))
+                return
+            if last := answer.last():
+                await send(exchange.events(last))
+            await within(seconds, exchange.end())
         except MessageTimeout:
             exchange.abandon()
             raise NotRead("the answer was not read in time") from None
-
-    async def _events(self, requests: Sequence[GenerationRequest]) -> Events:
-        work = Generations(self._generate, requests, None)
-        self._works.add(work)
-        try:
-            async with contextlib.aclosing(work.events()) as events:
-                async for event in events:
-                    yield event
         finally:
             self._works.discard(work)
 
@@ -133,7 +108,7 @@ class HttpService:
         await exchange.answer(200, found[name] if name else {"object": "list", "data": list(found.values())})
 
     async def version(self, call: Call, exchange: Exchange) -> None:
-        await exchange.answer(200, {"version": version()})
+        await exchange.answer(200, {"version": tandem.__version__})
 
     async def receipt_keys(self, call: Call, exchange: Exchange) -> None:
         receipts = self._generate.receipts
@@ -144,7 +119,7 @@ class HttpService:
             raise NotOffered("this server lacks prometheus-client, of tandem-speculative[metrics]")
         accept = next(iter(call.given("accept")), "")
         page, kind = await self._metrics(accept)
-        await exchange.page(200, page, ((b"content-type", kind.encode()),))
+        await exchange.page(200, page, (("content-type", kind),))
 
 
 @contextlib.asynccontextmanager

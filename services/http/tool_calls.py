@@ -62,10 +62,6 @@ class Format:
     bare: bool = False
     id_length: int = 24
 
-    @property
-    def all_marks(self) -> tuple[str, ...]:
-        return tuple(filter(None, (self.begin, self.end, *self.marks)))
-
     def new_id(self) -> str:
         made = uuid.uuid4().hex[: self.id_length]
         return made if self.id_length < 10 else f"call_{made}"

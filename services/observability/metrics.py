@@ -14,8 +14,7 @@ from tandem.engine.prefill import PageRow
 from tandem.rpc.wire_sessions import drafted_in
 from tandem.runners.capabilities import FeatureRow
 from tandem.runners.protocol import FusedRow, PrefillRow, ProposeRow, VerifyRow
-from tandem.services.layers import Call
-from tandem.services.observability.calls import CallObserver
+from tandem.services.calls import Call, CallObserver
 from tandem.services.observability.engine_metrics import States
 from tandem.services.observability.generation_metrics import MODEL_LABELS, GenerationMetrics
 from tandem.speculation.types import Rehearsal
@@ -54,7 +53,6 @@ class Metrics(CallObserver):
         self._rounds = self._counter("tandem:rounds", "Rounds of sessions, by outcome.", ("outcome", "transport"))
         for outcome, transport in itertools.product(("applied", "replayed", "stale"), ("unary", "stream", "run")):
             self._rounds.labels(outcome, transport)
-        self._run_bytes = self._counter("tandem:run_bytes", "Protobuf payload of runs.", ("direction",))
         self._run_steps = self._counter("tandem:run_steps", "Steps of runs, with or without a draft.", ("draft",))
         for draft in ("with", "without"):
             self._run_steps.labels(draft)
@@ -80,15 +78,11 @@ class Metrics(CallObserver):
         for stage, taken in seconds.items():
             self.states.constant("tandem:startup_seconds", "Seconds of start-up, by stage.", taken, {"stage": stage})
 
-    def received(self, call: Call, size: int) -> None:
-        self._bytes_of(call.method, "in").inc(size)
-        if call.in_run:
-            self._run_bytes.labels("in").inc(size)
+    def received(self, call: Call, message: Any, size: int | None) -> None:
+        self._bytes_of(call.method, "in").inc(size or 0)
 
     def sent(self, call: Call, size: int) -> None:
         self._bytes_of(call.method, "out").inc(size)
-        if call.in_run:
-            self._run_bytes.labels("out").inc(size)
 
     def replied(self, call: Call, request: Any, reply: Any, seconds: float) -> None:
         if call.method == "TargetVerifier/Verify":

@@ -8,8 +8,7 @@ from typing import Any
 
 from google.protobuf import text_format
 
-from tandem.services.layers import Call, Layer
-from tandem.services.observability.calls import CallObserver
+from tandem.services.calls import Call, CallObserver
 from tandem.services.security.identity import caller
 from tandem.services.sessions.table import Session
 
@@ -63,16 +62,14 @@ def _line(fields: dict[str, Any]) -> str:
     return ", ".join(parts) + (f": {why}" if why else "")
 
 
-class PromptLayer(Layer):
+class PromptLog(CallObserver):
     """Logs complete requests and replies."""
-
-    sees_messages = True
 
     def received(self, call: Call, message: Any, size: int | None) -> None:
         if message is not None:
             self._log(call, "asked", message)
 
-    def replied(self, call: Call, reply: Any) -> None:
+    def replied(self, call: Call, request: Any, reply: Any, seconds: float) -> None:
         self._log(call, "answered", reply)
 
     def _log(self, call: Call, what: str, message: Any) -> None:

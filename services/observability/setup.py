@@ -14,12 +14,12 @@ import tandem
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.generator import Generator
+from tandem.installing import check_installed
 from tandem.rpc.tracing import Tracing, open_tracing, traced
 from tandem.runners.startup import Startup
+from tandem.services.calls import CallObserver
 from tandem.services.generation import Watch
-from tandem.services.http.address import check_installed
 from tandem.services.lifecycle import Lifecycle
-from tandem.services.observability.calls import CallLayer, CallObserver
 from tandem.services.observability.request_log import RequestLog
 from tandem.services.observability.spans import CallSpans
 from tandem.services.sessions.table import CountedSessions, SessionTable
@@ -28,8 +28,8 @@ from tandem.speculation.fallible import DrafterHealth
 from tandem.speculation.types import ModelInfo
 
 if TYPE_CHECKING:
+    from tandem.services.http.listener import MetricsPort
     from tandem.services.observability.metrics import Metrics
-    from tandem.services.observability.metrics_port import MetricsPort
 
 log = logging.getLogger("tandem.server")
 
@@ -60,9 +60,8 @@ class Observability:
         self._scraping = ThreadPoolExecutor(1, "metrics page")  # so that a scrape delays no round
         self._tracing: Tracing | None = open_tracing(config.otlp_endpoint, f"tandem-{role}")
         self._log = RequestLog(role)
-        self._observers: list[CallObserver] = [CallSpans(self._tracing)] if self._tracing else []
-        self._observers.append(self._log)
-        self.layer = CallLayer(self._observers)
+        self.observers: list[CallObserver] = [CallSpans(self._tracing)] if self._tracing else []
+        self.observers.append(self._log)
 
     def loaded(self, info: ModelInfo) -> None:
         if self._counts:
@@ -70,7 +69,7 @@ class Observability:
 
             name = info.model_name or info.draft_name
             self.metrics = Metrics(self._role, name, info.max_speculation_length, _build(info), info.rehearsals)
-            self._observers.append(self.metrics)
+            self.observers.append(self.metrics)
             if self._port:
                 self._port.page = self.page
 
@@ -140,22 +139,11 @@ def _metrics_port(config: ObservabilityConfig) -> MetricsPort | None:
     if config.metrics_port is None:
         return None
     check_installed("metrics_port", "metrics", "prometheus_client", "uvicorn", "h11")
-    from tandem.services.observability.metrics_port import MetricsPort
+    from tandem.services.http.listener import MetricsPort
 
     return MetricsPort(config.metrics_host, config.metrics_port)
 
 
 def _build(info: ModelInfo) -> dict[str, str]:
-    return {
-        "version": version(),
-        "weights_revision": info.weights_revision,
-        "draft_name": info.draft_name,
-        "dtype": info.dtype,
-        "device": info.device,
-        "backend": info.backend,
-    }
-
-
-def version() -> str:
-    """Returns the running code's version, perhaps not the installed package's."""
-    return tandem.__version__
+    names = ("weights_revision", "draft_name", "dtype", "device", "backend")
+    return {"version": tandem.__version__, **{name: getattr(info, name) for name in names}}

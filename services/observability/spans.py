@@ -10,8 +10,7 @@ import grpc
 from tandem.rpc.request_context import Attributes
 from tandem.rpc.tracing import Span, Tracing
 from tandem.rpc.wire_sessions import drafted_in
-from tandem.services.layers import Call
-from tandem.services.observability.calls import CallObserver
+from tandem.services.calls import Call, CallObserver
 
 _NUMBERS = {code.name: code.value[0] for code in grpc.StatusCode}
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -14,8 +14,8 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from tandem.rpc.request_context import prefix_scope
+from tandem.services.calls import Call, CallPolicy
 from tandem.services.errors import NotRead
-from tandem.services.layers import Call, Layer
 from tandem.services.security.identity import caller
 from tandem.services.security.limits import ConcurrencyLimit, ServerLimits
 from tandem.speculation.types import InvalidField
@@ -54,10 +54,10 @@ def fairness_key() -> tuple[str, str]:
 
 
 class TransportInterceptor(grpc.aio.ServerInterceptor):
-    """Answers every call inside `layers`, which also see malformed requests; calls without a token are not parsed."""
+    """Answers every call by `policy`, malformed requests too; calls without a token are not parsed."""
 
-    def __init__(self, limits: ServerLimits, layers: Sequence[Layer]) -> None:
-        self.limits, self.layers = limits, layers
+    def __init__(self, limits: ServerLimits, policy: CallPolicy) -> None:
+        self.limits, self.policy = limits, policy
         self.calls = ConcurrencyLimit("calls", "yours", limits.max_calls_per_caller, limits.max_calls)
         probes = ("calls", "yours", limits.max_probes_per_caller, limits.max_probes)
         self.probes = {method: ConcurrencyLimit(*probes) for method in ("Check", "Watch")}
@@ -85,36 +85,28 @@ class TransportInterceptor(grpc.aio.ServerInterceptor):
 class Answer:
     def __init__(self, server: TransportInterceptor, handler: Any, details: grpc.HandlerCallDetails) -> None:
         self._server, self._handler = server, handler
-        self._call = Call(details.method, details.invocation_metadata or (), server.layers, bool(handler.stream_stream))
+        self._call = Call(details.method, details.invocation_metadata or (), server.policy, bool(handler.stream_stream))
 
     def handler(self) -> grpc.RpcMethodHandler:
-        inner = self._handler
-        if inner.unary_unary:
-            return grpc.stream_unary_rpc_method_handler(self._unary, None, self._encode)
-        if inner.unary_stream:
-            return grpc.stream_stream_rpc_method_handler(self._replies, None, self._encode)
-        return grpc.stream_stream_rpc_method_handler(self._dialogue, self._decode, self._encode)
+        if self._handler.unary_unary:
+            return grpc.stream_unary_rpc_method_handler(self._answer, None, self._encode)
+        decode = self._decode if self._handler.stream_stream else None
+        return grpc.stream_stream_rpc_method_handler(self._answer, decode, self._encode)
 
-    async def _unary(self, requests: Any, context: grpc.aio.ServicerContext) -> Any:
-        async with self._call.answered(context):
-            self._server.count(self._call)
-            return self._call.replied(await self._handler.unary_unary(await self._request(), context))
-
-    async def _replies(self, requests: Any, context: grpc.aio.ServicerContext) -> None:
-        async with self._call.answered(context):
-            self._server.count(self._call)
-            await self._write(self._handler.unary_stream(await self._request(), context))
-
-    async def _dialogue(self, requests: Any, context: grpc.aio.ServicerContext) -> None:
-        async with self._call.answered(context):
-            self._server.count(self._call)
-            await self._write(self._handler.stream_stream(requests, context))
+    async def _answer(self, requests: Any, context: grpc.aio.ServicerContext) -> Any:
+        inner, call = self._handler, self._call
+        async with call.answered(context):
+            self._server.count(call)
+            if inner.unary_unary:
+                return call.replied(await inner.unary_unary(await self._request(), context))
+            if inner.stream_stream:
+                return await self._write(inner.stream_stream(requests, context))
+            return await self._write(inner.unary_stream(await self._request(), context))
 
     async def _request(self) -> Any:
         seconds = self._server.limits.message_seconds
         try:
-            with WaitLimit(seconds) as waiting:
-                data = await waiting.until(self._call.context.read())
+            data = await within(seconds, self._call.context.read())
         except MessageTimeout:
             raise InvalidField("request", f"missing: it was not received within {seconds:g} s") from None
         if data is grpc.aio.EOF:
@@ -143,9 +135,8 @@ class Answer:
         seconds, call = self._server.limits.unread_seconds, self._call
         try:
             async with contextlib.aclosing(answered) as replies:
-                with WaitLimit(seconds) as waiting:
-                    async for reply in replies:
-                        await waiting.until(call.context.write(call.replied(reply)))
+                async for reply in replies:
+                    await within(seconds, call.context.write(call.replied(reply)))
         except MessageTimeout:
             log.info("%s: its replies were not read within %g s", call.path, seconds)
             raise NotRead(f"replies were not read within {seconds:g} s") from None
@@ -153,46 +144,24 @@ class Answer:
             raise asyncio.CancelledError from gone
 
 
-class WaitLimit:
-    """Limits each wait of the current task, with one rarely reset timer."""
+async def within(seconds: float, work: Awaitable[Result]) -> Result:
+    """Awaits `work`. Raises MessageTimeout. asyncio.wait_for needs a task for each wait before Python 3.12."""
+    task: Any = asyncio.current_task()
+    late = False
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds, self._loop = seconds, asyncio.get_running_loop()
-        self._task: Any = asyncio.current_task()
-        self._since: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._late = False
+    def end() -> None:
+        nonlocal late
+        late = True
+        task.cancel()
 
-    def __enter__(self) -> WaitLimit:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._timer:
-            self._timer.cancel()
-
-    async def until(self, work: Awaitable[Result]) -> Result:
-        """Awaits `work`. Raises MessageTimeout."""
-        self._since = self._loop.time()
-        if self._timer is None:
-            self._timer = self._loop.call_later(self._seconds, self._look)
-        try:
-            return await work
-        except asyncio.CancelledError:
-            if not self._late:
-                raise
-            if hasattr(self._task, "uncancel"):  # from Python 3.11 on
-                self._task.uncancel()
-            raise MessageTimeout from None
-        finally:
-            self._since = None
-
-    def _look(self) -> None:
-        self._timer = None
-        if self._since is None:
-            return
-        left = self._since + self._seconds - self._loop.time()
-        if left > 0:
-            self._timer = self._loop.call_later(left, self._look)
-        else:
-            self._late = True
-            self._task.cancel()
+    timer = asyncio.get_running_loop().call_later(seconds, end)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if not late:
+            raise
+        if hasattr(task, "uncancel"):  # from Python 3.11 on
+            task.uncancel()
+        raise MessageTimeout from None
+    finally:
+        timer.cancel()

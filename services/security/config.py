@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import grpc
 
-from tandem.installing import install_command
-from tandem.rpc.addresses import bare_host
+from tandem.installing import check_installed
 from tandem.rpc.credentials import on_this_machine
-from tandem.services.errors import ErrorLayer
-from tandem.services.layers import Layer
-from tandem.services.observability.request_log import PromptLayer
+from tandem.rpc.endpoint_pool import bare_host
+from tandem.services.calls import CallObserver, CallPolicy
+from tandem.services.observability.request_log import PromptLog
 from tandem.services.security.call_limits import TransportInterceptor
-from tandem.services.security.identity import IdentityLayer
 from tandem.services.security.limits import MESSAGE_BYTES, ServerLimits
 from tandem.services.security.tls import TlsConfig, server_credentials
 from tandem.services.security.tokens import AcceptedTokens
@@ -41,7 +38,7 @@ class Security:
         if self.max_message_bytes < MIN_MESSAGE_BYTES:
             raise ValueError(f"max_message_bytes: {self.max_message_bytes} is below {MIN_MESSAGE_BYTES}")
         if self.tls is not None and self.tls.client_ca is not None and self.tokens is None:
-            _check_names_can_be_read()
+            check_installed("tls_client_ca", "mtls", "cryptography")  # which reads the names in certificates
 
     def check_host(self, host: str, flag: str = "host") -> None:
         """Raises ValueError naming `flag` if `host` is invalid or not allowed."""
@@ -52,18 +49,17 @@ class Security:
                 f"give --tls_cert and --tls_key, or pass --insecure"
             )
 
-    def layers(self, outermost: Sequence[Layer] = ()) -> list[Layer]:
-        prompts = [PromptLayer()] if self.log_prompts else []
-        return [*outermost, ErrorLayer(self.log_prompts), IdentityLayer(self.tokens), *prompts]
+    def policy(self, observers: Sequence[CallObserver] = ()) -> CallPolicy:
+        return CallPolicy(observers, self.tokens, PromptLog() if self.log_prompts else None)
 
     def server(
         self,
-        outermost: Sequence[Layer] = (),
+        observers: Sequence[CallObserver] = (),
         behind: Sequence[grpc.aio.ServerInterceptor] = (),
         options: Sequence[tuple[str, int]] = (),
     ) -> grpc.aio.Server:
-        """Creates a gRPC server; `outermost` layers come first. `behind`: further interceptors."""
-        interceptor = TransportInterceptor(self.limits, self.layers(outermost))
+        """Creates a gRPC server. `behind`: further interceptors."""
+        interceptor = TransportInterceptor(self.limits, self.policy(observers))
         return grpc.aio.server(interceptors=[interceptor, *behind], options=(*self.options(), *options))
 
     def options(self) -> Sequence[tuple[str, int]]:
@@ -88,12 +84,4 @@ class Security:
         bare = self.tls is None and not on_this_machine(host)
         log.log(
             logging.WARNING if bare or self.log_prompts else logging.INFO, "access on %s: %s", host, ", ".join(what)
-        )
-
-
-def _check_names_can_be_read() -> None:
-    if importlib.util.find_spec("cryptography") is None:
-        raise ValueError(
-            "tls_client_ca: cryptography, which reads the names in certificates, is not installed; "
-            f"{install_command('mtls')}, or identify callers by --accept_tokens"
         )

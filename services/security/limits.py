@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.rpc.wire import texts_of
-from tandem.services.security.names import check_name
 from tandem.speculation.types import InvalidField, TooLong
 
 BYTES_PER_TOKEN = 64  # of a prompt, per token of the sequence length, checked before tokenization
 MAX_STOP_STRINGS = 64
 LONGEST_STOP_STRING = 1024  # characters
 MAX_STOP_TOKENS = 1024
+MAX_NAME = 256
 
 
 MESSAGE_BYTES = 4 * 1024 * 1024
@@ -100,6 +100,15 @@ def check_stops(token_ids: Sized, name: str, strings: Sequence[str]) -> None:
 def check_count(field: str, values: Sized, most: int, what: str = "") -> None:
     if len(values) > most:
         raise InvalidField(field, f"{len(values)} {what}are above the limit of {most}")
+
+
+def check_name(field: str, given: str, least: int = 0, most: int = MAX_NAME) -> str:
+    """Returns `given` if of `least` to `most` printable characters; raises InvalidField without quoting it."""
+    if not least <= len(given) <= most:
+        raise InvalidField(field, f"length {len(given)} is outside {least} to {most}")
+    if not given.isprintable():
+        raise InvalidField(field, "it has characters that cannot be printed")
+    return given
 
 
 class ConcurrencyLimit:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import grpc
 
-from tandem.rpc.credentials import check_readable, signature, warn_if_others_read
+from tandem.rpc.credentials import Reread, check_readable, warn_if_others_read
 
-log = logging.getLogger("tandem.security")
 Form = TypeVar("Form")
 
 
@@ -41,10 +39,9 @@ class TlsConfig:
 def tls_config(cert: str | None, key: str | None, client_ca: str | None) -> TlsConfig | None:
     if cert is not None and key is not None:
         return TlsConfig(cert, key, client_ca)
-    if cert is not None:
-        raise ValueError("tls_cert: given without tls_key")
-    if key is not None:
-        raise ValueError("tls_key: given without tls_cert")
+    for name, value, other in (("cert", cert, "tls_key"), ("key", key, "tls_cert")):
+        if value is not None:
+            raise ValueError(f"tls_{name}: given without {other}")
     if client_ca is not None:
         raise ValueError("tls_client_ca: given without tls_cert and tls_key")
     return None
@@ -66,36 +63,25 @@ def check_pair(config: TlsConfig) -> None:
 
 
 def server_credentials(config: TlsConfig) -> grpc.ServerCredentials:
-    certificates = Certificates(config, _in_grpcs_form)
+    certificates = reread(config, _in_grpcs_form)
     return grpc.dynamic_ssl_server_credentials(
-        certificates.first, certificates.changed, require_client_authentication=config.client_ca is not None
+        certificates.value,
+        lambda: certificates.value if certificates.changed() else None,
+        require_client_authentication=config.client_ca is not None,
     )
+
+
+def reread(config: TlsConfig, form: Callable[[TlsConfig], Form]) -> Reread[Form]:
+    """Returns certificates in a library's form, read again on change."""
+
+    def read() -> Form:
+        check_pair(config)
+        return form(config)
+
+    return Reread(read, *config.files)
 
 
 def _in_grpcs_form(config: TlsConfig) -> grpc.ServerCertificateConfiguration:
     ca = Path(config.client_ca).read_bytes() if config.client_ca else None
     pair = (Path(config.key).read_bytes(), Path(config.cert).read_bytes())
     return grpc.ssl_server_certificate_configuration([pair], ca)
-
-
-class Certificates(Generic[Form]):
-    """Certificates in a library's form, made by `read`. `first`: the current ones."""
-
-    def __init__(self, config: TlsConfig, read: Callable[[TlsConfig], Form]) -> None:
-        self._config, self._signature, self._read = config, signature(*config.files), read
-        self.first = read(config)
-
-    def changed(self) -> Form | None:
-        """Returns changed, usable certificates, else None."""
-        try:
-            found = signature(*self._config.files)
-            if found == self._signature:
-                return None
-            self._signature = found
-            check_pair(self._config)
-            read = self._read(self._config)
-        except (OSError, ValueError) as error:
-            log.error("cannot use the new certificate files, keeping the old ones: %s", error)
-            return None
-        log.info("certificates reloaded: %s", self._config.cert)
-        return read

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import logging
 import re
 
-from tandem.rpc.credentials import lines_of, signature, warn_if_others_read
-
-log = logging.getLogger("tandem.security")
+from tandem.rpc.credentials import Reread, lines_of, warn_if_others_read
 
 FLAG = "accept_tokens"
 MIN_CHARACTERS = 16
@@ -23,37 +20,18 @@ class AcceptedTokens:
     """Lines `identity token` or `identity sha256:HEX`; keeps hashes only. Raises ValueError at start."""
 
     def __init__(self, file: str) -> None:
-        self._file = file
-        self._entries = read_tokens(file)
-        if not self._entries:
+        self._entries = Reread(lambda: read_tokens(file), file)
+        if not self._entries.value:
             raise ValueError(f"{FLAG}: {file} has no line `identity token`")
-        self._signature = signature(file)
         warn_if_others_read(FLAG, file)
 
     def identity(self, token: str) -> str | None:
         """Returns the token's identity or None, in constant time."""
-        self._refresh()
         presented, found = hashlib.sha256(token.encode()).digest(), None
-        for accepted, identity in self._entries:
+        for accepted, identity in self._entries.current():
             if hmac.compare_digest(presented, accepted):
                 found = identity
         return found
-
-    def _refresh(self) -> None:
-        # A missing file counts as a change, logged once.
-        try:
-            now = signature(self._file)
-        except OSError:
-            now = ()
-        if now == self._signature:
-            return
-        self._signature = now
-        try:
-            self._entries = read_tokens(self._file)
-        except ValueError as error:
-            log.error("cannot use the new token file, keeping the old tokens: %s", error)
-        else:
-            log.info("tokens reloaded: %d in %s", len(self._entries), self._file)
 
 
 def read_tokens(file: str) -> Entries:

@@ -15,8 +15,7 @@ from tandem.services.duplex import Duplex, Incoming, StreamIdle, answered_in_ord
 from tandem.services.errors import VocabularyMismatch
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.identity import ANONYMOUS, caller
-from tandem.services.security.limits import LimitReached, ServerLimits
-from tandem.services.security.names import check_name
+from tandem.services.security.limits import LimitReached, ServerLimits, check_name
 from tandem.services.sessions.table import CountedSessions
 from tandem.speculation.ahead import Follower
 from tandem.speculation.drafters import Drafter

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakValueDictionary
 
-from tandem.services.security.names import check_name
+from tandem.services.security.limits import check_name
 from tandem.speculation.types import Request, SpeculationStats
 from tandem.v1 import target_verifier_pb2 as pb
 

@@ -242,19 +242,21 @@ def _eagle(config: ConvertConfig, tensors: Tensors) -> None:
     theirs = tensors.sizes()
     sizes = {name: theirs[own] for name, own in names.items()}
     sizes |= {name: math.prod(target.shape(source)) * fc.element_size() for name, source in grafted.items()}
-    said = [f"from {config.target}: {', '.join(f'{n} ({source})' for n, source in grafted.items())}"] if grafted else []
+    notes = (
+        [f"from {config.target}: {', '.join(f'{n} ({source})' for n, source in grafted.items())}"] if grafted else []
+    )
     if widens:
         sizes[OUTPUT] = sizes[OUTPUT] // head.draft_vocab_size * head.vocab_size
-        said.append(f"{OUTPUT}: {head.draft_vocab_size} tokens as they were, {head.vocab_size} in all")
+        notes.append(f"{OUTPUT}: {head.draft_vocab_size} tokens as they were, {head.vocab_size} in all")
     if eagle3:
         dtype = str(fc.dtype).removeprefix("torch.")
         own = head_fields(replace(head, draft_vocab_size=head.vocab_size), dtype)
     else:
         own = {"num_hidden_layers": 1, "tie_word_embeddings": False, "fc_bias": "fc.bias" in names}
         if INPUT_NORM in names:
-            said.append("it norms its inputs: serve it with enable_eagle_draft_input_norm true in --neuron_config")
+            notes.append("it norms its inputs: serve it with enable_eagle_draft_input_norm true in --neuron_config")
     _write(config, sizes, load, own)
-    for line in said:
+    for line in notes:
         print(line)
 
 

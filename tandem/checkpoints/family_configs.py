@@ -162,24 +162,24 @@ def family_of(config: Mapping[str, Any]) -> FamilyConfig:
         raise UnsupportedFamily(f"models of type {name:.60} (there are {', '.join(kinds)})")
     kind: Kind = kinds[name]
     _check_used(name, config, {*fields["sizes"], *fields["common"], *kind.defaults})
-    said = {**kind.defaults, **config}
-    sizes = {each: count(each, said.get(each)) for each in fields["sizes"]}
+    settings = {**kind.defaults, **config}
+    sizes = {each: count(each, settings.get(each)) for each in fields["sizes"]}
     heads = sizes["num_attention_heads"]
-    keys = said.get("num_key_value_heads")
-    head_dim = said.get("head_dim")
+    keys = settings.get("num_key_value_heads")
+    head_dim = settings.get("head_dim")
     if head_dim is None:
         if sizes["hidden_size"] % heads:
             raise ValueError(f"hidden_size: {sizes['hidden_size']} is not a multiple of {heads} heads")
         head_dim = sizes["hidden_size"] // heads
-    activation = _activation(kind, said)
+    activation = _activation(kind, settings)
     if activation not in ("silu", "gelu", "gelu_pytorch_tanh"):
         raise UnsupportedFamily(f"activation {activation!s:.60}")
     epsilon = "layer_norm_eps" if kind.norms.kind == "layer" else "rms_norm_eps"
-    windows = _windows(kind, said, sizes["num_hidden_layers"])
-    scalar = said.get("query_pre_attn_scalar")
+    windows = _windows(kind, settings, sizes["num_hidden_layers"])
+    scalar = settings.get("query_pre_attn_scalar")
     by_scalar = None if scalar is None else number("query_pre_attn_scalar", scalar) ** -0.5
-    multiplier = said.get("attention_multiplier")
-    embedding_scale = number("embedding_multiplier", said.get("embedding_multiplier", 1.0))
+    multiplier = settings.get("attention_multiplier")
+    embedding_scale = number("embedding_multiplier", settings.get("embedding_multiplier", 1.0))
     made = FamilyConfig(
         model_type=name,
         vocab_size=sizes["vocab_size"],
@@ -189,24 +189,24 @@ def family_of(config: Mapping[str, Any]) -> FamilyConfig:
         num_attention_heads=heads,
         num_key_value_heads=heads if keys is None else count("num_key_value_heads", keys),
         head_dim=count("head_dim", head_dim),
-        max_position_embeddings=count("max_position_embeddings", said["max_position_embeddings"]),
-        rms_norm_eps=number(epsilon, said.get(epsilon, 1e-6)),
+        max_position_embeddings=count("max_position_embeddings", settings["max_position_embeddings"]),
+        rms_norm_eps=number(epsilon, settings.get(epsilon, 1e-6)),
         hidden_act=activation,
-        tie_word_embeddings=bool(said.get("tie_word_embeddings", False)),
-        biases=_biases(kind, said),
+        tie_word_embeddings=bool(settings.get("tie_word_embeddings", False)),
+        biases=_biases(kind, settings),
         norms=kind.norms,
-        ropes=_ropes(kind, said),
-        rope_of_layer=_rope_of_layer(kind, said, windows, sizes["num_hidden_layers"]),
+        ropes=_ropes(kind, settings),
+        rope_of_layer=_rope_of_layer(kind, settings, windows, sizes["num_hidden_layers"]),
         windows=windows if any(windows) else (),
         attention_scale=by_scalar if multiplier is None else number("attention_multiplier", multiplier),
-        attention_cap=number("attn_logit_softcapping", said.get("attn_logit_softcapping") or 0.0),
-        logit_cap=number("final_logit_softcapping", said.get("final_logit_softcapping") or 0.0),
+        attention_cap=number("attn_logit_softcapping", settings.get("attn_logit_softcapping") or 0.0),
+        logit_cap=number("final_logit_softcapping", settings.get("final_logit_softcapping") or 0.0),
         embedding_scale=float(sizes["hidden_size"]) ** 0.5 if kind.scaled else embedding_scale,
-        residual_scale=number("residual_multiplier", said.get("residual_multiplier", 1.0)),
-        logit_scale=1 / number("logits_scaling", said.get("logits_scaling", 1.0)),
-        parallel=bool(said.get("use_parallel_residual")),
+        residual_scale=number("residual_multiplier", settings.get("residual_multiplier", 1.0)),
+        logit_scale=1 / number("logits_scaling", settings.get("logits_scaling", 1.0)),
+        parallel=bool(settings.get("use_parallel_residual")),
         wide_rope=kind.wide_rope,
-        eos=end_ids(said.get("eos_token_id")),
+        eos=end_ids(settings.get("eos_token_id")),
     )
     if made.num_attention_heads % made.num_key_value_heads:
         raise ValueError(f"num_key_value_heads: {made.num_key_value_heads} do not divide {heads} heads")
@@ -230,73 +230,73 @@ def end_ids(value: Any) -> tuple[int, ...]:
     return ids
 
 
-def _activation(kind: Kind, said: Mapping[str, Any]) -> Any:
-    found = said.get(kind.activation) or "silu"
-    if found == "gelu" and said["model_type"] == "gemma":  # Gemma's first files mean its tanh approximation
+def _activation(kind: Kind, settings: Mapping[str, Any]) -> Any:
+    found = settings.get(kind.activation) or "silu"
+    if found == "gelu" and settings["model_type"] == "gemma":  # Gemma's first files mean its tanh approximation
         found = "gelu_pytorch_tanh"
     return {"swish": "silu", "gelu_new": "gelu_pytorch_tanh"}.get(found, found)
 
 
-def _biases(kind: Kind, said: Mapping[str, Any]) -> frozenset[str]:
-    of_all = bool(said.get("attention_bias"))
-    with_bias = {*kind.biases, *("qkv" if of_all or said.get("use_qkv_bias") else "")}
-    if said.get("attention_out_bias", of_all):
+def _biases(kind: Kind, settings: Mapping[str, Any]) -> frozenset[str]:
+    of_all = bool(settings.get("attention_bias"))
+    with_bias = {*kind.biases, *("qkv" if of_all or settings.get("use_qkv_bias") else "")}
+    if settings.get("attention_out_bias", of_all):
         with_bias.add("o")
-    return frozenset({*with_bias, *(("gate", "up", "down") if said.get("mlp_bias") else ())})
+    return frozenset({*with_bias, *(("gate", "up", "down") if settings.get("mlp_bias") else ())})
 
 
-def _windows(kind: Kind, said: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    window = said.get("sliding_window") if said.get("use_sliding_window", True) else None
-    types = said.get("layer_types")
+def _windows(kind: Kind, settings: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    window = settings.get("sliding_window") if settings.get("use_sliding_window", True) else None
+    types = settings.get("layer_types")
     if types is None:
-        return (0,) * layers if window is None else _by_default(kind, said, count("sliding_window", window), layers)
+        return (0,) * layers if window is None else _by_default(kind, settings, count("sliding_window", window), layers)
     if not isinstance(types, list) or len(types) != layers or not set(types) <= {FULL, SLIDING}:
         raise ValueError(f"layer_types: {types!r:.60} is not a list of names of {layers} layers' attention")
     return tuple(count("sliding_window", window) if window and each == SLIDING else 0 for each in types)
 
 
-def _by_default(kind: Kind, said: Mapping[str, Any], window: int, layers: int) -> tuple[int, ...]:
-    if "no_rope_layers" in said:
-        return tuple(0 if turns else window for turns in _turning(said, layers))
-    first, each = said.get("max_window_layers", 0), said.get("sliding_window_pattern", kind.slides)
+def _by_default(kind: Kind, settings: Mapping[str, Any], window: int, layers: int) -> tuple[int, ...]:
+    if "no_rope_layers" in settings:
+        return tuple(0 if turns else window for turns in _turning(settings, layers))
+    first, each = settings.get("max_window_layers", 0), settings.get("sliding_window_pattern", kind.slides)
     if type(each) is not int:
         raise ValueError(f"sliding_window_pattern: {each!r:.60} is not a whole number")
     return tuple(0 if layer < first or (each and (layer + 1) % each == 0) else window for layer in range(layers))
 
 
-def _turning(said: Mapping[str, Any], layers: int) -> Sequence[Any]:
-    interval = said.get("no_rope_layer_interval", 4)
-    given = said["no_rope_layers"] or [int((layer + 1) % interval != 0) for layer in range(layers)]
+def _turning(settings: Mapping[str, Any], layers: int) -> Sequence[Any]:
+    interval = settings.get("no_rope_layer_interval", 4)
+    given = settings["no_rope_layers"] or [int((layer + 1) % interval != 0) for layer in range(layers)]
     if not isinstance(given, list) or len(given) != layers:
         raise ValueError(f"no_rope_layers: {given!r:.60} is not a list of {layers} numbers")
     return given
 
 
-def _rope_of_layer(kind: Kind, said: Mapping[str, Any], windows: Sequence[int], layers: int) -> tuple[int, ...]:
+def _rope_of_layer(kind: Kind, settings: Mapping[str, Any], windows: Sequence[int], layers: int) -> tuple[int, ...]:
     if kind.rope_by_type:  # the first is that of layers that see all
-        types = said.get("layer_types")
+        types = settings.get("layer_types")
         return tuple(int(each == SLIDING) for each in types) if types else tuple(int(each > 0) for each in windows)
-    if "no_rope_layers" in said:
-        return tuple(0 if turns else NO_ROPE for turns in _turning(said, layers))
-    if kind.rope_in_windows and said.get("sliding_window") is not None:
+    if "no_rope_layers" in settings:
+        return tuple(0 if turns else NO_ROPE for turns in _turning(settings, layers))
+    if kind.rope_in_windows and settings.get("sliding_window") is not None:
         return tuple(0 if window else NO_ROPE for window in windows)
     return ()
 
 
-def _ropes(kind: Kind, said: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    scaling, given = (an_object(name, said.get(name) or {}) for name in ("rope_scaling", "rope_parameters"))
+def _ropes(kind: Kind, settings: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    scaling, given = (an_object(name, settings.get(name) or {}) for name in ("rope_scaling", "rope_parameters"))
     if not kind.rope_by_type:
-        return (_rope(said, scaling or given, said.get("rope_theta")),)
+        return (_rope(settings, scaling or given, settings.get("rope_theta")),)
     if unknown := sorted(given.keys() - {FULL, SLIDING}):
         raise UnsupportedFamily(f"rotary embeddings by layer with {unknown[0]}")
     whole, own = (dict(given.get(name) or {}) for name in (FULL, SLIDING))
     return (
-        _rope(said, {**whole, **scaling}, said["rope_theta"]),
-        _rope(said, own, said["rope_local_base_freq"]),
+        _rope(settings, {**whole, **scaling}, settings["rope_theta"]),
+        _rope(settings, own, settings["rope_local_base_freq"]),
     )
 
 
-def _rope(said: Mapping[str, Any], given: Mapping[str, Any], theta: Any) -> dict[str, Any]:
+def _rope(settings: Mapping[str, Any], given: Mapping[str, Any], theta: Any) -> dict[str, Any]:
     if any(isinstance(value, Mapping) for value in given.values()):
         raise UnsupportedFamily("rotary embeddings that differ by layer")
     for name, value in given.items():
@@ -305,13 +305,15 @@ def _rope(said: Mapping[str, Any], given: Mapping[str, Any], theta: Any) -> dict
     rope = dict(given)
     rope.setdefault("rope_theta", theta or ROPE["rope_theta"])
     rope.setdefault("rope_type", rope.get("type", "default"))
-    if said["model_type"] == "phi3" and rope["rope_type"] in ("su", "yarn"):
+    if settings["model_type"] == "phi3" and rope["rope_type"] in ("su", "yarn"):
         rope["rope_type"] = "longrope"  # as transformers reads the first files of Phi-3
-    if (part := said.get("partial_rotary_factor")) is not None:
+    if (part := settings.get("partial_rotary_factor")) is not None:
         rope.setdefault("partial_rotary_factor", part)
     if rope["rope_type"] in ("llama3", "yarn", "longrope", "dynamic"):
-        if (own := said.get("original_max_position_embeddings")) is not None:
+        if (own := settings.get("original_max_position_embeddings")) is not None:
             rope["original_max_position_embeddings"] = own
-        rope.setdefault("original_max_position_embeddings", said["max_position_embeddings"])
-        rope.setdefault("max_position_embeddings", said["max_position_embeddings"])  # what yarn without a factor reads
+        rope.setdefault("original_max_position_embeddings", settings["max_position_embeddings"])
+        rope.setdefault(
+            "max_position_embeddings", settings["max_position_embeddings"]
+        )  # what yarn without a factor reads
     return rope

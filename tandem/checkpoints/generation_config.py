@@ -20,11 +20,11 @@ def generation_defaults(checkpoint: Checkpoint) -> dict[str, Any]:
     if file is None:
         return {}
     try:
-        said = {name: value for name, value in read_object(file).items() if value is not None}
+        fields = {name: value for name, value in read_object(file).items() if value is not None}
         found: dict[str, Any] = {
-            name: _number(name, said[name]) for name in (*_SAMPLING, "max_new_tokens") if name in said
+            name: _number(name, fields[name]) for name in (*_SAMPLING, "max_new_tokens") if name in fields
         }
-        samples = said.get("do_sample")
+        samples = fields.get("do_sample")
         if samples is not None and not isinstance(samples, bool):
             raise ValueError(f"do_sample: {str(samples)[:60]!r} is neither true nor false")
         if samples is not None:
@@ -39,8 +39,8 @@ def generation_defaults(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def all_end_ids(checkpoint: Checkpoint, usual: tuple[int, ...]) -> tuple[int, ...]:
     files = (_file(checkpoint, name) for name in (GENERATION_CONFIG, "config.json"))
-    said = [token for file in files if file for token in end_ids(read_object(file).get("eos_token_id"))]
-    return tuple(dict.fromkeys(said)) or usual
+    ids = [token for file in files if file for token in end_ids(read_object(file).get("eos_token_id"))]
+    return tuple(dict.fromkeys(ids)) or usual
 
 
 def _file(checkpoint: Checkpoint, name: str = GENERATION_CONFIG) -> Path | None:

@@ -114,10 +114,10 @@ class _Part:
         return cls(file, content, header, -(-header.end // alignment) * alignment)
 
     def check(self, number: int, count: int) -> None:
-        said = (self.header.values.get("split.no") or 0, self.header.values.get("split.count") or 1)
-        if said != (number, count):
+        stated = (self.header.values.get("split.no") or 0, self.header.values.get("split.count") or 1)
+        if stated != (number, count):
             raise MalformedHeader(
-                f"split.no {said[0]} and split.count {said[1]}, and by its name it is part {number} of {count}"
+                f"split.no {stated[0]} and split.count {stated[1]}, and by its name it is part {number} of {count}"
             )
 
 

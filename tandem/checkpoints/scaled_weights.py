@@ -13,7 +13,7 @@ from tandem.checkpoints.gguf_blocks import FORMATS, Blocks
 from tandem.checkpoints.json_files import an_object, count, read_object
 from tandem.checkpoints.locate import CheckpointError, first_line
 from tandem.checkpoints.numbers import Floats, Stored, of_floats
-from tandem.checkpoints.tensors import Tensors, dtypes
+from tandem.checkpoints.tensors import SafetensorsFile, Tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -184,9 +184,12 @@ def _is_dense(stored: Stored) -> bool:
 
 def check_dense(folder: Path) -> None:
     for file in sorted(folder.glob("*.safetensors")):
-        for name, dtype in dtypes(file).items():
-            if name.endswith(".weight") and dtype in _BYTES:
-                raise CheckpointError(f"{file}: {name} is {dtype}, and config.json has no quantization_config")
+        opened = SafetensorsFile(file)
+        for name in opened.names:
+            if name.endswith(".weight") and opened.dtype(name) in _BYTES:
+                raise CheckpointError(
+                    f"{file}: {name} is {opened.dtype(name)}, and config.json has no quantization_config"
+                )
 
 
 def _tile_of(schemes: Sequence[Scheme], dtype: str, shape: Shape, scales: Shape) -> Tile | None:

@@ -35,7 +35,7 @@ class Tensors:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._facts: dict[Path, tuple[int, ...]] = {}
-        self._open: dict[Path, _Safetensors | _Pickle] = {}  # the last few: a large model has a hundred files
+        self._open: dict[Path, SafetensorsFile | _Pickle] = {}  # the last few: a large model has a hundred files
         self.files = self._files()
         for name in self.files:
             if not name.isprintable():  # errors quote names, and are one line
@@ -63,21 +63,21 @@ class Tensors:
                 return dict.fromkeys(self._file(file).names, file)
         raise CheckpointError(f"{self.folder}: has neither {SAFETENSORS} nor {PICKLE}, nor an index of them")
 
-    def _opened(self, name: str) -> _Safetensors | _Pickle:
+    def _opened(self, name: str) -> SafetensorsFile | _Pickle:
         file = self.files.get(name)
         opened = file and self._file(file)
         if not opened or name not in opened.names:
             raise CheckpointError(f"{file or self.folder}: has no tensor {name}")
         return opened
 
-    def _file(self, file: Path) -> _Safetensors | _Pickle:
+    def _file(self, file: Path) -> SafetensorsFile | _Pickle:
         facts = _facts(file)
         if self._facts.setdefault(file, facts) != facts:
             raise CheckpointError(f"{file}: was replaced or written to while it was read")
         if file not in self._open:
             while len(self._open) >= _MOST_OPEN:
                 del self._open[next(iter(self._open))]
-            self._open[file] = _Safetensors(file) if file.suffix == ".safetensors" else _Pickle(file)
+            self._open[file] = SafetensorsFile(file) if file.suffix == ".safetensors" else _Pickle(file)
         return self._open[file]
 
 
@@ -89,7 +89,7 @@ def _facts(file: Path) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-class _Safetensors:
+class SafetensorsFile:
     def __init__(self, file: Path) -> None:
         from safetensors import safe_open
 
@@ -170,11 +170,6 @@ def _refusing(file: Path) -> Iterator[None]:
         yield
     except Exception as error:
         raise CheckpointError(f"{file}: cannot be read as weights: {first_line(error)[:200]}") from None
-
-
-def dtypes(file: Path) -> dict[str, str]:
-    opened = _Safetensors(file)
-    return {name: opened.dtype(name) for name in opened.names}
 
 
 def shards_of(sizes: Mapping[str, int], most: int) -> list[list[str]]:

@@ -166,7 +166,7 @@ def _template(folder: Path, config: Mapping[str, Any]) -> str | dict[str, str] |
         found[file.stem] = file.read_text(encoding="utf-8")
     if found:
         return found["default"] if list(found) == ["default"] else found
-    said = config.get("chat_template")
-    if isinstance(said, list):
-        return {str(each["name"]): str(each["template"]) for each in said}
-    return said if isinstance(said, str) else None
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        return {str(each["name"]): str(each["template"]) for each in template}
+    return template if isinstance(template, str) else None

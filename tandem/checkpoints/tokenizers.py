@@ -42,8 +42,8 @@ def decoding_steps(backend: Any) -> list[str]:
     """Returns a decoder's step names; Fuse alone has no effect."""
     if backend.decoder is None:
         return []
-    said = json.loads(backend.decoder.__getstate__())
-    names = [str(step["type"]) for step in said.get("decoders", [said])]
+    decoder = json.loads(backend.decoder.__getstate__())
+    names = [str(step["type"]) for step in decoder.get("decoders", [decoder])]
     return names if len(names) < 2 or names[1:] != ["Fuse"] else names[:1]
 
 

@@ -25,7 +25,7 @@ from tandem.cli.roles import (
     TARGETS,
 )
 from tandem.hints import meant
-from tandem.rpc.addresses import has_port
+from tandem.rpc.endpoint_pool import has_port
 from tandem.speculation.types import SAMPLING_FIELDS
 
 YES, NO = ("true", "yes", "on"), ("false", "no", "off")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeAlias, TypeVar
 
 from tandem.cli.roles import BACKENDS
 from tandem.hints import hinted, meant
-from tandem.rpc.addresses import has_port, is_ipv6, joined
+from tandem.rpc.endpoint_pool import has_port, is_ipv6, joined
 from tandem.speculation.types import InvalidField
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ class Model:
     vocab_size: int
 
     @classmethod
-    def of(cls, info: ModelInfo) -> Model:
+    def from_info(cls, info: ModelInfo) -> Model:
         return cls(**{each.name: getattr(info, _INFO.get(each.name, each.name)) for each in fields(cls)})
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from tandem.engine.engine import Engine
 from tandem.engine.sequences import TargetSequence
-from tandem.receipts.checking import Finding, Outcome
+from tandem.receipts.checking import CheckOutcome, Finding
 from tandem.receipts.receipt import Model, Receipt
 from tandem.runners.protocol import VerifyRow
 from tandem.speculation.draws import Floats, gumbel, surviving, words
@@ -35,12 +35,12 @@ class Redrawn:
 
 
 def same_model(receipt: Receipt, info: ModelInfo) -> Finding:
-    own = Model.of(info)
+    own = Model.from_info(info)
     for name in ("weights_revision", "dtype", "tokenizer_sha256", "vocab_size"):
         there, here = getattr(receipt.model, name), getattr(own, name)
         if there != here:
-            return Finding("weights", Outcome.OTHER_WEIGHTS, f"{name} is {there} in the receipt, and {here} here")
-    return Finding("weights", Outcome.RIGHT, f"{own.name}, {own.dtype}, {own.weights_revision[:24]}")
+            return Finding("weights", CheckOutcome.OTHER_WEIGHTS, f"{name} is {there} in the receipt, and {here} here")
+    return Finding("weights", CheckOutcome.RIGHT, f"{own.name}, {own.dtype}, {own.weights_revision[:24]}")
 
 
 def same_adapter(receipt: Receipt, engine: Engine) -> Finding | None:
@@ -49,11 +49,11 @@ def same_adapter(receipt: Receipt, engine: Engine) -> Finding | None:
     name, revision = receipt.adapter
     here = engine.adapters.revisions.get(name)
     if here is None:
-        return Finding("adapter", Outcome.CANNOT_CHECK, f"{name} is not here: give --adapters {name}=DIR")
+        return Finding("adapter", CheckOutcome.CANNOT_CHECK, f"{name} is not here: give --adapters {name}=DIR")
     if here != revision:
         note = f"the revision of {name} is {revision[:24]} in the receipt, and {here[:24]} here"
-        return Finding("adapter", Outcome.OTHER_WEIGHTS, note)
-    return Finding("adapter", Outcome.RIGHT, f"{name}, {revision[:24]}")
+        return Finding("adapter", CheckOutcome.OTHER_WEIGHTS, note)
+    return Finding("adapter", CheckOutcome.RIGHT, f"{name}, {revision[:24]}")
 
 
 def same_arithmetic(receipt: Receipt, engine: Engine) -> bool:

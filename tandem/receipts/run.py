@@ -14,7 +14,7 @@ from tandem.engine.generators import target_info
 from tandem.engine.loading import Loaded, load, load_adapters
 from tandem.engine.model_config import ModelConfig
 from tandem.receipts import checking
-from tandem.receipts.checking import Finding, Outcome, overall
+from tandem.receipts.checking import CheckOutcome, Finding, overall
 from tandem.receipts.keys import read_keys
 from tandem.receipts.receipt import MOST_BYTES, Receipt, Signed, read_signed
 from tandem.receipts.redraw import Redrawn, redraw, same_adapter, same_arithmetic, same_model, spans
@@ -63,7 +63,7 @@ class CheckConfig:
 
 
 async def run_check(config: CheckConfig) -> int:
-    """Returns the exit code, an Outcome. Raises ValueError if nothing can be checked."""
+    """Returns the exit code, a CheckOutcome. Raises ValueError if nothing can be checked."""
     signed = read_signed(_read("receipt", config.receipt))
     findings = await check(config, signed)
     _show(findings, config.json)
@@ -74,7 +74,7 @@ async def check(config: CheckConfig, signed: Signed) -> list[Finding]:
     """Checks signature and digests, then the rest with the model, unless forged."""
     trusted = None if config.keys is None else read_keys(_read("keys", config.keys))
     findings = [*checking.signature(signed, trusted), checking.digests(signed.receipt)]
-    if Outcome.FORGED in {each.outcome for each in findings}:
+    if CheckOutcome.FORGED in {each.outcome for each in findings}:
         return findings
     if config.signature_only:
         ids = config.prompt and config.prompt.token_ids
@@ -94,7 +94,9 @@ async def check(config: CheckConfig, signed: Signed) -> list[Finding]:
 def fitting(config: CheckConfig, receipt: Receipt) -> ModelConfig:
     """Returns models with the receipt's sizes and, by default, number format."""
     models, tokens = config.models, receipt.prompt_tokens + len(receipt.token_ids)
-    length = whole_length(tokens) if config.own_length else models.shape.max_length
+    # Few distinct lengths: steps checked at one need no check again.
+    whole = max(512, 1 << (tokens - 1).bit_length()) if tokens <= 8192 else -(-tokens // 1024) * 1024
+    length = whole if config.own_length else models.shape.max_length
     shape = replace(models.shape, slots=1, max_length=length)
     execution = models.execution
     if config.own_format:
@@ -104,31 +106,26 @@ def fitting(config: CheckConfig, receipt: Receipt) -> ModelConfig:
     return replace(models, shape=shape, execution=execution)
 
 
-def whole_length(tokens: int) -> int:
-    # Few distinct lengths: steps checked at one need no check again.
-    return max(512, 1 << (tokens - 1).bit_length()) if tokens <= 8192 else -(-tokens // 1024) * 1024
-
-
 async def checked_by(loaded: Loaded, signed: Signed, config: CheckConfig) -> list[Finding]:
     receipt, engine, info = signed.receipt, loaded.engine, target_info(loaded, 0)
     findings = [same_model(receipt, info)]
     if adapter := same_adapter(receipt, engine):
         findings.append(adapter)
-    if overall(findings) is Outcome.OTHER_WEIGHTS:
+    if overall(findings) is CheckOutcome.OTHER_WEIGHTS:
         return findings
     assert config.prompt is not None, "without a prompt no model is loaded"
     found, prompt = checking.prompt(signed, candidates(loaded, config.prompt))
     findings += [found, checking.end(receipt, loaded.tokenizer.stream())]
-    if prompt is None or overall(findings) is not Outcome.RIGHT:
+    if prompt is None or overall(findings) is not CheckOutcome.RIGHT:
         return findings
     exact, checked = same_arithmetic(receipt, engine), spans(len(receipt.token_ids), config.sample)
     note = engine.arithmetic if exact else f"{receipt.served.arithmetic or 'unknown'} there, {engine.arithmetic} here"
-    findings.append(Finding("arithmetic", Outcome.RIGHT if exact else None, note))
+    findings.append(Finding("arithmetic", CheckOutcome.RIGHT if exact else None, note))
     began = time.perf_counter()
     try:
         redrawn = await redraw(receipt, engine, prompt, checked, exact)
     except InvalidField as error:
-        return [*findings, Finding("tokens", Outcome.CANNOT_CHECK, str(error))]
+        return [*findings, Finding("tokens", CheckOutcome.CANNOT_CHECK, str(error))]
     seconds = time.perf_counter() - began
     return [*findings, *_findings(redrawn, receipt, exact, config.margin, seconds)]
 
@@ -157,22 +154,24 @@ def _findings(redrawn: Redrawn, receipt: Receipt, exact: bool, margin: float, se
         drawn = f"{redrawn.tokens} of {count}, in spans chosen at random, drawn again in {seconds:.2f} s"
     worst = max(redrawn.gaps or (), default=0.0)
     if redrawn.first is None:
-        found.append(Finding("tokens", Outcome.RIGHT, drawn))
+        found.append(Finding("tokens", CheckOutcome.RIGHT, drawn))
     elif exact or worst > margin:
         at, there, here = redrawn.first
         note = f"output token {at} is {there} in the receipt, and {here} was drawn"
-        found.append(Finding("tokens", Outcome.FORGED, note if exact else f"{note}; one is {worst:.3g} logits off"))
+        found.append(
+            Finding("tokens", CheckOutcome.FORGED, note if exact else f"{note}; one is {worst:.3g} logits off")
+        )
     else:
         note = f"{drawn}; {redrawn.wrong} differ, by {worst:.3g} logits at most (margin {margin:g}): other arithmetic"
-        found.append(Finding("tokens", Outcome.CANNOT_CHECK, note))
+        found.append(Finding("tokens", CheckOutcome.CANNOT_CHECK, note))
     if receipt.logprobs and redrawn.logprobs < redrawn.tokens - redrawn.wrong:
-        found.append(Finding("log-probabilities", Outcome.CANNOT_CHECK, "not computed here"))
+        found.append(Finding("log-probabilities", CheckOutcome.CANNOT_CHECK, "not computed here"))
     elif receipt.logprobs:
         off = redrawn.logprobs_off
         said = f"{redrawn.logprobs - redrawn.logprobs_wrong} of {redrawn.logprobs} equal"
-        outcome = Outcome.RIGHT if not redrawn.logprobs_wrong else Outcome.CANNOT_CHECK
+        outcome = CheckOutcome.RIGHT if not redrawn.logprobs_wrong else CheckOutcome.CANNOT_CHECK
         if redrawn.logprobs_wrong and (exact or off > margin):
-            outcome = Outcome.FORGED
+            outcome = CheckOutcome.FORGED
         found.append(Finding("log-probabilities", outcome, said if not off else f"{said}; {off:.3g} off at most"))
     return found
 

@@ -10,10 +10,12 @@ import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from tandem.speculation.errors import InvalidField, WrongType
 
 log = logging.getLogger("tandem.security")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class Credentials:
 
     def token(self) -> Callable[[], str] | None:
         if self.token_file is not None:
-            return TokenFile(self.token_file)
+            return _rereading(self.token_file)
         if self.token_env is not None:
             token = _checked("token_env", self.token_env, os.environ.get(self.token_env, "").strip())
             return lambda: token
@@ -94,21 +96,10 @@ class Credentials:
             raise InvalidField(flag, clear)
 
 
-class TokenFile:
-    """A token file, reread on change; a failed reread keeps the token."""
-
-    def __init__(self, file: str) -> None:
-        self._token, self._file, self._signature = _read(file), file, signature(file)
-        warn_if_others_read("token_file", file)
-
-    def __call__(self) -> str:
-        try:
-            now = signature(self._file)
-            if now != self._signature:
-                self._token, self._signature = _read(self._file), now
-        except (OSError, ValueError) as error:
-            log.debug("cannot read the token file, keeping the old token: %s", error)
-        return self._token
+def _rereading(file: str) -> Callable[[], str]:
+    tokens = Reread(lambda: _read(file), file)
+    warn_if_others_read("token_file", file)
+    return tokens.current
 
 
 def _read(file: str) -> str:
@@ -138,9 +129,6 @@ def pem_of(file: str | None) -> bytes | None:
     return None if file is None else Path(file).read_bytes()
 
 
-Signature = tuple[tuple[int, int, int], ...]
-
-
 def check_readable(flag: str, file: str) -> None:
     try:
         with Path(file).open("rb"):
@@ -155,10 +143,38 @@ def warn_if_others_read(flag: str, file: str) -> None:
         log.warning("%s: %s can be read by others (mode %o); chmod 600 is enough", flag, file, mode)
 
 
-def signature(*files: str) -> Signature:
-    """Returns inode, size and modification time per file. Raises OSError."""
-    found = [os.stat(file) for file in files]
-    return tuple((status.st_ino, status.st_size, status.st_mtime_ns) for status in found)
+class Reread(Generic[Value]):
+    """A value read from files, and again when they change; unusable files keep the value and are logged once."""
+
+    def __init__(self, read: Callable[[], Value], *files: str) -> None:
+        self._read, self._files = read, files
+        self._signature = self._now()
+        self.value = read()
+
+    def _now(self) -> tuple[tuple[int, int, int], ...]:
+        try:
+            found = [os.stat(file) for file in self._files]
+        except OSError:
+            return ()
+        return tuple((status.st_ino, status.st_size, status.st_mtime_ns) for status in found)
+
+    def current(self) -> Value:
+        self.changed()
+        return self.value
+
+    def changed(self) -> bool:
+        """Whether the value is a new one."""
+        now = self._now()
+        if now == self._signature:
+            return False
+        self._signature = now
+        try:
+            self.value = self._read()
+        except (OSError, ValueError) as error:
+            log.error("cannot use the new %s, keeping the old one: %s", self._files[0], error)
+            return False
+        log.info("reloaded: %s", self._files[0])
+        return True
 
 
 def lines_of(flag: str, file: str) -> Sequence[tuple[int, str]]:

@@ -21,7 +21,7 @@ ENDS_SECONDS = 0.1  # for a stream's tasks to end before they are cancelled
 _SENT_KEPT = 1024  # messages with known sending times
 
 
-class Duplex(ABC, Generic[Request, Reply]):
+class ClientDuplex(ABC, Generic[Request, Reply]):
     """One call; subclasses define messages, replies and what is owed.
 
     Ends with the server's error, an error of `_take` (InvalidField: the server `who` broke the contract), or
@@ -108,12 +108,12 @@ class Duplex(ABC, Generic[Request, Reply]):
         self._end(error)
 
     def _look(self) -> None:
-        owed = self._owed()
-        left = self._patience() - owed
+        patience = self._patience()
+        left = patience - self._owed()
         if left > 0:
             self._late = asyncio.get_running_loop().call_later(left, self._look)
         else:
-            self._end(TandemError("DEADLINE_EXCEEDED", f"{self.what}: no answer came within {owed:.1f} s"))
+            self._end(TandemError("DEADLINE_EXCEEDED", f"{self.what}: no answer came within {patience:.1f} s"))
 
 
 class RoundTrips:

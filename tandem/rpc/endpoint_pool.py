@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from tandem.rpc.addresses import joined
 from tandem.speculation.types import InvalidField, ModelInfo
 
 log = logging.getLogger("tandem.endpoints")
@@ -102,3 +102,35 @@ def parse_addresses(given: str, field: str = "target_host") -> tuple[str, ...]:
     if len(set(addresses)) < len(addresses):
         raise InvalidField(field, f"{given!r} names a server twice")
     return tuple(addresses)
+
+
+def bare_host(given: str, field: str = "host") -> str:
+    """Returns a host without brackets, IPv6 in its shortest spelling. Raises InvalidField."""
+    inner = given[1:-1] if given.startswith("[") and given.endswith("]") else given
+    if inner == given and ":" not in given:
+        return given
+    if not is_ipv6(inner):
+        how = "a name, IPv4, or IPv6, which is in brackets where a port follows, as [::1]:50051"
+        raise InvalidField(field, f"{given!r} is not {how}")
+    return str(ipaddress.IPv6Address(inner))
+
+
+def is_ipv6(text: str) -> bool:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def bracketed(given: str, field: str = "host") -> str:
+    host = bare_host(given, field)
+    return f"[{host}]" if ":" in host else host
+
+
+def joined(host: str, port: int, field: str = "host") -> str:
+    return f"{bracketed(host, field)}:{port}"
+
+
+def has_port(address: str) -> bool:
+    return address.count(":") == 1 or (address.startswith("[") and ":" in address.rpartition("]")[2])

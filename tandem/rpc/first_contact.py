@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
 from typing import TypeVar
 
 from tandem.rpc.channel import DRAFT, FUSED, TARGET
@@ -15,7 +14,6 @@ from tandem.rpc.endpoint_pool import parse_addresses
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
 from tandem.speculation.errors import SILENT, Outcome
-from tandem.speculation.types import ModelInfo
 
 log = logging.getLogger("tandem.endpoints")
 
@@ -72,13 +70,6 @@ async def first_of(
             log.warning("%s; waiting up to %g s for it", failure.message, wait_seconds)
             waiting = True
         await asyncio.sleep(_ASK_AGAIN_SECONDS)
-
-
-async def model_at(
-    client: GenerationClient, address: str, credentials: Credentials | None, wait_seconds: float, service: str
-) -> ModelInfo:
-    asks = {address: partial(client.model_info, wait=False)}
-    return (await first_of(asks, credentials, wait_seconds=wait_seconds, service=service))[1]
 
 
 async def check_peers(addresses: str | None, credentials: Credentials, service: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from tandem.rpc import wire_checks as check
 from tandem.rpc.channel import DRAFT, open_channel, stub
 from tandem.rpc.credentials import Credentials
-from tandem.rpc.duplex import Duplex, RoundTrips
+from tandem.rpc.duplex import ClientDuplex, RoundTrips
 from tandem.rpc.errors import BrokenContract, TandemError
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.request_context import outgoing
@@ -135,7 +135,7 @@ class StreamedDrafts:
         ahead.adopt(reply.base_length, tokens, proposers_from_wire(reply.proposed_by, len(tokens)))
 
 
-class FollowedStream(Duplex[pb.ProposeRequest, pb.ProposeResponse]):
+class FollowedStream(ClientDuplex[pb.ProposeRequest, pb.ProposeResponse]):
     """A worker within `limits` follows a sequence. `done`: the stream ended, or the sequence is too long for it."""
 
     what = "the stream of proposals"
@@ -257,7 +257,7 @@ class DraftClient:
 Convert = Callable[[pb.ProposeResponse, float], Draft]  # of a reply and its seconds; raises InvalidField
 
 
-class RemoteDrafter(Drafter):
+class WaitingDrafter(Drafter):
     """One proposal session of a request, for a vocabulary of `vocab_size`.
 
     A call takes at most the client's `seconds` and a share of the request's time. Raises DrafterLate if the share was
@@ -355,7 +355,7 @@ class RemoteDrafter(Drafter):
         return draft
 
 
-class AnsweredStream(Duplex[pb.ProposeRequest, pb.ProposeResponse]):
+class AnsweredStream(ClientDuplex[pb.ProposeRequest, pb.ProposeResponse]):
     what = "the stream of proposals"
 
     def __init__(self, client: DraftClient, deadline: float | None, stats: SpeculationStats) -> None:

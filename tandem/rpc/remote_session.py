@@ -41,7 +41,7 @@ class RemoteSession:
     def __init__(
         self, client: VerifierClient, request: Request, stats: SpeculationStats, inbox: FeatureInbox | None = None
     ) -> None:
-        self.client, self.asked, self._stats, self._inbox = client, request, stats, inbox
+        self.client, self._options, self._stats, self._inbox = client, request, stats, inbox
         self._adapter_revision = ""  # of the first verifier that opened the session: others must have the same
         self.endpoint = client.endpoint
         self.retry_budget = RetryBudget(client.persistence, request.deadline, admission=client.deadlines.admission)
@@ -140,7 +140,7 @@ class RemoteSession:
         took = time.perf_counter() - sent
         with contract(endpoint.name):
             check_opened(request, reply, self._bounded().most_drafts, self._inbox.spec if self._inbox else None)
-        check_applied(endpoint.name, self.asked, reply)
+        check_applied(endpoint.name, self._options, reply)
         self.opening_rtt = max(0.0, took - reply.queue_seconds - reply.prefill_seconds)
         return reply
 
@@ -153,7 +153,7 @@ class RemoteSession:
         return self.retry_budget.before_another(self.client.deadlines.stall + more, _SHARE)
 
     def _opening(self, endpoint: VerifierEndpoint, prefix: Sequence[int]) -> pb.OpenSessionRequest:
-        request = opening_to_wire(self.asked, prefix, self._prompt_length, self._inbox, self.client.expected)
+        request = opening_to_wire(self._options, prefix, self._prompt_length, self._inbox, self.client.expected)
         request.session_id = self._session_ids.setdefault(endpoint, uuid.uuid4().hex)
         request.tokenizer_sha256, request.adapter_revision = self.client.tokenizer_sha256, self._adapter_revision
         return request
@@ -194,7 +194,7 @@ class RemoteSession:
         features = inbox.spec if inbox and inbox.handed_out else None
         vocab_size = expected.vocab_size if expected else check.MOST_TOKENS
         most_drafts = expected.max_speculation_length if expected else check.MOST_ROWS
-        return VerdictBounds(vocab_size, most_drafts, self.asked, features)
+        return VerdictBounds(vocab_size, most_drafts, self._options, features)
 
     def take_features(self, reply: pb.VerifyResponse) -> None:
         if self._inbox and reply.features:

@@ -7,6 +7,7 @@ import contextlib
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tandem.rpc import wire
@@ -14,7 +15,7 @@ from tandem.rpc.channel import TARGET, open_channel, stub, unary
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import CHECK_SECONDS, EndpointPool, disagreement, parse_addresses
 from tandem.rpc.errors import TandemError, contract
-from tandem.rpc.first_contact import model_at, together
+from tandem.rpc.first_contact import ANSWER_SECONDS, first_of, together
 from tandem.rpc.generation_client import GenerationClient
 from tandem.speculation.errors import WORTH_REPEATING
 from tandem.speculation.retry import Persistence, doubled
@@ -85,7 +86,9 @@ class VerifierClient:
     async def model_info(self, wait_seconds: float = 30.0) -> ModelInfo:
         async def ask(endpoint: VerifierEndpoint) -> tuple[VerifierEndpoint, ModelInfo]:
             client = GenerationClient(endpoint.channel, TARGET)
-            return endpoint, await model_at(client, endpoint.address, self._credentials, wait_seconds, TARGET)
+            asks = {endpoint.address: partial(client.model_info, wait=False)}
+            about = self._credentials, ANSWER_SECONDS, wait_seconds, TARGET
+            return endpoint, (await first_of(asks, *about))[1]
 
         asking = [asyncio.create_task(ask(endpoint)) for endpoint in self.endpoints.values()]
         try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from tandem.rpc import wire_checks as check
-from tandem.rpc.duplex import Duplex, RoundTrips
+from tandem.rpc.duplex import ClientDuplex, RoundTrips
 from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.wire_sessions import answer_from_wire, run_message_to_wire, run_step_from_wire, steps_from_wire
@@ -22,7 +22,7 @@ from tandem.speculation.types import Draft, InvalidField, SpeculationStats
 from tandem.v1 import target_verifier_pb2 as pb
 
 
-class SessionStream(Duplex[pb.VerifyRequest, pb.VerifyResponse]):
+class SessionStream(ClientDuplex[pb.VerifyRequest, pb.VerifyResponse]):
     def __init__(self, session: RemoteSession, stats: SpeculationStats) -> None:
         self._session, self.endpoint = session, session.endpoint
         call = session.endpoint.stub.VerifyStream(metadata=session.metadata)
@@ -171,7 +171,7 @@ class RunningVerifier(StreamedSession["RunStream"]):
 
     async def close(self) -> None:
         # Only if the target has run on, its answer is needed: it counts the unread steps.
-        ran_on = self._lost or (self._stream is not None and self._stream.runs_on)
+        ran_on = self._lost or (self._stream is not None and self._stream.runs_on())
         try:
             await self._leave()
         finally:
@@ -194,7 +194,6 @@ class RunStream(SessionStream):
         self._heard = self._began  # when the last step came, or the run was allowed to go on
         super().__init__(session, stats)
 
-    @property
     def runs_on(self) -> bool:
         return self._session.opened_at > 0 and not self._stopped and self._length < self._until
 

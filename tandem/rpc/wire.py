@@ -84,7 +84,7 @@ def generation_to_wire(request: GenerationRequest) -> pb.Generation:
         **{name: getattr(request, name) for name in (*_OPTIONAL, *_PLAIN, *_TUPLES)},
     )
     if request.messages is not None:
-        message.messages.CopyFrom(chat_to_wire(request.messages))
+        message.messages.CopyFrom(pb.ChatMessages(messages=[asdict(each) for each in request.messages]))
     elif request.token_ids is not None:
         message.token_ids.ids.extend(request.token_ids)
         message.token_ids.SetInParent()
@@ -134,7 +134,7 @@ def completion_to_wire(completion: GenerationEnd) -> pb.GenerateCompletion:
         finish_reason=pb.FinishReason.Name(completion.finish_reason.value),
         prompt_tokens=completion.prompt_tokens,
         output_tokens=completion.output_tokens,
-        stats=_stats_to_wire(completion.stats),
+        stats=pb.SpeculationStats(**{name: getattr(completion.stats, name) for name in _STATISTICS}),
         receipt=completion.receipt,
     )
 
@@ -158,11 +158,7 @@ def _statistics(kind: str) -> tuple[str, ...]:
 _COUNTS, _SECONDS = _statistics("int"), _statistics("float")
 _LISTS, _BY_PROPOSER = _statistics("list[int]"), _statistics("dict[str, int]")
 _DERIVED = ("wasted_drafts", "rounds_by_length", "acceptance_histogram")
-
-
-def _stats_to_wire(stats: SpeculationStats) -> pb.SpeculationStats:
-    values = {name: getattr(stats, name) for name in (*_COUNTS, *_SECONDS, *_LISTS, *_BY_PROPOSER, *_DERIVED)}
-    return pb.SpeculationStats(**values)
+_STATISTICS = (*_COUNTS, *_SECONDS, *_LISTS, *_BY_PROPOSER, *_DERIVED)
 
 
 def _stats_from_wire(message: pb.SpeculationStats) -> SpeculationStats:
@@ -222,10 +218,6 @@ def info_from_wire(message: pb.ModelInfo) -> ModelInfo:
 def printable_fields(message: Any, names: Sequence[str]) -> dict[str, Any]:
     values = ((name, getattr(message, name)) for name in names)
     return {name: printable(value) if isinstance(value, str) else value for name, value in values}
-
-
-def chat_to_wire(messages: Sequence[ChatMessage]) -> pb.ChatMessages:
-    return pb.ChatMessages(messages=[asdict(each) for each in messages])
 
 
 def texts_of(chat: pb.ChatMessages) -> str:

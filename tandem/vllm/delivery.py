@@ -43,7 +43,8 @@ class DraftDelivery:
     def begin(self, rows: Sequence[Row]) -> Arrivals:
         self._step += 1
         updates = [(row, row.take_new()) for row in rows]  # with the tokens that their sessions lack
-        waiting = [row for row in rows if self._waits(row)]
+        sessions = [(row, row.session) for row in rows if not row.draft(1)]
+        waiting = [row for row, its in sessions if its is None or (its.worker.patient and its.following)]
         # A prompt that is new to its worker takes long, and others do not wait for it.
         opened = [row for row in waiting if row.session is not None]
         arrivals = Arrivals({id(row) for row in opened or waiting} if self._budget else set())
@@ -59,10 +60,6 @@ class DraftDelivery:
 
     async def close(self) -> None:
         await asyncio.gather(*self._closing, return_exceptions=True)
-
-    def _waits(self, row: Row) -> bool:
-        session: RowSession | None = row.session
-        return not row.draft(1) and (session is None or (session.worker.patient and session.following))
 
     def _follow(self, updates: Sequence[tuple[Row, Sequence[int]]], arrivals: Arrivals, step: int) -> None:
         for row, new in updates:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -21,6 +20,7 @@ _CREDENTIALS = {
     "token_env": "token_env",
     "insecure": "insecure",
 }
+_BOUNDS = {"budget_ms": (0, 1e6), "answer_seconds": (1e-3, 1e6), "lookup": (0, 64), "metrics_port": (0, 65535)}
 _TRUE, _FALSE = ("1", "true", "yes"), ("", "0", "false", "no")
 
 
@@ -44,14 +44,10 @@ class Settings:
         if not self.workers:
             raise InvalidField("workers", f"none is named; set {PREFIX}WORKERS=host:port[,host:port...]")
         parse_addresses(",".join(self.workers), "workers")
-        if not (math.isfinite(self.budget_ms) and self.budget_ms >= 0):
-            raise InvalidField("budget_ms", f"{self.budget_ms:g} is not a finite number from 0 on")
-        if not (math.isfinite(self.answer_seconds) and self.answer_seconds > 0):
-            raise InvalidField("answer_seconds", f"{self.answer_seconds:g} is not a finite number above 0")
-        if not 0 <= self.lookup <= 64:
-            raise InvalidField("lookup", f"{self.lookup} is outside 0 to 64")
-        if self.metrics_port is not None and not 0 <= self.metrics_port < 65536:
-            raise InvalidField("metrics_port", f"{self.metrics_port} is outside 0 to 65535")
+        for name, (least, most) in _BOUNDS.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise InvalidField(name, f"{value:g} is outside {least:g} to {most:g}")
         self.credentials.check(",".join(self.workers))
 
 

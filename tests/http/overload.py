@@ -26,5 +26,4 @@ class Row:
 
 
 FULL, LIMIT = Row(429, "queue_full"), Row(429, "identity_limit")
-CROWD, DRAIN = Row(503, "too_many_connections"), Row(503, "draining")
-LOST, HUNG = Row(503, "engine_lost"), Row(503, "step_hung")
+DRAIN, LOST, HUNG = Row(503, "draining"), Row(503, "engine_lost"), Row(503, "step_hung")

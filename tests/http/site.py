@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,12 +26,11 @@ from tandem.services.http.address import HttpAddress
 from tandem.services.http.app import HttpPort
 from tandem.services.http.service import HttpService
 from tandem.services.lifecycle import Lifecycle
-from tandem.services.observability.calls import CallLayer
 from tandem.services.observability.request_log import RequestLog
 from tandem.services.security.config import Security
 from tandem.services.security.limits import ServerLimits
 from tandem.v1.fused_speculative_server_pb2 import FusedSpeculativeServerGenerateResponse
-from tests.support import HANG, toy
+from tests.support import HANG, run, toy
 from tests.toy import VOCAB_SIZE, ToyConfig, ToyRunner, ToyTokenizer
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -116,9 +117,9 @@ async def door(
         generator, FusedSpeculativeServerGenerateResponse, lifecycle, None, queue, limits=security.limits
     )
     service = HttpService(generate, lambda: adapters or {}, security.max_message_bytes)
-    health, layer = HealthService(), CallLayer([RequestLog("test")])
+    health = HealthService()
     health.set(SERVING, "")
-    opened = HttpPort(address or HttpAddress(0, "127.0.0.1"), security, [layer], grpc_port=4242)
+    opened = HttpPort(address or HttpAddress(0, "127.0.0.1"), security, [RequestLog("test")], grpc_port=4242)
     await opened.start(service, health)
     try:
         async with httpx2.AsyncClient(base_url=opened.url, timeout=HANG) as http:
@@ -128,6 +129,25 @@ async def door(
     finally:
         await opened.stop()
         await batcher.close()
+
+
+def at_door(*given: Any, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Runs a test, whose first argument is the site, at a door of its own."""
+
+    def wrap(test: Callable[..., Any]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def made(**values: Any) -> None:
+            async def inside() -> None:
+                async with door(*given, **options) as site:
+                    await test(site, **values)
+
+            run(inside())
+
+        _, *rest = inspect.signature(test).parameters.values()
+        made.__signature__ = inspect.Signature(rest)  # type: ignore[attr-defined]
+        return made
+
+    return wrap
 
 
 def limited(**limits: Any) -> Security:

@@ -16,9 +16,9 @@ from tandem.services.http import protocol
 from tandem.services.http.protocol import HEADER_BYTES, host_of
 from tandem.services.security.config import Security
 from tandem.services.security.tokens import AcceptedTokens
-from tests.http.site import COMPLETIONS, KEY, Site, door
+from tests.http.site import COMPLETIONS, KEY, Site, at_door, door
 from tests.services.certificates import token_file
-from tests.support import HANG, run
+from tests.support import HANG
 
 ENDLESS = 64 * 1024 * 1024
 MOST_HELD = 8 * 1024 * 1024  # of the whole process, while a connection sends eight times as much
@@ -66,55 +66,39 @@ STATES = {
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_a_connection_holds_few_bytes_in_every_state(state: str, tmp_path: Any) -> None:
+async def test_a_connection_holds_few_bytes_in_every_state(state: str, tmp_path: Any) -> None:
     begin, piece = STATES[state]
-
-    async def test() -> None:
-        async with door(security=keyed(tmp_path)) as site, connected(site) as (reader, writer):
-            writer.write(begin)
-            read = asyncio.ensure_future(reader.read())  # so that no answer waits for its reader
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            await flooded(writer, piece, 1 << 20 if b"/health" in piece else ENDLESS)
-            assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < MOST_HELD
-            read.cancel()
-            answer = await site.post(COMPLETIONS, BODY.encode(), authorization=f"Bearer {KEY}")
-            assert answer.status_code == 200
-
-    run(test())
+    async with door(security=keyed(tmp_path)) as site, connected(site) as (reader, writer):
+        writer.write(begin)
+        read = asyncio.ensure_future(reader.read())  # so that no answer waits for its reader
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        await flooded(writer, piece, 1 << 20 if b"/health" in piece else ENDLESS)
+        assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < MOST_HELD
+        read.cancel()
+        answer = await site.post(COMPLETIONS, BODY.encode(), authorization=f"Bearer {KEY}")
+        assert answer.status_code == 200
 
 
-def test_headers_and_trailers_without_end_are_refused_at_the_limit(tmp_path: Any) -> None:
-    async def test() -> None:
-        async with door() as site:
-            for begin in (b"GET / HTTP/1.1\r\nhost: localhost\r\nx: ", CHUNKED.encode() + b"0\r\nx: "):
-                async with connected(site) as (_, writer):
-                    writer.write(begin)
-                    assert await flooded(writer, b"x") <= 2 * protocol.LINGER_BYTES
-
-    run(test())
-
-
-def test_whoever_takes_all_connections_makes_way_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+@at_door()
+async def test_whoever_takes_all_connections_makes_way_for_others(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "CONNECTIONS", 40)
-
-    async def test() -> None:
-        async with door() as site, contextlib.AsyncExitStack() as stack:
-            for _ in range(60):
-                refused, hostile = await stack.enter_async_context(connected(site, "127.0.0.2"))
-                hostile.write(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n")  # then it is idle
-                answer = await refused.readuntil(b"}")
-            assert b"too_many_connections" in answer
-            began = time.monotonic()
-            for source in ("127.0.0.3", "127.0.0.4", "127.0.0.3"):
-                async with connected(site, source) as (reader, writer):
-                    writer.write(f"{POST}content-length: {len(BODY)}\r\nconnection: close\r\n\r\n{BODY}".encode())
-                    assert (await asyncio.wait_for(reader.read(), HANG)).startswith(b"HTTP/1.1 200")
-            assert time.monotonic() - began < HANG / 2
-
-    run(test())
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(60):
+            refused, hostile = await stack.enter_async_context(connected(site, "127.0.0.2"))
+            hostile.write(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n")  # then it is idle
+            answer = await refused.readuntil(b"}")
+        assert b"too_many_connections" in answer
+        began = time.monotonic()
+        for source in ("127.0.0.3", "127.0.0.4", "127.0.0.3"):
+            async with connected(site, source) as (reader, writer):
+                writer.write(f"{POST}content-length: {len(BODY)}\r\nconnection: close\r\n\r\n{BODY}".encode())
+                assert (await asyncio.wait_for(reader.read(), HANG)).startswith(b"HTTP/1.1 200")
+        assert time.monotonic() - began < HANG / 2
 
 
-def test_slow_requests_of_a_host_have_a_share_and_an_upload_of_it_outlives_what_has_no_headers(
+@at_door()
+async def test_slow_requests_of_a_host_have_a_share_and_an_upload_of_it_outlives_what_has_no_headers(
+    site: Site,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(protocol, "CONNECTIONS", 40)
@@ -125,22 +109,19 @@ def test_slow_requests_of_a_host_have_a_share_and_an_upload_of_it_outlives_what_
             writer.write(whole)
             assert (await asyncio.wait_for(reader.read(), HANG)).startswith(b"HTTP/1.1 200")
 
-    async def test() -> None:
-        async with door() as site, contextlib.AsyncExitStack() as stack:
-            uploading, upload = await stack.enter_async_context(connected(site, "127.0.0.2"))
-            upload.write(whole[:-9])
-            slow = [await stack.enter_async_context(connected(site, "127.0.0.2")) for _ in range(60)]
-            for _, hostile in slow:
-                hostile.write(b"GET / HTTP/1.1\r\n")  # and no more
-            oldest = (asyncio.wait_for(reader.read(), protocol.HEADER_SECONDS / 2) for reader, _ in slow[:41])
-            ends = await asyncio.gather(*oldest, return_exceptions=True)
-            assert all(each == b"" or isinstance(each, ConnectionError) for each in ends), ends
-            for source in ("127.0.0.2", "127.0.0.3"):
-                await served(site, source)
-            upload.write(whole[-9:])
-            assert (await asyncio.wait_for(uploading.read(), HANG)).startswith(b"HTTP/1.1 200")
-
-    run(test())
+    async with contextlib.AsyncExitStack() as stack:
+        uploading, upload = await stack.enter_async_context(connected(site, "127.0.0.2"))
+        upload.write(whole[:-9])
+        slow = [await stack.enter_async_context(connected(site, "127.0.0.2")) for _ in range(60)]
+        for _, hostile in slow:
+            hostile.write(b"GET / HTTP/1.1\r\n")  # and no more
+        oldest = (asyncio.wait_for(reader.read(), protocol.HEADER_SECONDS / 2) for reader, _ in slow[:41])
+        ends = await asyncio.gather(*oldest, return_exceptions=True)
+        assert all(each == b"" or isinstance(each, ConnectionError) for each in ends), ends
+        for source in ("127.0.0.2", "127.0.0.3"):
+            await served(site, source)
+        upload.write(whole[-9:])
+        assert (await asyncio.wait_for(uploading.read(), HANG)).startswith(b"HTTP/1.1 200")
 
 
 def test_hosts_are_told_apart_by_address_and_of_ipv6_by_network() -> None:
@@ -167,42 +148,33 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_is_refused_before_it_is_a_call_has_the_form_of_the_api(what: str) -> None:
+@at_door()
+async def test_what_is_refused_before_it_is_a_call_has_the_form_of_the_api(site: Site, what: str) -> None:
     sent, status, code = REFUSED[what]
-
-    async def test() -> None:
-        async with door() as site, connected(site) as (reader, writer):
-            writer.write(sent)
-            writer.write_eof()
-            head, _, body = (await asyncio.wait_for(reader.read(), HANG)).partition(b"\r\n\r\n")
-            assert head.startswith(f"HTTP/1.1 {status} ".encode())
-            error = json.loads(body)["error"]
-            assert error["code"] == code and set(error) == {"message", "type", "param", "code"}
-
-    run(test())
+    async with connected(site) as (reader, writer):
+        writer.write(sent)
+        writer.write_eof()
+        head, _, body = (await asyncio.wait_for(reader.read(), HANG)).partition(b"\r\n\r\n")
+        assert head.startswith(f"HTTP/1.1 {status} ".encode())
+        error = json.loads(body)["error"]
+        assert error["code"] == code and set(error) == {"message", "type", "param", "code"}
 
 
-def test_a_body_above_the_limit_gets_its_status_though_all_of_it_is_sent(tmp_path: Any) -> None:
-    async def test() -> None:
-        async with door(security=Security(max_message_bytes=1 << 20)) as site:
-            error = await site.refused(COMPLETIONS, b"x" * (5 << 20), 413)
-            assert error["code"] == "body_too_large"
-        async with door(security=keyed(tmp_path)) as site:
-            assert (await site.refused(COMPLETIONS, b"x" * (3 << 20), 401))["code"] == "invalid_api_key"
-
-    run(test())
+async def test_a_body_above_the_limit_gets_its_status_though_all_of_it_is_sent(tmp_path: Any) -> None:
+    async with door(security=Security(max_message_bytes=1 << 20)) as site:
+        error = await site.refused(COMPLETIONS, b"x" * (5 << 20), 413)
+        assert error["code"] == "body_too_large"
+    async with door(security=keyed(tmp_path)) as site:
+        assert (await site.refused(COMPLETIONS, b"x" * (3 << 20), 401))["code"] == "invalid_api_key"
 
 
-def test_names_that_are_allowed_are_answered_and_with_keys_any(tmp_path: Any) -> None:
+async def test_names_that_are_allowed_are_answered_and_with_keys_any(tmp_path: Any) -> None:
     async def status(site: Site, host: str, **headers: str) -> int:
         return (await site.post(COMPLETIONS, BODY.encode(), host=host, **headers)).status_code
 
-    async def test() -> None:
-        async with door() as site:
-            for host in ("localhost", "127.0.0.1:80", "[::1]:80", "192.168.1.7", "a.localhost"):
-                assert await status(site, host) == 200, host
-            assert await status(site, "attacker.example") == 403
-        async with door(security=keyed(tmp_path)) as site:
-            assert await status(site, "tandem.example", authorization=f"Bearer {KEY}") == 200
-
-    run(test())
+    async with door() as site:
+        for host in ("localhost", "127.0.0.1:80", "[::1]:80", "192.168.1.7", "a.localhost"):
+            assert await status(site, host) == 200, host
+        assert await status(site, "attacker.example") == 403
+    async with door(security=keyed(tmp_path)) as site:
+        assert await status(site, "tandem.example", authorization=f"Bearer {KEY}") == 200

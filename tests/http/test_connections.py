@@ -13,7 +13,7 @@ import pytest
 
 from tandem.services.http import exchange
 from tandem.services.http.address import HttpAddress
-from tests.http.site import COMPLETIONS, KEY, Site, door
+from tests.http.site import COMPLETIONS, KEY, Site, at_door, door
 from tests.support import HANG, run
 from tests.toy import ToyConfig
 
@@ -40,44 +40,38 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_stream_that_waits_for_a_slot_begins_and_has_comments_that_are_no_events() -> None:
-    async def test() -> None:
-        own = {"extra_body": {"ignore_eos": SHORT["ignore_eos"]}}
-        async with full() as (site, running):
-            asked = {name: value for name, value in SHORT.items() if name != "ignore_eos"}
-            other = asyncio.create_task(site.client.completions.create(model="toy", **asked, **own))
-            async with site.http.stream("POST", COMPLETIONS, json=SHORT) as answer:
-                assert answer.headers["content-type"].startswith("text/event-stream")
-                lines = answer.aiter_lines()
-                waited = [await anext(lines) for _ in range(6)]
-                assert waited == [": ", ""] * 3
-                await running.aclose()  # which frees the slot
-                rest = [line async for line in lines if line and line != ": "]
-            events = [json.loads(line.removeprefix("data: ")) for line in rest[:-1]]
-            assert rest[-1] == "data: [DONE]" and events[-1]["usage"]["completion_tokens"] == 12
-            seen = [event.choices[0].text async for event in await other if event.choices]
-            assert "".join(seen) == "".join(each["choices"][0]["text"] for each in events if each["choices"])
-
-    run(test())
+async def test_a_stream_that_waits_for_a_slot_begins_and_has_comments_that_are_no_events() -> None:
+    own = {"extra_body": {"ignore_eos": SHORT["ignore_eos"]}}
+    async with full() as (site, running):
+        asked = {name: value for name, value in SHORT.items() if name != "ignore_eos"}
+        other = asyncio.create_task(site.client.completions.create(model="toy", **asked, **own))
+        async with site.http.stream("POST", COMPLETIONS, json=SHORT) as answer:
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            lines = answer.aiter_lines()
+            waited = [await anext(lines) for _ in range(6)]
+            assert waited == [": ", ""] * 3
+            await running.aclose()  # which frees the slot
+            rest = [line async for line in lines if line and line != ": "]
+        events = [json.loads(line.removeprefix("data: ")) for line in rest[:-1]]
+        assert rest[-1] == "data: [DONE]" and events[-1]["usage"]["completion_tokens"] == 12
+        seen = [event.choices[0].text async for event in await other if event.choices]
+        assert "".join(seen) == "".join(each["choices"][0]["text"] for each in events if each["choices"])
 
 
 @pytest.mark.usefixtures("impatient")
-def test_an_error_after_the_first_comment_is_the_last_event_and_one_before_has_its_status() -> None:
-    async def test() -> None:
-        async with full(queue=1) as (site, _):
-            async with site.http.stream("POST", COMPLETIONS, json=SHORT) as answer:
-                lines = answer.aiter_lines()
-                assert await anext(lines) == ": "
-                full_queue = asyncio.gather(*(site.post(COMPLETIONS, SHORT) for _ in range(40)))
-                assert (await site.refused(COMPLETIONS, {**SHORT, "top_p": 2}))["param"] == "top_p"
-                await asyncio.sleep(0.2)
-                await site.door.stop()
-                rest = [line async for line in lines if line and line != ": "]
-                assert json.loads(rest[-2].removeprefix("data: "))["error"]["type"] == "server_error"
-                assert rest[-1] == "data: [DONE]"
-            assert 429 in {each.status_code for each in await full_queue}
-
-    run(test())
+async def test_an_error_after_the_first_comment_is_the_last_event_and_one_before_has_its_status() -> None:
+    async with full(queue=1) as (site, _):
+        async with site.http.stream("POST", COMPLETIONS, json=SHORT) as answer:
+            lines = answer.aiter_lines()
+            assert await anext(lines) == ": "
+            full_queue = asyncio.gather(*(site.post(COMPLETIONS, SHORT) for _ in range(40)))
+            assert (await site.refused(COMPLETIONS, {**SHORT, "top_p": 2}))["param"] == "top_p"
+            await asyncio.sleep(0.2)
+            await site.door.stop()
+            rest = [line async for line in lines if line and line != ": "]
+            assert json.loads(rest[-2].removeprefix("data: "))["error"]["type"] == "server_error"
+            assert rest[-1] == "data: [DONE]"
+        assert 429 in {each.status_code for each in await full_queue}
 
 
 def test_an_idle_connection_stays_open_as_long_as_the_operator_says() -> None:
@@ -98,44 +92,35 @@ def test_an_idle_connection_stays_open_as_long_as_the_operator_says() -> None:
 
 
 @pytest.mark.parametrize("header", ["", "connection: keep-alive\r\n"])
-def test_a_stream_over_http_1_0_has_no_chunks_and_ends_with_the_connection(header: str) -> None:
-    async def test() -> None:
-        async with door() as site:
-            body = json.dumps(SHORT)
-            head = f"POST {COMPLETIONS} HTTP/1.0\r\ncontent-type: application/json\r\n{header}"
-            reader, writer = await asyncio.open_connection("127.0.0.1", site.door.port)
-            writer.write(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
-            answer = (await asyncio.wait_for(reader.read(), HANG)).decode()
-            writer.close()
-            told, _, events = answer.partition("\r\n\r\n")
-            assert told.startswith("HTTP/1.1 200 ") and "transfer-encoding" not in told.lower()
-            assert events.startswith("data: {") and events.endswith("data: [DONE]\n\n")
-
-    run(test())
+@at_door()
+async def test_a_stream_over_http_1_0_has_no_chunks_and_ends_with_the_connection(site: Site, header: str) -> None:
+    body = json.dumps(SHORT)
+    head = f"POST {COMPLETIONS} HTTP/1.0\r\ncontent-type: application/json\r\n{header}"
+    reader, writer = await asyncio.open_connection("127.0.0.1", site.door.port)
+    writer.write(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
+    answer = (await asyncio.wait_for(reader.read(), HANG)).decode()
+    writer.close()
+    told, _, events = answer.partition("\r\n\r\n")
+    assert told.startswith("HTTP/1.1 200 ") and "transfer-encoding" not in told.lower()
+    assert events.startswith("data: {") and events.endswith("data: [DONE]\n\n")
 
 
-def test_a_body_in_a_coding_is_refused_in_plain_words() -> None:
-    async def test() -> None:
-        async with door() as site:
-            for coding in ("gzip", "br", "gzip, gzip"):
-                error = await site.refused(COMPLETIONS, gzip.compress(b"{}"), 415, **{"content-encoding": coding})
-                assert error["message"] == f"content-encoding: {coding!r} is not served: send the JSON as it is"
-            body = b'{"prompt": "hello", "max_tokens": 4, "temperature": 0}'
-            assert (await site.post(COMPLETIONS, body, **{"content-encoding": "identity"})).status_code == 200
-
-    run(test())
+@at_door()
+async def test_a_body_in_a_coding_is_refused_in_plain_words(site: Site) -> None:
+    for coding in ("gzip", "br", "gzip, gzip"):
+        error = await site.refused(COMPLETIONS, gzip.compress(b"{}"), 415, **{"content-encoding": coding})
+        assert error["message"] == f"content-encoding: {coding!r} is not served: send the JSON as it is"
+    body = b'{"prompt": "hello", "max_tokens": 4, "temperature": 0}'
+    assert (await site.post(COMPLETIONS, body, **{"content-encoding": "identity"})).status_code == 200
 
 
-def test_a_byte_order_mark_and_a_slash_after_a_path_change_nothing() -> None:
-    async def test() -> None:
-        async with door() as site:
-            asked = b'\xef\xbb\xbf{"prompt": "hello", "max_tokens": 4, "temperature": 0}'
-            plain = await site.text(max_tokens=4)
-            assert (await site.post(f"{COMPLETIONS}/", asked)).json()["choices"][0]["text"] == plain
-            for path in ("/v1/models", "/v1/models/toy", "/health", "/health/live", "/version"):
-                one, other = await site.http.get(path), await site.http.get(f"{path}/")
-                assert (one.status_code, one.json()) == (other.status_code, other.json()) and one.status_code == 200
-            assert (await site.http.get("/v1/chat/")).status_code == 404
-            assert (await site.http.get("/v1/models//", headers={"authorization": KEY})).status_code == 404
-
-    run(test())
+@at_door()
+async def test_a_byte_order_mark_and_a_slash_after_a_path_change_nothing(site: Site) -> None:
+    asked = b'\xef\xbb\xbf{"prompt": "hello", "max_tokens": 4, "temperature": 0}'
+    plain = await site.text(max_tokens=4)
+    assert (await site.post(f"{COMPLETIONS}/", asked)).json()["choices"][0]["text"] == plain
+    for path in ("/v1/models", "/v1/models/toy", "/health", "/health/live", "/version"):
+        one, other = await site.http.get(path), await site.http.get(f"{path}/")
+        assert (one.status_code, one.json()) == (other.status_code, other.json()) and one.status_code == 200
+    assert (await site.http.get("/v1/chat/")).status_code == 404
+    assert (await site.http.get("/v1/models//", headers={"authorization": KEY})).status_code == 404

@@ -9,8 +9,8 @@ import pytest
 
 from tandem.services.http.fields import FIXED, INSTEAD
 from tandem.services.http.fields import SERVED as PARSERS
-from tests.http.site import CHAT, COMPLETIONS, HELLO, Site, door
-from tests.support import ForgetfulRunner, run
+from tests.http.site import CHAT, COMPLETIONS, HELLO, Site, at_door, door
+from tests.support import ForgetfulRunner
 
 WITHOUT_WHITESPACE = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": WITHOUT_WHITESPACE}}]
@@ -95,37 +95,30 @@ def path_of(name: str) -> str:
     return COMPLETIONS if name in PARSERS["completions"].keys() - PARSERS["chat"] else CHAT
 
 
-def test_every_field_of_the_table_is_served_or_refused_by_its_name() -> None:
+@at_door()
+async def test_every_field_of_the_table_is_served_or_refused_by_its_name(site: Site) -> None:
     assert {*PARSERS["chat"], *PARSERS["completions"]} - {"logprobs"} == set(SERVED)
-
-    async def test() -> None:
-        async with door() as site:
-            for name in SERVED:
-                body = {**base(path_of(name)), **WITH.get(name, {}), name: SERVED[name]}
-                answer = await site.post(path_of(name), body)
-                assert answer.status_code == 200, (name, answer.text)
-            for name, accepted in FIXED.items():
-                error = await site.refused(CHAT, {**base(CHAT), name: ["another"]})
-                assert error["param"] == name and f"only {json.dumps(accepted[0])}" in error["message"]
-                for value in accepted:
-                    assert await site.chat(**{name: value})
-            for label in ("user", "safety_identifier", "prompt_cache_key"):
-                assert await site.chat(**{label: "x"}, temperature=0)
-
-    run(test())
+    for name in SERVED:
+        body = {**base(path_of(name)), **WITH.get(name, {}), name: SERVED[name]}
+        answer = await site.post(path_of(name), body)
+        assert answer.status_code == 200, (name, answer.text)
+    for name, accepted in FIXED.items():
+        error = await site.refused(CHAT, {**base(CHAT), name: ["another"]})
+        assert error["param"] == name and f"only {json.dumps(accepted[0])}" in error["message"]
+        for value in accepted:
+            assert await site.chat(**{name: value})
+    for label in ("user", "safety_identifier", "prompt_cache_key"):
+        assert await site.chat(**{label: "x"}, temperature=0)
 
 
-def test_values_of_the_wrong_type_or_out_of_range_are_refused_by_the_name_of_the_field() -> None:
-    async def test() -> None:
-        async with door() as site:
-            for name, values in WRONG.items():
-                for value in values:
-                    path = COMPLETIONS if name in PARSERS["completions"] else CHAT
-                    body = json.dumps({**base(path), **WITH.get(name, {}), name: value})
-                    error = await site.refused(path, body.replace("Infinity", "1e400").encode())
-                    assert str(error["param"]).startswith(name), (name, value, error)
-
-    run(test())
+@at_door()
+async def test_values_of_the_wrong_type_or_out_of_range_are_refused_by_the_name_of_the_field(site: Site) -> None:
+    for name, values in WRONG.items():
+        for value in values:
+            path = COMPLETIONS if name in PARSERS["completions"] else CHAT
+            body = json.dumps({**base(path), **WITH.get(name, {}), name: value})
+            error = await site.refused(path, body.replace("Infinity", "1e400").encode())
+            assert str(error["param"]).startswith(name), (name, value, error)
 
 
 @pytest.mark.parametrize(
@@ -135,16 +128,14 @@ def test_values_of_the_wrong_type_or_out_of_range_are_refused_by_the_name_of_the
         *((CHAT, "prompt", ""), *((CHAT, name, f"use {other}") for name, other in INSTEAD.items())),
     ],
 )
-def test_an_unknown_field_is_refused_with_what_it_may_mean_or_what_serves_it(path: str, field: str, meant: str) -> None:
-    async def test() -> None:
-        async with door() as site:
-            error = await site.refused(path, {**base(path), field: 1})
-            assert error["param"] == field and meant in error["message"]
-
-    run(test())
+@at_door()
+async def test_an_unknown_field_is_refused_with_a_hint(site: Site, path: str, field: str, meant: str) -> None:
+    error = await site.refused(path, {**base(path), field: 1})
+    assert error["param"] == field and meant in error["message"]
 
 
-def test_what_is_no_plain_json_is_refused() -> None:
+@at_door()
+async def test_what_is_no_plain_json_is_refused(site: Site) -> None:
     hostile = {
         b"{": "not JSON",
         b"[]": "not a JSON object",
@@ -156,33 +147,21 @@ def test_what_is_no_plain_json_is_refused() -> None:
         b'{"logit_bias": ' + b"[" * 100_000 + b"]" * 100_000 + b"}": "deeper",
         b'{"n": ' + b"1" * 5000 + b"}": "JSON",
     }
-
-    async def test() -> None:
-        async with door() as site:
-            for body, why in hostile.items():
-                assert why in (await site.refused(COMPLETIONS, body))["message"]
-
-    run(test())
+    for body, why in hostile.items():
+        assert why in (await site.refused(COMPLETIONS, body))["message"]
 
 
-def test_whole_numbers_and_what_clients_send_for_no_limit_are_taken_as_they_are_meant() -> None:
-    async def test() -> None:
-        async with door() as site:
-            plain = await site.text(max_tokens=8)
-            assert await site.text(max_tokens=8.0, top_k=40.0, n=1.0, min_tokens=0.0, stop_token_ids=[257.0]) == plain
-            for path, name in ((CHAT, "max_tokens"), (CHAT, "max_completion_tokens"), (COMPLETIONS, "max_tokens")):
-                ask = {"messages": HELLO} if path == CHAT else {"prompt": "hello"}
-                answers = [
-                    (await site.post(path, {**ask, **limit, "temperature": 0})).json() for limit in ({}, {name: -1})
-                ]
-                assert answers[0]["choices"] == answers[1]["choices"] and answers[1]["usage"]["completion_tokens"] > 9
-            drawn = {await site.text(seed=-1, temperature=1, max_tokens=40) for _ in range(3)}
-            assert len(drawn) > 1 and await site.text(seed=-2, temperature=1) == await site.text(
-                seed=-2.0, temperature=1
-            )
-            assert "0 is outside" in (await site.refused(CHAT, {"messages": HELLO, "max_tokens": 0}))["message"]
-
-    run(test())
+@at_door()
+async def test_whole_numbers_and_what_clients_send_for_no_limit_are_taken_as_they_are_meant(site: Site) -> None:
+    plain = await site.text(max_tokens=8)
+    assert await site.text(max_tokens=8.0, top_k=40.0, n=1.0, min_tokens=0.0, stop_token_ids=[257.0]) == plain
+    for path, name in ((CHAT, "max_tokens"), (CHAT, "max_completion_tokens"), (COMPLETIONS, "max_tokens")):
+        ask = {"messages": HELLO} if path == CHAT else {"prompt": "hello"}
+        answers = [(await site.post(path, {**ask, **limit, "temperature": 0})).json() for limit in ({}, {name: -1})]
+        assert answers[0]["choices"] == answers[1]["choices"] and answers[1]["usage"]["completion_tokens"] > 9
+    drawn = {await site.text(seed=-1, temperature=1, max_tokens=40) for _ in range(3)}
+    assert len(drawn) > 1 and await site.text(seed=-2, temperature=1) == await site.text(seed=-2.0, temperature=1)
+    assert "0 is outside" in (await site.refused(CHAT, {"messages": HELLO, "max_tokens": 0}))["message"]
 
 
 async def changed(site: Site, **fields: Any) -> bool:
@@ -190,7 +169,7 @@ async def changed(site: Site, **fields: Any) -> bool:
     return await site.text(**plain) != await site.text(**{**plain, **fields})
 
 
-def test_each_field_of_a_draw_changes_the_text() -> None:
+async def test_each_field_of_a_draw_changes_the_text() -> None:
     draws = [
         {"seed": 6},
         {"temperature": 0},
@@ -201,15 +180,11 @@ def test_each_field_of_a_draw_changes_the_text() -> None:
         {"max_tokens": 3},
         {"structured_outputs": {"regex": "[ab]{3}"}},
     ]
-
-    async def test() -> None:
-        async with door() as site:
-            assert not await changed(site)
-            assert [each for each in draws if not await changed(site, **each)] == []
-            assert not await changed(site, drafts="none") and not await changed(site, speculation_length=1)
-            assert not await changed(site, user="x", cache_salt="y")
-        async with door(kind=ForgetfulRunner) as site:  # whose greedy output repeats itself
-            for name in ("presence_penalty", "frequency_penalty", "repetition_penalty"):
-                assert await site.text(max_tokens=60) != await site.text(max_tokens=60, **{name: 2}), name
-
-    run(test())
+    async with door() as site:
+        assert not await changed(site)
+        assert [each for each in draws if not await changed(site, **each)] == []
+        assert not await changed(site, drafts="none") and not await changed(site, speculation_length=1)
+        assert not await changed(site, user="x", cache_salt="y")
+    async with door(kind=ForgetfulRunner) as site:  # whose greedy output repeats itself
+        for name in ("presence_penalty", "frequency_penalty", "repetition_penalty"):
+            assert await site.text(max_tokens=60) != await site.text(max_tokens=60, **{name: 2}), name

@@ -15,17 +15,14 @@ import openai
 import pytest
 
 from tandem.engine.step_watch import StepBound, StepWatch
-from tandem.services.http import protocol
-from tandem.services.http.exchange import Exchange
 from tandem.services.security.call_limits import fairness_key
 from tandem.services.security.config import Security
 from tandem.services.security.limits import ServerLimits
 from tandem.services.security.tokens import AcceptedTokens
-from tests.daily import daily
-from tests.http.overload import CROWD, DRAIN, FULL, HUNG, LIMIT, LOST, Row
-from tests.http.site import COMPLETIONS, KEY, LENGTH, Site, door, limited
+from tests.http.overload import DRAIN, FULL, HUNG, LOST, Row
+from tests.http.site import COMPLETIONS, KEY, LENGTH, Site, at_door, door
 from tests.services.certificates import token_file
-from tests.support import HANG, ids, oracle, run, until
+from tests.support import HANG, ids, oracle, until
 from tests.toy import ToyConfig, ToyRunner
 
 SLOW = ToyConfig(step_seconds=0.02)
@@ -71,108 +68,44 @@ def steps(site: Site) -> int:
     return int(site.engine.runner.steps)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("count", daily([80, 320], 0))
-def test_of_many_at_once_those_with_a_place_are_answered_and_the_others_told_to_come_again(count: int) -> None:
-    async def test() -> None:
-        async with door(slots=4, queue=16) as site:
-            held = [site.engine.slots.take() for _ in range(4)]
-            tasks = [asyncio.create_task(site.client.completions.create(**SHORT)) for _ in range(count)]
-            await until(lambda: sum(each.done() for each in tasks) == count - 20)
-            for slot in held:
-                site.engine.slots.release(slot)
-            answers = await asyncio.gather(*tasks, return_exceptions=True)
-            told = [each for each in answers if isinstance(each, openai.APIStatusError)]
-            served = [each.choices[0].text for each in answers if not isinstance(each, BaseException)]
-            assert (len(served), len(told)) == (20, count - 20) and set(served) == {SAID}
-            for each in told:
-                FULL.refused(each)
-            await all_free(site)
-
-    run(test())
+@at_door(SLOW, slots=1, queue=1)
+async def test_a_full_queue_refuses_and_what_runs_goes_on(site: Site) -> None:
+    async with begun(site, max_tokens=60) as stream, asked(site):
+        await until(lambda: site.generate.under_way == 2)
+        await refused(FULL, site)
+        assert [each async for each in stream][-1].choices[0].finish_reason == "length"
 
 
-@pytest.mark.parametrize("count", daily([30, 60], 0))
-def test_clients_that_come_again_as_they_are_told_are_all_served(count: int) -> None:
-    async def test() -> None:
-        async with door(slots=4, queue=16) as site:
-            client = openai.AsyncOpenAI(base_url=f"{site.url}/v1", api_key=KEY, timeout=HANG)
-            async with client:
-                answers = await asyncio.gather(*(client.completions.create(**SHORT) for _ in range(count)))
-            assert [each.choices[0].text for each in answers] == [SAID] * count
-            await all_free(site)
-
-    run(test())
-
-
-def test_a_full_queue_refuses_and_what_runs_goes_on() -> None:
-    async def test() -> None:
-        async with door(SLOW, slots=1, queue=1) as site, begun(site, max_tokens=60) as stream, asked(site):
-            await until(lambda: site.generate.under_way == 2)
-            await refused(FULL, site)
-            assert [each async for each in stream][-1].choices[0].finish_reason == "length"
-
-    run(test())
-
-
-def test_a_callers_limit_refuses_and_what_runs_goes_on() -> None:
-    async def test() -> None:
-        async with (
-            door(SLOW, security=limited(max_requests_per_identity=1)) as site,
-            begun(site, max_tokens=60) as stream,
-        ):
-            await refused(LIMIT, site)
-            assert [each async for each in stream][-1].choices[0].finish_reason == "length"
-
-    run(test())
-
-
-def test_too_many_connections_are_refused_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "CONNECTIONS", 1)
-
-    async def test() -> None:
-        async with door(SLOW) as site, begun(site, max_tokens=60) as stream:
-            await refused(CROWD, site)
-            assert [each async for each in stream][-1].choices[0].finish_reason == "length"
-
-    run(test())
-
-
-def test_a_key_that_fills_slots_and_queue_does_not_shut_out_another(tmp_path: Path) -> None:
+async def test_a_key_that_fills_slots_and_queue_does_not_shut_out_another(tmp_path: Path) -> None:
     """Ten of one key have places; another's single request is the next to begin as soon as one of these ends."""
-
-    async def test() -> None:
-        other = "a-key-of-a-test-2"
-        tokens = AcceptedTokens(token_file(tmp_path / "keys", f"ann {KEY}\nbob {other}\n"))
-        async with door(SLOW, slots=2, queue=8, drafts=False, security=Security(tokens=tokens)) as site:
-            site.engine.slots.caller = fairness_key  # as services/roles.py sets it
-            held = [site.engine.slots.take() for _ in range(2)]
-            many = [asyncio.create_task(site.client.completions.create(**{**LONG, "max_tokens": 8})) for _ in range(64)]
-            await until(lambda: sum(each.done() for each in many) == 54)
-            bob = site.client.with_options(api_key=other)
-            single = asyncio.create_task(bob.completions.create(**SHORT))
-            await until(lambda: site.engine.slots.waiting == 11)
-            for slot in held:
-                site.engine.slots.release(slot)
-            before = steps(site)
-            assert (await single).choices[0].text == SAID
-            assert sum(each.done() for each in many) <= 54 + 2, "others of the first key came before it"
-            assert steps(site) - before <= 2 * (8 + 2)
-            for each in await asyncio.gather(*many, return_exceptions=True):
-                if isinstance(each, openai.APIStatusError):
-                    FULL.refused(each)
-            await all_free(site, 2)
-
-    run(test())
+    other = "a-key-of-a-test-2"
+    tokens = AcceptedTokens(token_file(tmp_path / "keys", f"ann {KEY}\nbob {other}\n"))
+    async with door(SLOW, slots=2, queue=8, drafts=False, security=Security(tokens=tokens)) as site:
+        site.engine.slots.caller = fairness_key  # as services/roles.py sets it
+        held = [site.engine.slots.take() for _ in range(2)]
+        many = [asyncio.create_task(site.client.completions.create(**{**LONG, "max_tokens": 8})) for _ in range(64)]
+        await until(lambda: sum(each.done() for each in many) == 54)
+        bob = site.client.with_options(api_key=other)
+        single = asyncio.create_task(bob.completions.create(**SHORT))
+        await until(lambda: site.engine.slots.waiting == 11)
+        for slot in held:
+            site.engine.slots.release(slot)
+        before = steps(site)
+        assert (await single).choices[0].text == SAID
+        assert sum(each.done() for each in many) <= 54 + 2, "others of the first key came before it"
+        assert steps(site) - before <= 2 * (8 + 2)
+        for each in await asyncio.gather(*many, return_exceptions=True):
+            if isinstance(each, openai.APIStatusError):
+                FULL.refused(each)
+        await all_free(site, 2)
 
 
-def test_a_stopping_server_takes_nothing_new_and_lets_streams_finish() -> None:
-    async def test() -> None:
-        async with door(SLOW) as site, begun(site, max_tokens=60) as stream:
-            site.lifecycle.accepting = False
-            await refused(DRAIN, site)
-            assert [each async for each in stream][-1].choices[0].finish_reason == "length"
-
-    run(test())
+@at_door(SLOW)
+async def test_a_stopping_server_takes_nothing_new_and_lets_streams_finish(site: Site) -> None:
+    async with begun(site, max_tokens=60) as stream:
+        site.lifecycle.accepting = False
+        await refused(DRAIN, site)
+        assert [each async for each in stream][-1].choices[0].finish_reason == "length"
 
 
 async def ended(row: Row, stream: Any, plain: asyncio.Task[Any]) -> None:
@@ -185,28 +118,20 @@ async def ended(row: Row, stream: Any, plain: asyncio.Task[Any]) -> None:
     row.broke(event.value)
 
 
-def test_what_the_server_cuts_ends_with_an_error_and_frees_its_slots() -> None:
-    async def test() -> None:
-        async with door(SLOW) as site, asked(site) as plain, begun(site) as stream:
-            stopping = asyncio.create_task(site.door.stop())
-            await ended(DRAIN, stream, plain)
-            await all_free(site)
-            await stopping
-
-    run(test())
+@at_door(SLOW)
+async def test_what_the_server_cuts_ends_with_an_error_and_frees_its_slots(site: Site) -> None:
+    async with asked(site) as plain, begun(site) as stream:
+        stopping = asyncio.create_task(site.door.stop())
+        await ended(DRAIN, stream, plain)
+        await all_free(site)
+        await stopping
 
 
-def test_a_device_that_is_lost_ends_what_runs_with_its_reason() -> None:
-    async def test() -> None:
-        async with (
-            door(ToyConfig(fails=20, step_seconds=0.02), drafts=False) as site,
-            asked(site) as plain,
-            begun(site) as stream,
-        ):
-            await ended(LOST, stream, plain)
-            await refused(LOST, site)
-
-    run(test())
+@at_door(ToyConfig(fails=20, step_seconds=0.02), drafts=False)
+async def test_a_device_that_is_lost_ends_what_runs_with_its_reason(site: Site) -> None:
+    async with asked(site) as plain, begun(site) as stream:
+        await ended(LOST, stream, plain)
+        await refused(LOST, site)
 
 
 class Gated(ToyRunner):
@@ -224,35 +149,29 @@ class Gated(ToyRunner):
             assert self.gate.wait(HANG)
 
 
-def test_a_step_that_hangs_ends_what_runs_and_frees_its_slots() -> None:
-    async def test() -> None:
-        async with (
-            door(SLOW, drafts=False, kind=Gated) as site,
-            asked(site) as plain,
-            begun(site) as stream,
-        ):
-            runner, now = site.engine.runner, [0.0]
-            assert isinstance(runner, Gated)
-            bound = StepBound(4.0)
-            watch = StepWatch(site.engine.batcher, bound, site.engine.lose, lambda: now[0])
-            returned = asyncio.Event()
-            watch.changed = lambda fine: returned.set() if fine else None
-            await until(lambda: site.engine.slots.free == 2)
-            runner.gate.clear()
-            await until(runner.inside.is_set)
-            try:
-                for _ in range(6):
-                    watch.look()
-                    now[0] += bound.looks_every
-                await ended(HUNG, stream, plain)
-                await all_free(site)
-                await refused(HUNG, site)
-            finally:
-                runner.gate.set()
-            await returned.wait()
-            assert (await site.client.completions.create(**SHORT)).choices[0].text == SAID
-
-    run(test())
+@at_door(SLOW, drafts=False, kind=Gated)
+async def test_a_step_that_hangs_ends_what_runs_and_frees_its_slots(site: Site) -> None:
+    async with asked(site) as plain, begun(site) as stream:
+        runner, now = site.engine.runner, [0.0]
+        assert isinstance(runner, Gated)
+        bound = StepBound(4.0)
+        watch = StepWatch(site.engine.batcher, bound, site.engine.lose, lambda: now[0])
+        returned = asyncio.Event()
+        watch.changed = lambda fine: returned.set() if fine else None
+        await until(lambda: site.engine.slots.free == 2)
+        runner.gate.clear()
+        await until(runner.inside.is_set)
+        try:
+            for _ in range(6):
+                watch.look()
+                now[0] += bound.looks_every
+            await ended(HUNG, stream, plain)
+            await all_free(site)
+            await refused(HUNG, site)
+        finally:
+            runner.gate.set()
+        await returned.wait()
+        assert (await site.client.completions.create(**SHORT)).choices[0].text == SAID
 
 
 async def nothing_more_runs(site: Site) -> None:
@@ -263,28 +182,15 @@ async def nothing_more_runs(site: Site) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_frees_its_slots_before_the_next_step(stream: bool) -> None:
-    async def test() -> None:
-        async with door(SLOW, drafts=False) as site:
-            if stream:
-                async with begun(site, n=3):
-                    assert site.generate.under_way == 3
-            else:
-                async with asked(site):
-                    await until(lambda: site.engine.slots.free < 4)
-            await nothing_more_runs(site)
-
-    run(test())
-
-
-def test_a_clients_timeout_frees_its_slot() -> None:
-    async def test() -> None:
-        async with door(SLOW, drafts=False) as site:
-            with pytest.raises(openai.APITimeoutError):
-                await site.client.with_options(timeout=0.3).completions.create(**LONG)
-            await nothing_more_runs(site)
-
-    run(test())
+@at_door(SLOW, drafts=False)
+async def test_a_client_that_leaves_frees_its_slots_before_the_next_step(site: Site, stream: bool) -> None:
+    if stream:
+        async with begun(site, n=3):
+            assert site.generate.under_way == 3
+    else:
+        async with asked(site):
+            await until(lambda: site.engine.slots.free < 4)
+    await nothing_more_runs(site)
 
 
 IMPATIENT = Security(limits=ServerLimits(unread_seconds=0.3))
@@ -314,35 +220,12 @@ def rest_of(client: socket.socket) -> bytes:
     return found
 
 
-def test_a_client_that_stops_reading_is_ended_and_its_slots_are_freed() -> None:
-    async def test() -> None:
-        many = {"prompt": "hello", "max_tokens": LENGTH - 8, "ignore_eos": True, "n": 4, "logprobs": 20, "stream": True}
-        async with door(ToyConfig(step_seconds=0.002), drafts=False, security=IMPATIENT) as site:
-            with deaf(site, many) as client:
-                await until(lambda: site.generate.under_way == 4)
-                await all_free(site)
-                said = await asyncio.to_thread(rest_of, client)
-            assert b"[DONE]" not in said
-            assert steps(site) < 4 * LENGTH
-
-    run(test())
-
-
-@pytest.mark.parametrize("last", ["end", "refuse"])
-def test_the_last_words_of_a_stream_wait_no_longer_for_a_client(last: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if nothing more could be written: what `last` writes is never taken."""
-
-    async def never(self: Exchange) -> None:
-        await asyncio.Event().wait()
-
-    async def test() -> None:
-        config = ToyConfig(fails=6) if last == "refuse" else None
-        async with door(config, drafts=False, security=IMPATIENT) as site:
-            monkeypatch.setattr(Exchange, last, never)
-            with pytest.raises(openai.APIConnectionError) as broken:
-                async with begun(site, max_tokens=20) as stream:
-                    [each async for each in stream]
-            assert not isinstance(broken.value, openai.APITimeoutError)
-            await until(lambda: site.generate.under_way == 0)
-
-    run(test())
+async def test_a_client_that_stops_reading_is_ended_and_its_slots_are_freed() -> None:
+    many = {"prompt": "hello", "max_tokens": LENGTH - 8, "ignore_eos": True, "n": 4, "logprobs": 20, "stream": True}
+    async with door(ToyConfig(step_seconds=0.002), drafts=False, security=IMPATIENT) as site:
+        with deaf(site, many) as client:
+            await until(lambda: site.generate.under_way == 4)
+            await all_free(site)
+            said = await asyncio.to_thread(rest_of, client)
+        assert b"[DONE]" not in said
+        assert steps(site) < 4 * LENGTH

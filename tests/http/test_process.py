@@ -7,7 +7,6 @@ import http.client
 import json
 import signal
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,9 +17,7 @@ import httpx2
 import openai
 import pytest
 
-from tandem.services.http.address import HttpAddress
-from tests.http.overload import DRAIN, HUNG, LOST, Row
-from tests.services.certificates import Authority, token_file
+from tests.http.overload import DRAIN
 from tests.support import HANG, ServerProcess, launch, server_process
 
 pytestmark = pytest.mark.thorough
@@ -30,18 +27,6 @@ SLOW = (*DOOR, "--model", "step=0.02", "--draft", "ngram")
 
 def port_of(server: ServerProcess) -> int:
     return int(json.loads(server.ready_file.read_text())["http_port"])
-
-
-@contextlib.contextmanager
-def begun(server: ServerProcess) -> Iterator[http.client.HTTPResponse]:
-    """A long stream whose first event was read."""
-    connection = http.client.HTTPConnection("127.0.0.1", port_of(server), timeout=HANG)
-    body = {"prompt": "hello", "max_tokens": 100, "ignore_eos": True, "stream": True}
-    connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
-    response = connection.getresponse()
-    assert response.status == 200 and response.readline().startswith(b"data: ")
-    with contextlib.closing(connection), contextlib.closing(response):
-        yield response
 
 
 @pytest.fixture
@@ -56,24 +41,6 @@ def test_the_last_lines_are_the_url_and_a_request_that_works(tmp_path: Path) -> 
         url = f"http://127.0.0.1:{port_of(server)}"
         assert base == f"OpenAI clients: base URL {url}/v1, model toy"
         assert curl.startswith(f"curl {url}/v1/chat/completions ")
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_idle_server_ends_within_two_seconds_and_says_so(number: signal.Signals, tmp_path: Path) -> None:
-    with server_process(tmp_path, *DOOR) as server:
-        began = time.monotonic()
-        server.process.send_signal(number)
-        assert server.process.wait(HANG) == 0 and time.monotonic() - began < 2.0
-        assert "stopping: nothing runs" in server.log.read_text()
-
-
-def test_what_runs_may_finish_and_the_line_says_for_how_long(slow: ServerProcess) -> None:
-    with begun(slow) as response:
-        slow.process.send_signal(signal.SIGINT)
-        *_, done, _ = told = response.read().split(b"\n\n")
-        assert done == b"data: [DONE]" and not any(b'"error"' in each for each in told)
-    assert slow.process.wait(HANG) == 0
-    assert "stopping: waits up to 30 s for what runs (1); a second signal ends it at once" in slow.log.read_text()
 
 
 @contextlib.contextmanager
@@ -137,21 +104,6 @@ def test_an_end_at_once_breaks_connections_and_no_client_takes_the_rest_for_a_wh
         gone(client)
 
 
-@pytest.mark.parametrize(("model", "more", "row"), [("step=0.02,fails=30", (), LOST), ("step=3", ("0.5",), HUNG)])
-def test_a_device_that_fails_or_hangs_is_told_and_the_process_ends(
-    model: str, more: tuple[str, ...], row: Row, tmp_path: Path
-) -> None:
-    flags = (*DOOR, "--model", model, "--draft", "ngram", *(("--step_seconds", *more) if more else ()))
-    with server_process(tmp_path, *flags) as server:
-        url = f"http://127.0.0.1:{port_of(server)}/v1"
-        with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=HANG) as client:
-            with pytest.raises(openai.APIStatusError) as error:
-                client.completions.create(model="toy", prompt="a", max_tokens=100, extra_body={"ignore_eos": True})
-            row.refused(error.value)
-            assert server.process.wait(HANG) == 1
-            gone(client)
-
-
 def test_a_port_that_is_taken_is_told_before_models_load(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -159,22 +111,6 @@ def test_a_port_that_is_taken_is_told_before_models_load(tmp_path: Path) -> None
         port = str(taken.getsockname()[1])
         result = launch(tmp_path, "--role", "target", "--backend", "toy", "--port", "0", "--http_port", port)
     assert result.returncode == 2 and f"http_port: cannot listen on 127.0.0.1:{port}" in result.stderr
-
-
-def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "h11", None)
-    with pytest.raises(ValueError, match=r"h11 is not installed; make setup"):
-        HttpAddress(0, "127.0.0.1")
-
-
-def test_keys_and_certificates_of_the_server_hold_at_the_port(tmp_path: Path) -> None:
-    pair = Authority(tmp_path).server()
-    keys = token_file(tmp_path / "keys", "ann a-key-of-this-test\n")
-    with server_process(
-        tmp_path, *DOOR, "--tls_cert", pair.cert, "--tls_key", pair.key, "--accept_tokens", keys
-    ) as server:
-        log = server.log.read_text()
-        assert f"base URL https://127.0.0.1:{port_of(server)}/v1" in log and "Bearer YOUR_TOKEN" in log
 
 
 def test_metrics_of_requests_are_on_the_port(tmp_path: Path) -> None:

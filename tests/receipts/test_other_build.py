@@ -14,7 +14,7 @@ import pytest
 
 from tandem import Client, SamplingParams
 from tandem.checkpoints.locate import EMBEDDED_DRAFT
-from tandem.receipts.checking import Outcome
+from tandem.receipts.checking import CheckOutcome
 from tandem.receipts.keys import Keys, open_keys
 from tandem.receipts.receipt import prefix_digests, read_signed
 from tandem.runners.native import build
@@ -76,4 +76,4 @@ def test_another_build_draws_every_token_of_a_receipt_again_and_finds_a_forged_o
     digests = prefix_digests(signed.receipt.prompt_digest, tokens)
     forged = replace(signed.receipt, token_ids=tuple(tokens), digests=digests)
     code, said = checked(keys.signed(forged, signed.salt).text)
-    assert code == Outcome.FORGED and f"output token {len(tokens) - 2} is" in said
+    assert code == CheckOutcome.FORGED and f"output token {len(tokens) - 2} is" in said

@@ -1,7 +1,4 @@
-"""Checks of a command of another program what this repository knows: files, folders, our own flags and routes.
-
-Whether its other flags exist is asked of the program itself where it is installed (tests/recipes/installed.py).
-"""
+"""Checks of a command of another program what this repository knows: files, folders, our own flags and routes."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import logging
 import random
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -26,9 +26,8 @@ from tandem.speculation.types import Rule
 from tandem.speculation.verification_mode import Pipeline
 from tests.reliability.faults import FaultInterceptor, Schedule
 from tests.reliability.history import Event, History, count_faults
-from tests.reliability.traffic import Ask, Ended, WireClient, by_generate, wishes
+from tests.reliability.traffic import Ask, Ended, WireClient, WireRunClient, by_generate, wishes
 from tests.reliability.validator import Validator, Violation
-from tests.reliability.wire_runs import WireRunClient
 from tests.support import (
     Site,
     distributed,
@@ -251,44 +250,42 @@ async def _calls_end(history: History, seconds: float) -> None:
 
 
 async def run_schedules(
-    seeds: list[int], at_once: int = 4, seconds: float = SECONDS, only: Sequence[str] = ()
+    seeds: Iterable[int], run: Callable[[int], Awaitable[Result]] = run_schedule, at_once: int = 4
 ) -> list[Result]:
     """Several at once, each with servers of its own."""
     gate = asyncio.Semaphore(at_once)
 
     async def one(seed: int) -> Result:
         async with gate:
-            return await run_schedule(seed, seconds, only)
+            return await run(seed)
 
     return list(await asyncio.gather(*map(one, seeds)))
 
 
 def main() -> int:
+    from tests.reliability.kills import run_kills
+
     parser = argparse.ArgumentParser(description="Runs fault schedules; prints what is wrong with them.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=1)
     parser.add_argument("--only", nargs="*", default=(), help="ways to ask, such as wire_run or distributed_run")
+    parser.add_argument("--kills", action="store_true", help="schedules with kill -9 of server processes")
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
+    run = run_kills if arguments.kills else partial(run_schedule, only=arguments.only)
     end = arguments.seed + arguments.count
-    faults, tokens, wrong, failed, gave_up = Counter[str](), 0, 0, 0, 0
+    faults, totals = Counter[str](), Counter[str]()
     for first in range(arguments.seed, end, REPORTED):
-        seeds = list(range(first, min(first + REPORTED, end)))
-        for result in asyncio.run(run_schedules(seeds, only=arguments.only)):
+        for result in asyncio.run(run_schedules(range(first, min(first + REPORTED, end)), run)):
             if arguments.count == 1:
                 print(*result.history, sep="\n")
             if result.violations:
                 print(result, flush=True)
             faults += result.faults
-            tokens, wrong = tokens + result.tokens, wrong + result.wrong_tokens
-            failed += bool(result.violations)
-            gave_up += any("given up after" in violation.what for violation in result.violations)
-    print(faults)
-    print(
-        f"{arguments.count} schedules, {faults.total()} faults, {tokens} tokens: "
-        f"{wrong} wrong tokens, {failed} schedules failed, {gave_up} of them gave up"
-    )
-    return int(failed > 0)
+            totals += Counter(tokens=result.tokens, wrong_tokens=result.wrong_tokens, kills=result.kills)
+            totals += Counter(failed=bool(result.violations))
+    print(f"{faults}\n{arguments.count} schedules, {faults.total()} faults; {dict(totals)}")
+    return int(totals["failed"] > 0)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,14 @@
 """One schedule with kill -9: real server processes, clients in this one, servers killed once so many tokens are there.
 
-python -m tests.reliability.kills --seed 4        runs that schedule again and prints its history
+python -m tests.reliability.campaign --kills --seed 4        runs that schedule again and prints its history
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
-import logging
 import random
-import sys
 import tempfile
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -27,9 +23,8 @@ from tandem.speculation.verification_mode import Pipeline
 from tests.reliability.campaign import Result, note_outcome
 from tests.reliability.history import History, read
 from tests.reliability.processes import Killable
-from tests.reliability.traffic import Ask, Ended, WireClient, by_generate, wishes
+from tests.reliability.traffic import Ask, Ended, WireClient, WireRunClient, by_generate, wishes
 from tests.reliability.validator import Validator, Violation
-from tests.reliability.wire_runs import WireRunClient
 from tests.support import distributed, raw_stub, until
 
 DEADLINES = Deadlines(open=5.0, verify=1.5, close=0.5, admission=30.0)
@@ -130,9 +125,14 @@ class KillSchedule:
             )
 
 
-async def run_kills(seed: int, folder: Path) -> Result:
+async def run_kills(seed: int) -> Result:
     """Servers, clients, kills; everything checked. Never raises for what a schedule finds."""
-    schedule, result, history = KillSchedule(seed, folder), Result(seed, command="kills"), History("clients")
+    with tempfile.TemporaryDirectory() as folder:
+        return await _run(KillSchedule(seed, Path(folder)))
+
+
+async def _run(schedule: KillSchedule) -> Result:
+    result, history = Result(schedule.seed, command="campaign --kills"), History("clients")
     try:
         await schedule.start()
         killing = asyncio.create_task(schedule.kill())
@@ -166,38 +166,3 @@ def _check(schedule: KillSchedule, result: Result, history: History) -> None:
     for log in schedule.folder.glob("*.log"):
         if "Traceback" in (text := log.read_text(errors="replace")):
             result.violations.append(Violation("refusal", f"a traceback in a server's log: {text[-1500:]}"))
-
-
-async def run_many(seeds: list[int], folder: Path, at_once: int = 3) -> list[Result]:
-    gate = asyncio.Semaphore(at_once)
-
-    async def one(seed: int) -> Result:
-        async with gate:
-            own = folder / f"seed-{seed}"
-            own.mkdir()
-            return await run_kills(seed, own)
-
-    return list(await asyncio.gather(*map(one, seeds)))
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Runs schedules with kill -9; prints what is wrong with them.")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=1)
-    arguments = parser.parse_args()
-    logging.disable(logging.WARNING)
-    with tempfile.TemporaryDirectory() as folder:
-        seeds = list(range(arguments.seed, arguments.seed + arguments.count))
-        results = asyncio.run(run_many(seeds, Path(folder)))
-    for result in results:
-        if arguments.count == 1:
-            print(*result.history, sep="\n")
-        if result.violations:
-            print(result)
-    faults = sum((result.faults for result in results), Counter())
-    print(faults, f"{sum(r.kills for r in results)} kills, {sum(r.tokens for r in results)} tokens")
-    return int(any(result.violations for result in results))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -35,8 +35,7 @@ from tandem.speculation.types import Chunk, GenerationRequest, InvalidField, Sam
 from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.hostile_grammars import HOSTILE, random_structure
-from tests.reliability.traffic import Ask, WireClient
-from tests.reliability.wire_runs import WireRunClient
+from tests.reliability.traffic import Ask, WireClient, WireRunClient
 from tests.support import HANG, draft_config, drafting
 
 CLIENTS, PROMPTS = 8, 40
@@ -166,8 +165,9 @@ class SoakClient:
     async def _session(self) -> None:
         async with self._wire() as (client, expected):
             ended = await client.run()
+            code, _, message = ended.error.partition(": ")
             if ended.error:
-                raise AssertionError(ended.error)
+                raise TandemError(code, message) if code in EXPECTED else AssertionError(ended.error)
             self._compare(ended.tokens, expected if ended.expected is None else ended.expected, whole=True)
 
     async def _abandon(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.reliability import frames, fuzzed_runs, messages
+from tests.reliability import frames, fuzzed, messages
 from tests.reliability.fuzzed import Method, Servers, fuzzed_servers, methods
 
 DECLARED = {
@@ -86,11 +86,11 @@ def fuzz_runs(count: int, servers: Servers) -> int:
     done = [0]
 
     @_examples(count)
-    @given(st.lists(fuzzed_runs.run_messages(), max_size=6), st.integers(0, 12), st.booleans())
+    @given(st.lists(fuzzed.run_messages(), max_size=6), st.integers(0, 12), st.booleans())
     def one(sent: list[dict[str, Any]], begin: int, early: bool) -> None:
-        found = fuzzed_runs.fuzzed_run(servers, sent, begin, early)
+        found = fuzzed.fuzzed_run(servers, sent, begin, early)
         assert found.status in {"OK", *refused}, found
-        assert found.status == "OK" or any(name in found.says for name in fuzzed_runs.FIELDS), found
+        assert found.status == "OK" or any(name in found.says for name in fuzzed.FIELDS), found
         done[0] += 1
         if done[0] % EVERY == 0:
             servers.canary()

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from functools import partial
 from typing import Any
 
+import grpc
 import pytest
 
 from tandem.rpc.errors import TandemError
+from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
+from tandem.services.errors import SessionExpired
 from tandem.speculation.retry import Persistence
 from tandem.speculation.rounds import OutOfStep
 from tandem.speculation.types import Request, SpeculationStats
+from tandem.v1 import generation_pb2, target_verifier_pb2_grpc
 from tandem.v1 import target_verifier_pb2 as pb
-from tandem.v1 import target_verifier_pb2_grpc
+from tandem.v1.target_verifier_pb2_grpc import TargetVerifierServicer, add_TargetVerifierServicer_to_server
 from tests.support import (
     GREEDY,
     SAMPLED,
@@ -29,6 +34,7 @@ from tests.support import (
     remote_verifier,
     run,
     target_site,
+    until,
 )
 
 PROMPT = list(b"the prompt")
@@ -128,5 +134,189 @@ def test_a_draft_of_another_tokenizer_is_refused_before_it_serves(monkeypatch: p
                 async with distributed(site.address):
                     pass
             assert site.engine.batcher.steps == 0
+
+    run(test())
+
+
+PREFIX = [1, 2, 3]
+
+
+class Scripted(RoundByRound, TargetVerifierServicer):
+    """Says what `info` is, and to each Verify what is next in `rounds`; notes its calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.info: dict[str, Any] = {"model_name": "m", "weights_revision": "r", "tokenizer_sha256": "toy"}
+        self.info |= {"backend": "toy", "vocab_size": 258, "max_sequence_length": 100}
+        self.rounds: list[grpc.StatusCode] = []
+
+    async def GetModelInfo(self, request: Any, context: Any) -> Any:
+        self.calls.append("GetModelInfo")
+        return pb.TargetVerifierGetModelInfoResponse(model=generation_pb2.ModelInfo(**self.info))
+
+    async def OpenSession(self, request: Any, context: Any) -> Any:
+        self.calls.append("OpenSession")
+        return pb.OpenSessionResponse(committed_length=len(request.prefix))
+
+    async def CloseSession(self, request: Any, context: Any) -> Any:
+        return pb.CloseSessionResponse(closed=True)
+
+    async def Verify(self, request: Any, context: Any) -> Any:
+        self.calls.append("Verify")
+        if self.rounds:
+            await context.abort(self.rounds.pop(0), SessionExpired.__name__)
+        return pb.VerifyResponse(committed_length=request.base_length + 1, token_ids=[7])
+
+
+async def two(
+    test: Callable[[Scripted, Scripted, VerifierClient, RemoteRounds], Coroutine[Any, Any, None]],
+) -> None:
+    """Runs a test of a session that is open at the first of two verifiers."""
+    async with contextlib.AsyncExitStack() as stack:
+        servers, addresses = [Scripted(), Scripted()], []
+        for server in servers:
+            register = lambda to, server=server: add_TargetVerifierServicer_to_server(server, to)  # noqa: E731
+            addresses.append(await stack.enter_async_context(listening(register)))
+        client = VerifierClient(",".join(addresses), "toy", Deadlines(stall=60.0), Persistence(5.0))
+        stack.push_async_callback(client.close)
+        await client.model_info()
+        client.pool.current = addresses[0]
+        for endpoint in client.endpoints.values():
+            endpoint.suspect = False
+        session = remote_verifier(client, Request(GREEDY))
+        await session.open(PREFIX)
+        for server in servers:
+            server.calls.clear()
+        await test(*servers, client, session)
+        await session.close()
+
+
+def test_a_lease_that_ran_out_is_no_failure_of_its_verifier(caplog: pytest.LogCaptureFixture) -> None:
+    """G5: the session is opened again where it was, and new requests go there too."""
+    run(two(_lease_ran_out))
+    assert " failed (" not in caplog.text
+
+
+async def _lease_ran_out(first: Scripted, second: Scripted, client: VerifierClient, session: RemoteRounds) -> None:
+    first.rounds = [grpc.StatusCode.NOT_FOUND]
+    verdict = await session.verify(PREFIX, [])
+    assert verdict.token_ids == (7,)
+    assert client.address == client.pool.addresses[0], "its verifier counts as failed"
+    assert first.calls == ["Verify", "GetModelInfo", "OpenSession", "Verify"] and not second.calls
+
+
+def test_a_verifier_that_failed_says_again_what_it_runs_before_it_is_trusted() -> None:
+    """G8: what answers at its address may be another server, with another device, which an opening would not tell."""
+    run(two(_comes_back_as_another))
+
+
+async def _comes_back_as_another(
+    first: Scripted, second: Scripted, client: VerifierClient, session: RemoteRounds
+) -> None:
+    first.rounds = [grpc.StatusCode.UNAVAILABLE]
+    await session.verify(PREFIX, [])
+    assert second.calls == ["OpenSession", "Verify"]
+    first.info["backend"] = "other"
+    second.rounds, second.info["backend"] = [grpc.StatusCode.UNAVAILABLE], "other"
+    with pytest.raises(TandemError, match="its backend is 'other', but this client started with 'toy'") as caught:
+        await session.verify([*PREFIX, 7], [])
+    assert caught.value.code == "FAILED_PRECONDITION"
+    assert first.calls == ["Verify", "GetModelInfo"], "a session was opened at another model"
+
+
+GONE = TandemError("UNAVAILABLE", "gone")
+
+
+class Servers(RemoteSession):
+    """`scripts`: what each server does, one entry for each time that it is asked: an answer, an error, or a wait."""
+
+    def __init__(self, slow: float = 3600.0, pause: float = 0.0, **scripts: list[Any]) -> None:
+        self.scripts, self.slow, self.pause = scripts, slow, pause
+        self.asked: list[str] = []
+        self.cancelled: list[str] = []
+        self.failures: list[str] = []
+        self.give_up_after = 100
+
+    async def _open_at(self, name: str, prefix: Any, others: Any) -> str:
+        self.asked.append(name)
+        step = self.scripts[name].pop(0)
+        if isinstance(step, Exception):
+            raise step
+        if isinstance(step, asyncio.Event):
+            try:
+                await step.wait()
+            except asyncio.CancelledError:
+                self.cancelled.append(name)
+                raise
+            return f"{name} at last"
+        return f"{step}"
+
+    def _following(self, asked: Collection[str]) -> str | None:
+        return next((name for name, left in self.scripts.items() if left and name not in asked), None)
+
+    def _pause(self, name: str, error: TandemError, prefix: Any) -> float:
+        self.failures.append(name)
+        if error.code == "INVALID_ARGUMENT" or len(self.failures) >= self.give_up_after:
+            raise error
+        return self.pause
+
+    def _before_another(self, more: float = 0.0) -> float:
+        return self.slow
+
+    async def first(self) -> Any:
+        return await self._first(())
+
+
+def test_while_one_takes_long_another_is_asked_and_the_loser_is_cancelled() -> None:
+    async def test() -> None:
+        servers = Servers(slow=0.001, a=[asyncio.Event()], b=["yes"])
+        assert await servers.first() == ("b", "yes")
+        assert servers.cancelled == ["a"] and not servers.failures
+
+    run(test())
+
+
+def test_one_that_is_slow_and_answers_first_all_the_same_is_taken() -> None:
+    async def test() -> None:
+        done = asyncio.Event()
+        servers = Servers(slow=0.001, a=[done], b=[asyncio.Event()])
+        racing = asyncio.create_task(servers.first())
+        await until(lambda: servers.asked == ["a", "b"])
+        done.set()
+        assert await racing == ("a", "a at last")
+        assert servers.cancelled == ["b"] and not servers.failures
+
+    run(test())
+
+
+def test_one_that_failed_is_asked_again_while_another_is_slow() -> None:
+    async def test() -> None:
+        servers = Servers(slow=0.001, a=[asyncio.Event()], b=[GONE, GONE, "yes"])
+        assert await servers.first() == ("b", "yes")
+        assert servers.asked == ["a", "b", "b", "b"]
+
+    run(test())
+
+
+def test_giving_up_on_others_does_not_end_what_is_under_way() -> None:
+    async def test() -> None:
+        done = asyncio.Event()
+        servers = Servers(slow=0.001, a=[done], b=[GONE, GONE, "never"])
+        servers.give_up_after = 2
+        racing = asyncio.create_task(servers.first())
+        await until(lambda: len(servers.failures) == 2)
+        done.set()
+        assert await racing == ("a", "a at last")
+        assert servers.asked == ["a", "b", "b"]
+
+    run(test())
+
+
+def test_what_is_wrong_with_the_request_ends_it_at_once() -> None:
+    async def test() -> None:
+        servers = Servers(slow=0.001, a=[asyncio.Event()], b=[TandemError("INVALID_ARGUMENT", "prefix: empty")])
+        with pytest.raises(TandemError, match="prefix: empty"):
+            await servers.first()
+        assert servers.cancelled == ["a"]
 
     run(test())

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tandem.rpc.errors import TandemError
 from tandem.rpc.request_context import Request, begin, outgoing
 from tandem.rpc.tracing import Tracing, open_tracing
-from tandem.services.observability.calls import CallLayer
+from tandem.services.calls import CallPolicy
 from tandem.services.observability.spans import CallSpans
 from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
@@ -42,7 +42,7 @@ class Traced:
             real, spans = grpc.aio.server, CallSpans(self.of[name])
 
             def server(interceptors: list[Any], **rest: Any) -> Any:
-                interceptors[0].layers.insert(0, CallLayer([spans]))
+                interceptors[0].policy = CallPolicy([spans])
                 return real(interceptors=interceptors, **rest)
 
             patch.setattr(support.grpc.aio, "server", server)
@@ -134,7 +134,7 @@ def test_the_steps_of_a_run_are_spans_of_its_target(monkeypatch: pytest.MonkeyPa
     async def ask() -> Answer:
         async with contextlib.AsyncExitStack() as stack:
             with traced.listening("target", monkeypatch):
-                target = await stack.enter_async_context(target_site(support.toy(ToyConfig(step_seconds=0.004))))
+                target = await stack.enter_async_context(target_site(support.toy(ToyConfig(step_seconds=0.02))))
             there = distributed(target.address, "miss=0.3", pipeline=Pipeline.NEVER_WAITING)
             generator, _ = await stack.enter_async_context(there)
             traced.begin().end()

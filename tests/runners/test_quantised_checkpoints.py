@@ -180,6 +180,12 @@ def test_weights_that_are_replaced_while_they_are_quantised_are_not_kept(
     assert np.array_equal(again, native(other, packing=packing("int8")).model.feed([0], [0], [sequence(40)]))
 
 
+def test_without_a_cache_weights_are_quantised_at_every_start(tmp_path: Path, cache: Path) -> None:
+    module_of().save_pretrained(tmp_path / "m")
+    cache.write_text("a file where the folder should be")
+    assert loaded(tmp_path / "m", "int8").identity.dtype == "int8/float32"
+
+
 def of_group(strategy: str = "channel", **changes: object) -> dict[str, Any]:
     return compressed("int", strategy, **changes)
 

@@ -63,9 +63,9 @@ def install_load(gate: Path) -> None:
     """Loading hangs on the device thread, as a device that is not there does."""
     load = tandem.engine.loading._load
 
-    async def hanging(config: Any, model: Any, batcher: Any, *rest: Any, **more: Any) -> Any:
+    async def hanging(config: Any, model: Any, request: Any, batcher: Any, *rest: Any, **more: Any) -> Any:
         await batcher.on_device(wait_while, gate, "load")
-        return await load(config, model, batcher, *rest, **more)
+        return await load(config, model, request, batcher, *rest, **more)
 
     tandem.engine.loading._load = hanging
 

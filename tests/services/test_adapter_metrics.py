@@ -11,11 +11,9 @@ from tandem.rpc.channel import FUSED
 from tandem.rpc.generation_client import GenerationClient
 from tandem.services.observability.metrics import Metrics
 from tandem.speculation.types import GenerationEnd, GenerationRequest, Request
-from tandem.v1 import target_verifier_pb2 as pb
-from tests.engine.test_adapters import PROMPT, engine_with, truth
+from tests.engine.test_adapters import PROMPT, engine_with
 from tests.services.test_metrics import Scrape
-from tests.services.test_target_verifier import opening, verifying
-from tests.support import GREEDY, answer, ids, raw_stub, run, server_process
+from tests.support import GREEDY, answer, ids, run, server_process
 
 
 def asking(adapter: str) -> GenerationRequest:
@@ -51,48 +49,22 @@ def test_counters_by_adapter_equal_the_completions_and_the_lines_name_it(tmp_pat
         assert f"{said}, 57 prompt tokens".replace(", ,", ",") in line, line
 
 
-def test_rounds_of_sessions_are_counted_for_their_adapter(tmp_path: Path) -> None:
-    async def ask(address: str) -> None:
-        async with raw_stub(address) as stub:
-            for name in ("red", ""):
-                await stub.OpenSession(opening(name or "none", PROMPT, GREEDY, adapter=name))
-                expected = truth(name, GREEDY, 2)
-                reply = await stub.Verify(verifying(list(PROMPT), [expected[0], expected[1] + 1], name or "none"))
-                assert tuple(reply.token_ids) == expected
-            assert (await stub.Verify(verifying(list(PROMPT), [1], "red"))).replayed
-            for name in ("red", "none"):
-                await stub.CloseSession(pb.CloseSessionRequest(session_id=name))
-
-    arguments = ("--role", "target", "--adapters", "red=red", "--metrics_port", "0")
-    with server_process(tmp_path, *arguments) as server:
-        run(ask(server.wait_ready()))
-        scrape = Scrape(server)
-    counted = {"requests": 1, "rounds": 1, "draft_tokens": 2, "accepted_tokens": 1, "generation_tokens": 2}
-    for name, count in counted.items():
-        assert scrape(f"tandem:adapter_{name}_total") == scrape(f"tandem:adapter_{name}_total", adapter="red") == count
-    said = [line for line in server.log.read_text().splitlines() if " session: closed" in line]
-    assert "session: closed, adapter red, 1 prompt tokens" in said[0] and "adapter" not in said[1]
-
-
-def test_adapters_in_use_run_or_wait() -> None:
+async def test_adapters_in_use_run_or_wait() -> None:
     async def until_waiting(engine: Engine) -> None:
         while not engine.slots.waiting:
             await asyncio.sleep(0)
 
-    async def test() -> None:
-        async with engine_with("red", "blue") as engine:
-            metrics = Metrics("target", "toy", 5, {})
-            metrics.states.watch_engines({"target": engine})
-            assert list(samples(metrics, "tandem:adapter_requests_total")) == ["red", "blue"]
-            verifiers = [LocalVerifier(engine, Request(GREEDY, adapter="red")) for _ in range(engine.slots.count)]
-            for verifier in verifiers:
-                await verifier.open(PROMPT[:2])
-            late = asyncio.ensure_future(LocalVerifier(engine, Request(GREEDY, adapter="blue")).open(PROMPT[:2]))
-            await until_waiting(engine)
-            assert (engine.adapters.running, engine.adapters.waiting) == (["red"], ["blue"])
-            assert list(samples(metrics, "vllm:lora_requests_info")) == ["red"]
-            late.cancel()
-            await asyncio.gather(late, *(verifier.close() for verifier in verifiers), return_exceptions=True)
-            assert (engine.adapters.running, engine.adapters.waiting) == ([], [])
-
-    run(test())
+    async with engine_with("red", "blue") as engine:
+        metrics = Metrics("target", "toy", 5, {})
+        metrics.states.watch_engines({"target": engine})
+        assert list(samples(metrics, "tandem:adapter_requests_total")) == ["red", "blue"]
+        verifiers = [LocalVerifier(engine, Request(GREEDY, adapter="red")) for _ in range(engine.slots.count)]
+        for verifier in verifiers:
+            await verifier.open(PROMPT[:2])
+        late = asyncio.ensure_future(LocalVerifier(engine, Request(GREEDY, adapter="blue")).open(PROMPT[:2]))
+        await until_waiting(engine)
+        assert (engine.adapters.running, engine.adapters.waiting) == (["red"], ["blue"])
+        assert list(samples(metrics, "vllm:lora_requests_info")) == ["red"]
+        late.cancel()
+        await asyncio.gather(late, *(verifier.close() for verifier in verifiers), return_exceptions=True)
+        assert (engine.adapters.running, engine.adapters.waiting) == ([], [])

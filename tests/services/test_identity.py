@@ -20,7 +20,7 @@ from tandem.services.security.config import Security
 from tandem.services.security.tokens import AcceptedTokens
 from tandem.v1 import draft_worker_pb2, target_verifier_pb2
 from tests.services.certificates import Authority, token_file
-from tests.support import GREEDY, listening, oracle, raw_stub, run, target_site
+from tests.support import GREEDY, listening, oracle, raw_stub, target_site
 
 PROMPT = list(b"a prompt of alice's")
 TOKENS = {"alice": "alices-token-0123456789", "bob": "bobs-token-0123456789ab"}
@@ -90,38 +90,33 @@ async def verify_stream(stub: Any, name: str) -> Any:
 
 
 @pytest.mark.parametrize("method", [verify, verify_stream])
-def test_anothers_session_is_not_found_as_one_that_never_was(callers, method):
-    async def test():
-        async with (
-            target_site(security=callers.security) as site,
-            raw_stub(site.address, TARGET, callers.credentials("alice")) as alice,
-            raw_stub(site.address, TARGET, callers.credentials("bob")) as bob,
-        ):
-            await alice.OpenSession(opening("alices"))
-            theirs, nobodys = await status_of(method(bob, "alices")), await status_of(method(bob, "nobodys"))
-            assert await method(alice, "alices"), "and alice's goes on"
-        return theirs, nobodys
-
-    theirs, nobodys = run(test())
+async def test_anothers_session_is_not_found_as_one_that_never_was(callers, method):
+    async with (
+        target_site(security=callers.security) as site,
+        raw_stub(site.address, TARGET, callers.credentials("alice")) as alice,
+        raw_stub(site.address, TARGET, callers.credentials("bob")) as bob,
+    ):
+        await alice.OpenSession(opening("alices"))
+        theirs, nobodys = await status_of(method(bob, "alices")), await status_of(method(bob, "nobodys"))
+        assert await method(alice, "alices"), "and alice's goes on"
+    theirs, nobodys = theirs, nobodys
     assert theirs[0] == "NOT_FOUND"
     assert theirs == (nobodys[0], nobodys[1].replace("nobodys", "alices"), nobodys[2])
 
 
-def test_closing_anothers_session_closes_nothing(callers):
-    async def test():
-        close = target_verifier_pb2.CloseSessionRequest
-        async with (
-            target_site(security=callers.security) as site,
-            raw_stub(site.address, TARGET, callers.credentials("alice")) as alice,
-            raw_stub(site.address, TARGET, callers.credentials("bob")) as bob,
-        ):
-            await alice.OpenSession(opening())
-            closed = [(await bob.CloseSession(close(session_id=name))).closed for name in ("s", "nobodys")]
-            assert (await alice.Verify(verifying())).token_ids
-            closed.append((await alice.CloseSession(close(session_id="s"))).closed)
-        return closed
-
-    assert run(test()) == [False, False, True]
+async def test_closing_anothers_session_closes_nothing(callers):
+    close = target_verifier_pb2.CloseSessionRequest
+    async with (
+        target_site(security=callers.security) as site,
+        raw_stub(site.address, TARGET, callers.credentials("alice")) as alice,
+        raw_stub(site.address, TARGET, callers.credentials("bob")) as bob,
+    ):
+        await alice.OpenSession(opening())
+        closed = [(await bob.CloseSession(close(session_id=name))).closed for name in ("s", "nobodys")]
+        assert (await alice.Verify(verifying())).token_ids
+        closed.append((await alice.CloseSession(close(session_id="s"))).closed)
+    found = closed
+    assert found == [False, False, True]
 
 
 def proposing(tokens: Sequence[int], k: int = 3, **rest: Any) -> Any:
@@ -130,62 +125,42 @@ def proposing(tokens: Sequence[int], k: int = 3, **rest: Any) -> Any:
 
 
 METHODS = [
-    (service, method)
+    (service, method.name, method.client_streaming)
     for service in (TARGET, FUSED, DRAFT)
-    for method in MESSAGES[service].DESCRIPTOR.services_by_name[service].methods_by_name
+    for method in MESSAGES[service].DESCRIPTOR.services_by_name[service].methods
 ]
 
 
-class EveryMethod(grpc.GenericRpcHandler):
-    """Answers anything: what does not reach it was refused before."""
+@pytest.mark.parametrize(("service", "method", "streams"), METHODS)
+async def test_no_method_is_reached_without_a_token(service, method, streams, tmp_path):
+    reached, path = [], f"/tandem.v1.{service}/{method}"
 
-    def __init__(self) -> None:
-        self.reached = 0
+    class Handler(grpc.GenericRpcHandler):
+        def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+            async def reply(request: Any, context: Any) -> Any:
+                reached.append(details.method)
+                yield b""
 
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-        method = details.method.rpartition("/")[2]
-
-        async def unary(request: bytes, context: Any) -> bytes:
-            self.reached += 1
-            return b""
-
-        async def stream(request: Any, context: Any) -> Any:
-            self.reached += 1
-            yield b""
-
-        if method == "VerifyStream":
-            return grpc.stream_stream_rpc_method_handler(stream)
-        if method == "Generate":
-            return grpc.unary_stream_rpc_method_handler(stream)
-        return grpc.unary_unary_rpc_method_handler(unary)
-
-
-@pytest.mark.parametrize(("service", "method"), METHODS)
-def test_no_method_is_reached_without_a_token(service, method, tmp_path):
-    handlers, callers = EveryMethod(), ByToken(tmp_path)
+            kind = grpc.stream_stream_rpc_method_handler if streams else grpc.unary_stream_rpc_method_handler
+            return kind(reply)
 
     async def call(channel: Any) -> Any:
-        path = f"/tandem.v1.{service}/{method}"
-        if method == "VerifyStream":
-            return [reply async for reply in channel.stream_stream(path)(iter([b""]))]
-        if method == "Generate":
-            return [reply async for reply in channel.unary_stream(path)(b"")]
-        return await channel.unary_unary(path)(b"")
+        made = channel.stream_stream(path)(iter([b""])) if streams else channel.unary_stream(path)(b"")
+        return [reply async for reply in made]
 
-    async def test():
-        register = lambda server: server.add_generic_rpc_handlers((handlers,))  # noqa: E731
-        async with listening(register, security=callers.security) as address:
-            async with open_channel(address) as channel:
-                refused = await status_of(call(channel))
-            reached_without = handlers.reached
-            async with open_channel(address, callers.credentials("alice")) as channel:
-                await call(channel)
-        return refused[0], refused[2], reached_without, handlers.reached
-
-    assert run(test()) == ("UNAUTHENTICATED", ["UNAUTHENTICATED"], 0, 1)
+    callers = ByToken(tmp_path)
+    register = lambda server: server.add_generic_rpc_handlers((Handler(),))  # noqa: E731
+    async with listening(register, security=callers.security) as address:
+        async with open_channel(address) as channel:
+            refused = await status_of(call(channel))
+        assert not reached
+        async with open_channel(address, callers.credentials("alice")) as channel:
+            await call(channel)
+    found = refused[0], refused[2], reached
+    assert found == ("UNAUTHENTICATED", ["UNAUTHENTICATED"], [path])
 
 
-def test_health_is_open_and_reflection_is_not(tmp_path):
+async def test_health_is_open_and_reflection_is_not(tmp_path):
     callers, health = ByToken(tmp_path), HealthServicer()
 
     def register(server: grpc.aio.Server) -> None:
@@ -197,26 +172,22 @@ def test_health_is_open_and_reflection_is_not(tmp_path):
         replies = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(asked)
         return len([reply async for reply in replies])
 
-    async def test():
-        await health.set("", health_pb2.HealthCheckResponse.SERVING)
-        async with listening(register, security=callers.security) as address:
-            async with open_channel(address) as channel:
-                check = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
-                refused = await status_of(listed(channel))
-            async with open_channel(address, callers.credentials("alice")) as channel:
-                return check.status, refused[0], await listed(channel)
-
-    assert run(test()) == (health_pb2.HealthCheckResponse.SERVING, "UNAUTHENTICATED", 1)
+    await health.set("", health_pb2.HealthCheckResponse.SERVING)
+    async with listening(register, security=callers.security) as address:
+        async with open_channel(address) as channel:
+            check = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+            refused = await status_of(listed(channel))
+        async with open_channel(address, callers.credentials("alice")) as channel:
+            found = check.status, refused[0], await listed(channel)
+    assert found == (health_pb2.HealthCheckResponse.SERVING, "UNAUTHENTICATED", 1)
 
 
-def test_where_nothing_tells_callers_apart_they_are_one(tmp_path):
-    async def test():
-        async with (
-            target_site() as site,
-            raw_stub(site.address) as one,
-            raw_stub(site.address) as other,
-        ):
-            await one.OpenSession(opening())
-            return tuple((await other.Verify(verifying())).token_ids)
-
-    assert run(test()) == oracle(PROMPT, GREEDY, 1)
+async def test_where_nothing_tells_callers_apart_they_are_one(tmp_path):
+    async with (
+        target_site() as site,
+        raw_stub(site.address) as one,
+        raw_stub(site.address) as other,
+    ):
+        await one.OpenSession(opening())
+        found = tuple((await other.Verify(verifying())).token_ids)
+    assert found == oracle(PROMPT, GREEDY, 1)

@@ -19,7 +19,7 @@ from tandem.checkpoints.adapter_files import AdapterChoice
 from tandem.cli.main import main
 from tandem.engine.batcher import Batcher
 from tandem.engine.loading import Loaded
-from tandem.receipts.checking import Finding, Outcome, overall
+from tandem.receipts.checking import CheckOutcome, Finding, overall
 from tandem.receipts.keys import Keys, open_keys, signature_right
 from tandem.receipts.receipt import Receipt, Signed, prefix_digests, prompt_digest, read_signed
 from tandem.receipts.run import CheckConfig, PromptFile, check, checked_by
@@ -205,7 +205,7 @@ def penalised(keys: Keys) -> Signed:
     async def made() -> Signed:
         async with _signing(fused_site(toy(), toy(ToyConfig(miss=0.3))), keys) as generate:
             signed = await _receipt(generate, sampling=PENALISED, adapter="red", logprobs=1)
-        assert overall(await _findings(signed)) is Outcome.RIGHT
+        assert overall(await _findings(signed)) is CheckOutcome.RIGHT
         return signed
 
     return run(made())  # type: ignore[no-any-return]
@@ -218,8 +218,8 @@ def test_what_a_server_with_the_key_forges_is_found_and_named(name: str, keys: K
         forged = _resigned(keys, signed, **FORGERIES[name].made(signed.receipt))
         assert signature_right(forged) and forged.receipt.chained()
         findings = await _findings(forged)
-        assert overall(findings) is Outcome.FORGED
-        assert next(each.what for each in findings if each.outcome is Outcome.FORGED) == FORGERIES[name].found
+        assert overall(findings) is CheckOutcome.FORGED
+        assert next(each.what for each in findings if each.outcome is CheckOutcome.FORGED) == FORGERIES[name].found
 
     run(test())
 
@@ -229,10 +229,10 @@ def test_tokens_of_another_model_under_this_ones_name_are_forged_and_under_their
         async with _signing(target_site(toy(ToyConfig(salt=1))), keys) as generate:
             signed = await _receipt(generate, sampling=SAMPLED)
         there = await _findings(signed)
-        assert overall(there) is Outcome.OTHER_WEIGHTS and "weights_revision" in there[0].note
+        assert overall(there) is CheckOutcome.OTHER_WEIGHTS and "weights_revision" in there[0].note
         model = replace(signed.receipt.model, weights_revision=toy().identity.weights_revision)
-        assert overall(await _findings(_resigned(keys, signed, model=model))) is Outcome.FORGED
-        assert overall(await _findings(signed, config=ToyConfig(salt=1))) is Outcome.RIGHT
+        assert overall(await _findings(_resigned(keys, signed, model=model))) is CheckOutcome.FORGED
+        assert overall(await _findings(signed, config=ToyConfig(salt=1))) is CheckOutcome.RIGHT
 
     run(test())
 
@@ -243,11 +243,11 @@ def test_another_prompt_or_adapter_is_named_and_what_is_not_here_cannot_be_check
             signed = await _receipt(generate, sampling=SAMPLED, adapter="red")
         other = prompt_digest(signed.salt, b"other")
         forged = _resigned(keys, signed, prompt_digest=other, prompt_tokens=5)
-        assert [each.what for each in await _findings(forged) if each.outcome is Outcome.FORGED] == ["prompt"]
-        assert overall(await _findings(signed, adapter="blue")) is Outcome.OTHER_WEIGHTS
+        assert [each.what for each in await _findings(forged) if each.outcome is CheckOutcome.FORGED] == ["prompt"]
+        assert overall(await _findings(signed, adapter="blue")) is CheckOutcome.OTHER_WEIGHTS
         unknown = _resigned(keys, signed, adapter=("green", "toy:green"))
         findings = await _findings(unknown)
-        assert overall(findings) is Outcome.CANNOT_CHECK and "--adapters green=DIR" in str(findings)
+        assert overall(findings) is CheckOutcome.CANNOT_CHECK and "--adapters green=DIR" in str(findings)
 
     run(test())
 
@@ -258,11 +258,11 @@ def test_bits_of_another_arithmetic_are_no_forgery_while_scores_are_near(keys: K
             signed = await _receipt(generate, sampling=SAMPLED)
         served = replace(signed.receipt.served, arithmetic="tokens, avx512_bf16")
         findings = await _findings(_resigned(keys, signed, served=served))
-        assert overall(findings) is Outcome.RIGHT, "every token was drawn again all the same"
+        assert overall(findings) is CheckOutcome.RIGHT, "every token was drawn again all the same"
         assert [each.outcome for each in findings if each.what == "arithmetic"] == [None]
         token = signed.receipt.token_ids[5] ^ 1
         wrong = (*signed.receipt.token_ids[:5], token, *signed.receipt.token_ids[6:])
-        assert overall(await _findings(_resigned(keys, signed, served=served, token_ids=wrong))) is Outcome.FORGED
+        assert overall(await _findings(_resigned(keys, signed, served=served, token_ids=wrong))) is CheckOutcome.FORGED
 
     run(test())
 
@@ -314,7 +314,7 @@ def test_over_http_each_choice_has_its_receipt_and_the_keys_are_published(keys: 
             for choice in whole["choices"]:
                 signed = read_signed(json.dumps(choice["receipt"]))
                 assert signature_right(signed) and signed.receipt.request.sampling.seed == 4 + choice["index"]
-                assert overall(await _findings(signed)) is Outcome.RIGHT
+                assert overall(await _findings(signed)) is CheckOutcome.RIGHT
             events = await site.events("/v1/completions", {**body, "n": 1, "stream": True})
             (ending,) = [each for each in events if each["choices"] and "receipt" in each["choices"][0]]
             assert ending["choices"][0]["finish_reason"]
@@ -339,17 +339,17 @@ def test_at_a_terminal_a_receipt_is_asked_for_and_checked(tmp_path: Path, capsys
     toy_model = ("--backend", "toy", "--prompt", prompt)
     code, said = _check(tmp_path, capsys, *toy_model, "--keys", str(tmp_path / "keys" / "published.json"))
     assert code == 0 and said.splitlines()[-1].split() == ["receipt", "right"], said
-    assert _check(tmp_path, capsys, *toy_model, "--model", "salt=1")[0] == Outcome.OTHER_WEIGHTS
+    assert _check(tmp_path, capsys, *toy_model, "--model", "salt=1")[0] == CheckOutcome.OTHER_WEIGHTS
     code, said = _check(tmp_path, capsys, "--signature_only", "--json")
     assert code == 0 and json.loads(said)["outcome"] == "right"
     open_keys(tmp_path / "others", 90)
     others = str(tmp_path / "others" / "published.json")
-    assert _check(tmp_path, capsys, "--signature_only", "--keys", others)[0] == Outcome.FORGED
+    assert _check(tmp_path, capsys, "--signature_only", "--keys", others)[0] == CheckOutcome.FORGED
     document = json.loads((out / "receipt_0.json").read_text())
     document["receipt"]["served"]["rounds"] += 1
     (out / "receipt_0.json").write_text(json.dumps(document))
     code, said = _check(tmp_path, capsys, "--signature_only")
-    assert code == Outcome.FORGED and "not of the key that the receipt names" in said
+    assert code == CheckOutcome.FORGED and "not of the key that the receipt names" in said
     (out / "receipt_0.json").write_text("{}")
     assert main(["check", str(out / "receipt_0.json"), "--signature_only"]) == 2
     assert main(["check", str(out / "receipt_0.json")]) == 2
@@ -382,7 +382,7 @@ def test_after_failover_one_receipt_names_each_verifier_by_its_key(tmp_path: Pat
             published = [open_keys(tmp_path / name, 90).public for name in (killed, other)]
             assert [each.key for each in signed.receipt.served.verifiers] == published
             assert signed.receipt.token_ids == oracle(PROMPT, SAMPLED, COUNT, past_the_end=True)
-            assert overall(await _findings(signed)) is Outcome.RIGHT
+            assert overall(await _findings(signed)) is CheckOutcome.RIGHT
 
         run(test())
     finally:
@@ -399,7 +399,7 @@ def test_a_forged_signature_ends_the_check_before_a_model_is_loaded(keys: Keys) 
         config = CheckConfig(
             Path(), PromptFile(token_ids=tuple(PROMPT)), replace(draft_config(None, 1, 160), model="no")
         )
-        assert overall(await check(config, replace(signed, signature=bytes(64)))) is Outcome.FORGED
+        assert overall(await check(config, replace(signed, signature=bytes(64)))) is CheckOutcome.FORGED
 
     asyncio.run(test())
 

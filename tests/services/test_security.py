@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shlex
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +12,6 @@ import pytest
 
 from tandem.cli import main
 from tandem.services.errors import to_status
-from tandem.services.security.config import Security
-from tandem.services.security.tls import TlsConfig
 from tests.daily import daily
 from tests.services.certificates import Authority, token_file
 from tests.support import REPOSITORY, ServerProcess, command, run_client, server_process
@@ -44,11 +41,6 @@ def test_a_server_listens_for_other_machines_where_that_is_said_aloud(tmp_path):
         assert server.stop() == 0
 
 
-def test_with_tls_a_server_listens_for_other_machines(tmp_path):
-    tls = Authority(tmp_path).server()
-    Security(tls=TlsConfig(tls.cert, tls.key)).check_host("0.0.0.0")
-
-
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -58,8 +50,6 @@ def test_with_tls_a_server_listens_for_other_machines(tmp_path):
         (["--accept_tokens", "absent"], "accept_tokens: absent: No such file or directory"),
         (["--max_sessions_per_identity", "0"], "max_sessions_per_identity: 0 is below 1"),
         (["--max_message_bytes", "1"], "max_message_bytes: 1 is below 1024"),
-        (["--draft_host", "h:1", "--tls_server_name", "x"], "tls_server_name: given without tls_ca"),
-        (["--draft_host", "h:1", "--token_env", "TANDEM_ABSENT"], "token_env: TANDEM_ABSENT holds no token"),
         (["--token_env", "TANDEM_ABSENT"], "token_env: without --draft_host or --prefill no server is called"),
     ],
 )
@@ -111,15 +101,6 @@ def test_a_fleet_with_tls_client_certificates_and_tokens_answers_only_its_own(tm
     assert without.returncode == 1
     assert "UNAUTHENTICATED" in without.stderr
     assert "access on 127.0.0.1: TLS with client certificates, tokens" in target.log.read_text()
-
-
-PAGE = (REPOSITORY / "docs" / "security.md").read_text(encoding="utf-8")
-COMMANDS = [line for line in PAGE.splitlines() if line.startswith("python main.py ")]
-
-
-@pytest.mark.parametrize("line", COMMANDS)
-def test_a_command_of_the_documentation_is_understood(line):
-    assert main.parser().parse_args(shlex.split(line)[2:]).role in main.ROLES
 
 
 # --- what gets into logs ---

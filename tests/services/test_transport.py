@@ -17,6 +17,7 @@ from grpc_health.v1._async import HealthServicer
 
 from tandem.rpc import wire
 from tandem.rpc.channel import TARGET, open_channel
+from tandem.services.calls import CallPolicy
 from tandem.services.duplex import StreamIdle, answered_in_order
 from tandem.services.security.call_limits import TransportInterceptor
 from tandem.services.security.config import Security
@@ -333,6 +334,13 @@ def test_a_reply_to_a_caller_who_has_left_ends_the_call_as_cancelled_and_closes_
         def peer(self) -> str:
             return "ipv4:127.0.0.1:1"
 
+        def auth_context(self) -> dict[str, Any]:
+            return {}
+
+        def set_trailing_metadata(self, metadata: Any) -> None: ...
+
+        def time_remaining(self) -> None: ...
+
         async def write(self, reply: bytes) -> None:
             raise grpc.aio.InternalError("Failed grpc_call_start_batch")
 
@@ -347,7 +355,7 @@ def test_a_reply_to_a_caller_who_has_left_ends_the_call_as_cancelled_and_closes_
 
     async def test() -> None:
         details = SimpleNamespace(method=VERIFY_STREAM, invocation_metadata=())
-        handler = await TransportInterceptor(ServerLimits(), []).intercept_service(found, details)
+        handler = await TransportInterceptor(ServerLimits(), CallPolicy()).intercept_service(found, details)
         with pytest.raises(asyncio.CancelledError):
             await handler.stream_stream(None, Gone())
 

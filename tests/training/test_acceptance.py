@@ -67,7 +67,7 @@ def test_a_replay_has_the_rounds_of_a_deployment(sampling: SamplingParams) -> No
             found.add(one.answer, drafts, k)
             assert (found.rounds, found.drafted, found.accepted) == (real.rounds, real.drafted, real.accepted)
             assert found.by_position == real.accepted_per_position and found.tokens == COUNT
-            assert found.asked == real.drafted_per_position[0]
+            assert found.model_rounds == real.drafted_per_position[0]
             assert 0 < real.accepted < real.drafted
         agreement, right = (
             Agreement(),
@@ -101,7 +101,7 @@ def test_a_pair_is_measured_with_every_drafter() -> None:
     costs = PairCosts(dict.fromkeys(range(4), 0.02), {k: k * 0.002 for k in (1, 2, 3)})
     _, speedup = model.best(costs)
     assert costs.ratio == pytest.approx(0.1) and speedup == max(model.rounds[k].speedup(costs, k) for k in (1, 2, 3))
-    rounds = RoundFigures(10, 25, 50, 15, [9], asked=4)
+    rounds = RoundFigures(10, 25, 50, 15, [9], model_rounds=4)
     costs = PairCosts({0: 0.04, 5: 0.05}, {1: 0.003, 5: 0.011})
     assert rounds.speedup(costs, 5) == pytest.approx(2.5 * 0.04 / (0.05 + 0.4 * 0.011))
     assert set(found.costs.verify) == {0, 1, 2, 3} and set(found.costs.propose) == {1, 2, 3}

@@ -9,13 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    AutoModelForCausalLM,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from tandem.comparison.measuring.workloads import built_in_prompts
 from tandem_train.generate import GenerateConfig, generate
@@ -23,6 +17,7 @@ from tandem_train.prompts import OwnTexts, grammar, training_prompt
 from tandem_train.settings import StudentConfig, TrainConfig
 from tandem_train.shards import ShardFolder
 from tandem_train.train import train
+from tests.runners.tiny import byte_tokenizer
 
 TEMPLATE = "{% for m in messages %}<u>{{ m['content'] }}</u>{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
 STUDENT = StudentConfig(hidden=24, layers=1, heads=2, feed_forward=32)
@@ -36,29 +31,13 @@ def quiet(line: str) -> None:
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Qwen2 of 258 tokens. Its embeddings are large, so that its choices are clear and can be learnt."""
     folder = tmp_path_factory.mktemp("tiny-target")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {symbol: i for i, symbol in enumerate(("<pad>", "<end>", *alphabet))}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", pad_token="<pad>")
-    wrapped.chat_template = TEMPLATE
-    wrapped.save_pretrained(folder)
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
     torch.manual_seed(4)
-    module = Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=258,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=512,
-            eos_token_id=1,
-            pad_token_id=0,
-            bos_token_id=None,
-        )
-    )
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    ends = {"eos_token_id": 1, "pad_token_id": 0, "bos_token_id": None, "max_position_embeddings": 512}
+    module = Qwen2ForCausalLM(Qwen2Config(vocab_size=258, num_hidden_layers=2, **sizes, **ends))
     module.lm_head.weight.data *= 10
     module.save_pretrained(folder)
     return folder

@@ -13,7 +13,6 @@ from tandem_train.loop import Softmax, copies, loss_of, make_batch
 from tandem_train.settings import StudentConfig
 from tandem_train.shards import TrainingSequence
 from tandem_train.student import build
-from tandem_train.train import most_frequent
 
 VOCABULARY = 600
 
@@ -46,16 +45,12 @@ def induction(module, tokens: torch.Tensor, half: int) -> float:  # type: ignore
     return float(attention[:, half + places, places + 1].mean())
 
 
-@pytest.mark.parametrize("config", [StudentConfig(), StudentConfig(64, 2, 4, 32), StudentConfig(96, 3, 3, 32)])
+@pytest.mark.parametrize("config", [StudentConfig(), StudentConfig(96, 3, 3, 32)])
 def test_it_looks_where_the_current_token_stood_before(config: StudentConfig) -> None:
     half = 60
     once = torch.randint(3, VOCABULARY, (4, half), generator=torch.Generator().manual_seed(2))
     found = induction(student(config), torch.cat((once, once), 1), half)
     assert found > 20 / (2 * half), f"attention {found:.3f} is hardly above chance"
-
-
-def test_a_single_layer_starts_without_a_circuit() -> None:
-    assert len(student(StudentConfig(32, 1, 2, 16)).model.layers) == 1
 
 
 @pytest.mark.parametrize(("changes", "named"), [({"heads": 3}, "heads: 3"), ({"layers": 0}, "layers: 0")])
@@ -91,9 +86,3 @@ def test_the_loss_is_the_cross_entropy_against_the_targets_distribution() -> Non
     plain = -(wanted * logits.log_softmax(-1).gather(1, batch.ids)).sum(-1).mean()
     assert float(loss) == pytest.approx(float(plain), rel=1e-5)
     assert int(agreed) == int((logits.argmax(-1) == batch.ids[:, 0]).sum())
-
-
-def test_the_softmax_holds_the_tokens_most_often_said() -> None:
-    counts = torch.tensor([0, 5, 1, 0, 9, 1])
-    assert most_frequent(counts, 3).tolist() == [1, 2, 4]
-    assert most_frequent(counts, 10).tolist() == [1, 2, 4, 5]

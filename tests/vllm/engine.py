@@ -6,10 +6,14 @@ leaves too, and comes back with all of its tokens in chunks, whose steps sample 
 
 from __future__ import annotations
 
+import contextlib
+import json
 import random
 import time
-from collections.abc import Sequence
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +21,7 @@ import numpy as np
 
 from tandem.vllm import RemoteDrafter
 from tandem.vllm.settings import Settings
+from tests.support import HANG, MAIN, ServerProcess, server_process
 from tests.toy import VOCAB_SIZE, ToyConfig, toy_logits
 
 LONGEST = 160
@@ -141,3 +146,32 @@ class Engine:
 def prompts(count: int, longest: int = 60, seed: int = 0) -> Sequence[bytes]:
     chance = random.Random(seed)
     return [bytes(chance.randrange(256) for _ in range(chance.randrange(2, longest))) for _ in range(count)]
+
+
+WORKER = ("--role", "draft_worker", "--propose_only", "--sequence_length", "160", "--draft_model", "miss=0")
+
+
+@contextlib.contextmanager
+def worker(
+    folder: Path, *flags: str, name: str = "worker.json", program: Sequence[str] = (MAIN,), slots: int = 8
+) -> Iterator[ServerProcess]:
+    ours = (*WORKER, "--batch", str(slots), "--metrics_port", "0")
+    with server_process(folder, *ours, *flags, ready_file=name, program=program) as process:
+        yield process
+
+
+def scraped(process: ServerProcess, name: str) -> float:
+    """The sum of a worker's metric over its labels."""
+    ready = json.loads(process.ready_file.read_text())
+    url = f"http://{ready['metrics_host']}:{ready['metrics_port']}/metrics"
+    page = urllib.request.urlopen(url, timeout=HANG).read().decode()
+    found = [float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(name)]
+    assert found, f"no {name} in {page}"
+    return sum(found)
+
+
+def until(condition: Callable[[], bool], seconds: float = HANG) -> None:
+    give_up = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < give_up, "it did not come to be"
+        time.sleep(0.02)

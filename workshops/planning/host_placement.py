@@ -61,15 +61,12 @@ class HostPlacement:
 
 
 def place_on_cpus(cores: Cores, draft: Cores | None, degree: int) -> HostPlacement:
-    """A target uses all its CPUs, as ranks or threads. Raises ValueError.
-
-    Divisors of an allowed degree are allowed too.
-    """
+    """A target uses all its CPUs, as ranks (of `degree` or a divisor) or threads. Raises ValueError."""
     apart, rest = _divided(cores, draft, 1)
     if len(cores) % degree:
         raise ValueError(f"cores: {len(cores)} of them cannot be divided among {degree} ranks")
     narrower = max(d for d in range(1, degree + 1) if degree % d == 0 and len(rest) % d == 0)
-    return _placement(CoreGroup(format_cores(cores), degree), (rest, narrower), (apart, 1))
+    return HostPlacement(_group(cores, degree), _group(rest, narrower), _group(apart, 1))
 
 
 def place_on_gpus(cores: Cores, draft: Cores | None, degree: int) -> HostPlacement:
@@ -78,7 +75,7 @@ def place_on_gpus(cores: Cores, draft: Cores | None, degree: int) -> HostPlaceme
         raise ValueError(f"cores: tp_degree {degree} uses as many, and {len(cores)} are named")
     apart, rest = _divided(cores, draft, 1)
     narrower = max(d for d in range(1, degree + 1) if degree % d == 0 and d <= len(rest))
-    return _placement(CoreGroup(format_cores(cores), degree), (rest[:narrower], narrower), (apart[:1], 1))
+    return HostPlacement(_group(cores, degree), _group(rest[:narrower], narrower), _group(apart[:1], 1))
 
 
 def place_on_neuron(
@@ -106,11 +103,11 @@ def place_on_neuron(
         missing = "distributed" if whole else "fused" if pair.draft else "autoregressive"
         raise ValueError(f"cores: {missing} does not fit on {sizes[-1]} cores; --role plan says what does")
     every = cores or tuple(range(size))
-    group = CoreGroup(format_cores(every[:whole]), whole)
+    group = _group(every[:whole], whole)
     if beside is None:
         return HostPlacement(group, group, None)
     own, rest = _divided(every, draft, beside[1])
-    return _placement(group, (rest[: beside[0]], beside[0]), (own[: beside[1]], beside[1]))
+    return HostPlacement(group, _group(rest[: beside[0]], beside[0]), _group(own[: beside[1]], beside[1]))
 
 
 def _widest(pair: Pair, kind: str, cores: int, degree: int | None = None) -> int:
@@ -146,6 +143,5 @@ def _divided(cores: Cores, draft: Cores | None, narrowest: int) -> tuple[Cores, 
     return draft, rest
 
 
-def _placement(whole: CoreGroup, target: tuple[Cores, int], draft: tuple[Cores, int]) -> HostPlacement:
-    groups = [CoreGroup(format_cores(cores), degree) for cores, degree in (target, draft)]
-    return HostPlacement(whole, *groups)
+def _group(cores: Cores, degree: int) -> CoreGroup:
+    return CoreGroup(format_cores(cores), degree)

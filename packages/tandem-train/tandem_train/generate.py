@@ -50,20 +50,20 @@ class SamplerConfig:
 
 
 class SampledRow:
-    """A continuation: tokens [n]; the target's best ids and log-probabilities [n, top]."""
+    """A continuation, and the target's best ids and log-probabilities at each token."""
 
-    def __init__(self, ask: SampleRequest, config: SamplerConfig) -> None:
-        self.ask, self._config = ask, config
+    def __init__(self, request: SampleRequest, config: SamplerConfig) -> None:
+        self.request, self._config = request, config
         self._tokens: list[int] = []
         self._ids: list[NDArray[np.int64]] = []
         self._logprobs: list[NDArray[np.float32]] = []
-        self._rng = np.random.Generator(np.random.Philox(key=np.array([config.seed, ask.index], dtype=np.uint64)))
+        self._rng = np.random.Generator(np.random.Philox(key=np.array([config.seed, request.index], dtype=np.uint64)))
 
     def push(self, ids: NDArray[np.int64], logprobs: NDArray[np.float32]) -> int:
         """Draws from candidates, most likely first; stores the token and its distribution."""
         pick = 0
-        if self.ask.temperature:
-            pick = int(np.argmax(logprobs / self.ask.temperature + self._rng.gumbel(size=len(ids))))
+        if self.request.temperature:
+            pick = int(np.argmax(logprobs / self.request.temperature + self._rng.gumbel(size=len(ids))))
         self._tokens.append(int(ids[pick]))
         self._ids.append(ids[: self._config.top])
         self._logprobs.append(logprobs[: self._config.top])
@@ -76,13 +76,10 @@ class SampledRow:
     def tokens(self) -> NDArray[np.int32]:
         return np.array(self._tokens, np.int32)
 
-    @property
-    def ids(self) -> NDArray[np.int32]:
-        return np.stack(self._ids).astype(np.int32)
-
-    @property
-    def logprobs(self) -> NDArray[np.float16]:
-        return np.stack(self._logprobs).astype(np.float16)
+    def sequence(self, kind: str) -> TrainingSequence:
+        ids, logprobs = np.stack(self._ids).astype(np.int32), np.stack(self._logprobs).astype(np.float16)
+        prompt = np.array(self.request.prompt, np.int32)
+        return TrainingSequence(kind, self.request.temperature, prompt, self.tokens, ids, logprobs)
 
 
 class BatchSampler:
@@ -91,11 +88,11 @@ class BatchSampler:
     def __init__(self, module: Any, config: SamplerConfig, ends: Iterable[int]) -> None:
         self._module, self._config, self._ends = module, config, frozenset(ends)
 
-    def run(self, asks: Sequence[SampleRequest]) -> Iterator[SampledRow]:
+    def run(self, requests: Sequence[SampleRequest]) -> Iterator[SampledRow]:
         """Yields continuations, those of short prompts first."""
-        ordered = sorted(asks, key=lambda ask: len(ask.prompt))
+        ordered = sorted(requests, key=lambda request: len(request.prompt))
         for start in range(0, len(ordered), self._config.rows):
-            rows = [SampledRow(ask, self._config) for ask in ordered[start : start + self._config.rows]]
+            rows = [SampledRow(request, self._config) for request in ordered[start : start + self._config.rows]]
             self._continue(rows)
             yield from rows
 
@@ -104,9 +101,11 @@ class BatchSampler:
         from transformers import DynamicCache
 
         device, cache = self._module.device, DynamicCache()
-        longest = len(rows[-1].ask.prompt)
-        padded = [(longest - len(row.ask.prompt)) * [0] for row in rows]
-        tokens = torch.tensor([[*pad, *row.ask.prompt] for pad, row in zip(padded, rows, strict=True)], device=device)
+        longest = len(rows[-1].request.prompt)
+        padded = [(longest - len(row.request.prompt)) * [0] for row in rows]
+        tokens = torch.tensor(
+            [[*pad, *row.request.prompt] for pad, row in zip(padded, rows, strict=True)], device=device
+        )
         mask = torch.tensor([[*pad, *[1] * (longest - len(pad))] for pad in padded], device=device)
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         while rows:
@@ -205,24 +204,13 @@ class _Target:
 
     def sequences(self, number: int, own: OwnTexts) -> list[TrainingSequence]:
         """Continuations of shard `number`'s prompts."""
-
-        config, kinds, asks = self._config, dict[int, str](), []
+        config, kinds, requests = self._config, dict[int, str](), []
         for index in range(number * config.shard, (number + 1) * config.shard):
             which, nth = divmod(index, len(TEMPERATURES))
             prompt = training_prompt(config.seed, which, own)
             kinds[index] = prompt.kind
-            asks.append(SampleRequest(index, self.encode(prompt)[-config.max_prompt :], TEMPERATURES[nth]))
-        return [
-            TrainingSequence(
-                kinds[row.ask.index],
-                row.ask.temperature,
-                np.array(row.ask.prompt, np.int32),
-                row.tokens,
-                row.ids,
-                row.logprobs,
-            )
-            for row in self._sampler.run(asks)
-        ]
+            requests.append(SampleRequest(index, self.encode(prompt)[-config.max_prompt :], TEMPERATURES[nth]))
+        return [row.sequence(kinds[row.request.index]) for row in self._sampler.run(requests)]
 
     def encode(self, prompt: TrainingPrompt) -> tuple[int, ...]:
         if prompt.chat and self.tokenizer.chat_template:
@@ -253,8 +241,8 @@ class _Target:
         """The target's continuations of `begins` at temperature 1. first: index of the first one's noise."""
 
         ids = {begin: tuple(self.tokenizer(begin, add_special_tokens=False)["input_ids"]) for begin in set(begins)}
-        asks = [SampleRequest(first + i, ids[begin], 1.0) for i, begin in enumerate(begins)]
-        found = {row.ask.index - first: row.tokens for row in self._sampler.run(asks)}
+        requests = [SampleRequest(first + i, ids[begin], 1.0) for i, begin in enumerate(begins)]
+        found = {row.request.index - first: row.tokens for row in self._sampler.run(requests)}
         return [str(self.tokenizer.decode(found[i], skip_special_tokens=True)) for i in range(len(begins))]
 
 

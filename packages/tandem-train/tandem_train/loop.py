@@ -251,10 +251,10 @@ class Training(Resumable):
         """One step on a batch."""
         began = time.monotonic()
         torch.manual_seed(self.config.seed * 1_000_003 + self.step)
-        said = [self.data.train[i] for i in group]
+        sequences = [self.data.train[i] for i in group]
         rng = np.random.default_rng([self.config.seed, self.step])
-        twice = copies(said, round(self.config.copies * len(said)), rng)
-        batch = make_batch([*said, *twice]).to(self.device)
+        twice = copies(sequences, round(self.config.copies * len(sequences)), rng)
+        batch = make_batch([*sequences, *twice]).to(self.device)
         with torch.autocast(self.device, torch.bfloat16):
             loss, agreed = loss_of(self.student, batch, self.softmax, self.config.hard)
         self.take_step(

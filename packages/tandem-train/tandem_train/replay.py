@@ -104,7 +104,7 @@ class Continuation:
 class RoundFigures:
     """Rounds of a drafter at one speculation length, over all prompts.
 
-    `by_position`: rounds that accepted draft token i. `asked`: rounds in which the model drafted.
+    `by_position`: rounds that accepted draft token i. `model_rounds`: rounds in which the model drafted.
     """
 
     rounds: int = 0
@@ -112,7 +112,7 @@ class RoundFigures:
     drafted: int = 0
     accepted: int = 0
     by_position: list[int] = field(default_factory=list)
-    asked: int = 0
+    model_rounds: int = 0
 
     def add(self, answer: Sequence[int], drafts: Sequence[Draft], k: int) -> None:
         """Adds a deployment's rounds of `k`; `drafts`: of each position."""
@@ -123,7 +123,7 @@ class RoundFigures:
             right = common(draft, answer[at:])
             self.rounds, self.tokens = self.rounds + 1, self.tokens + right + 1
             self.drafted, self.accepted = self.drafted + len(draft), self.accepted + right
-            self.asked += Proposer.MODEL in drafts[at].proposed_by[: len(draft)]
+            self.model_rounds += Proposer.MODEL in drafts[at].proposed_by[: len(draft)]
             for position in range(right):
                 self.by_position[position] += 1
             at += right + 1
@@ -135,7 +135,7 @@ class RoundFigures:
 
     def speedup(self, costs: PairCosts, k: int) -> float:
         """Predicted over plain decoding from step costs alone; 1 if steps took no time."""
-        step = costs.verify[k] + (costs.propose[k] * self.asked / self.rounds if self.asked else 0.0)
+        step = costs.verify[k] + (costs.propose[k] * self.model_rounds / self.rounds if self.model_rounds else 0.0)
         return self.tokens_per_round * costs.verify[0] / step if step else 1.0
 
 

@@ -12,12 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar, Union
 
 T = TypeVar("T")
-HIDDEN: Mapping[str, str | None] = {"json": None}  # field metadata: not written
-
-
-def named(key: str) -> Mapping[str, str | None]:
-    """Returns the metadata of a field with another name in JSON."""
-    return {"json": key}
+HIDDEN = {"json": None}  # field metadata: not written
 
 
 def encoded(value: Any) -> Any:
@@ -34,12 +29,8 @@ def encoded(value: Any) -> Any:
         return {key if isinstance(key, str) else f"{key:g}": encoded(one) for key, one in value.items()}
     if not dataclasses.is_dataclass(value):
         return [encoded(one) for one in value]
-    found: dict[str, Any] = {}
-    for field in dataclasses.fields(value):
-        key = field.metadata.get("json", field.name)
-        if key is not None:
-            found[key] = encoded(getattr(value, field.name))
-    return found
+    shown = (field.name for field in dataclasses.fields(value) if field.metadata != HIDDEN)
+    return {name: encoded(getattr(value, name)) for name in shown}
 
 
 def decoded(kind: type[T], value: Any) -> T:

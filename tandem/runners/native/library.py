@@ -1,4 +1,4 @@
-"""The C interface of api.cpp: structures, signatures, arrays. Calls release the GIL."""
+"""The C interface of api.cpp: structures (of model.h and linear.h), signatures, arrays. Calls release the GIL."""
 
 from __future__ import annotations
 
@@ -67,8 +67,6 @@ class ModelShape(ctypes.Structure):
 
 
 class Matrix(ctypes.Structure):
-    """Matrix of linear.h: addresses of weights and bias, and a GGML format (0: dense)."""
-
     _fields_ = (("weights", c_void_p), ("bias", c_void_p), ("format", c_int32))
 
 
@@ -76,8 +74,6 @@ NORMS = ("before_attention", "before_mlp", "q_norm", "k_norm", "after_attention"
 
 
 class LayerWeights(ctypes.Structure):
-    """LayerWeights of model.h: addresses of norms (None: absent) and matrices."""
-
     _fields_ = (
         *((name, c_void_p) for name in NORMS),
         *((name, Matrix) for name in MATRICES),
@@ -105,14 +101,10 @@ class Rows(ctypes.Structure):
 
 
 class RowTable(ctypes.Structure):
-    """Table of model.h: address of rows of `width` numbers, float32 if `wide`, else bfloat16."""
-
     _fields_ = (("rows", c_void_p), ("width", c_int32), ("wide", c_int32))
 
 
 class HeadInputs(ctypes.Structure):
-    """HeadInputs of model.h. `length`: positions of a slot's features. `kept_states`: of own states."""
-
     _fields_ = (
         *((name, RowTable) for name in ("embedding", "features")),
         *((name, c_int32) for name in ("length", "residual_normed", "kept_states")),

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tandem.checkpoints.family_configs import FamilyConfig, UnsupportedFamily
+from tandem.checkpoints.family_configs import UnsupportedFamily
 from tandem.checkpoints.family_weights import FamilyWeights, FolderWeights, GgufWeights, check_complete
 from tandem.checkpoints.generation_config import all_end_ids
 from tandem.checkpoints.hub_files import weights_folder
@@ -117,16 +117,12 @@ def load_native(
         model = NativeModel(
             weights, dtype, pool, limits.slots, length, most_tokens, draft_vocab, packing, limits.max_length
         )
-        _log_ropes(weights.config, limits.max_length)
+        for kind in sorted({rope["rope_type"] for rope in weights.config.ropes} & set(BY_LENGTH)):
+            log.info("rotary embedding %s: its frequencies are always those of %d positions", kind, limits.max_length)
     if recertify is None:
         return NativeRunner(model, limits, identity, verifies)
     note = functools.partial(certified, identity, library, threads, limits, recertify)
     return NativeRunner(model, limits, identity, verifies, note)
-
-
-def _log_ropes(config: FamilyConfig, longest: int) -> None:
-    for kind in sorted({rope["rope_type"] for rope in config.ropes} & set(BY_LENGTH)):
-        log.info("rotary embedding %s: its frequencies are those of sequences of %d positions, always", kind, longest)
 
 
 class _Inexact(Exception):

@@ -125,7 +125,7 @@ class NativeModel(NativeSteps):
 
 def _passed(part: LowRank | None) -> library.LowRank:
     if part is None:
-        return library.LowRank(None, None, 0, 0.0)
+        return library.LowRank()
     return library.LowRank(part.down.ctypes.data, part.up.ctypes.data, part.rank, part.scale)
 
 

@@ -214,10 +214,7 @@ class NativeSteps:
         wants: int = 2,
         adapters: Sequence[int] = (),
     ) -> NDArray[np.float32] | None:
-        """Feeds ragged rows; returns float32 logits [n, outputs]. Raises OutOfBounds, before feeding.
-
-        `wants`: logits of 2: all tokens, 1: last tokens, 0: none (returns None). `adapters`: by row, 0: none.
-        """
+        """Feeds ragged rows; returns float32 logits of `wants`: 2: all tokens, 1: last ones, 0: none."""
         return self.feed_batch(RowBatch(slots, starts, tokens, adapters), wants)
 
     def feed_batch(self, batch: RowBatch, wants: int) -> NDArray[np.float32] | None:

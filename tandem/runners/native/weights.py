@@ -139,8 +139,10 @@ class QuantisedWeights:
 
 def quantised(checkpoint: Checkpoint, source: FamilyWeights, weights: str) -> QuantisedWeights | None:
     """The matrices in blocks of int8 or q4; None without compiler or writable cache. Raises CheckpointError."""
-    packed = packing(weights)
-    wanted = _wanted(source, packed)
+    packed, config = packing(weights), source.config
+    layers = [matrix_name(layer, name) for layer in range(config.num_hidden_layers) for name in MATRICES]
+    head = EMBEDDING if config.tie_word_embeddings or HEAD not in source else HEAD
+    wanted = {name: (name, packed.layers) for name in layers} | {HEAD: (head, packed.head)}
     if any(place not in source for place, _ in wanted.values()):
         return None
     revision = weights_revision(checkpoint)
@@ -160,13 +162,6 @@ def quantised(checkpoint: Checkpoint, source: FamilyWeights, weights: str) -> Qu
         log.warning("cannot cache %s, quantised, in %s: %s", checkpoint.name, cache_root(), error)
         return None
     return QuantisedWeights(Tensors(kept), packed)
-
-
-def _wanted(source: FamilyWeights, packed: Packing) -> dict[str, tuple[str, str]]:
-    config = source.config
-    layers = [matrix_name(layer, name) for layer in range(config.num_hidden_layers) for name in MATRICES]
-    head = EMBEDDING if config.tie_word_embeddings or HEAD not in source else HEAD
-    return {name: (name, packed.layers) for name in layers} | {HEAD: (head, packed.head)}
 
 
 def _write(library: Any, source: FamilyWeights, wanted: Mapping[str, tuple[str, str]], folder: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import socket
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tandem.rpc.channel import TARGET
-from tandem.rpc.credentials import Credentials
+from tandem.rpc.credentials import Credentials, lines_of, signature, warn_if_others_read
 from tandem.rpc.errors import TandemError
 from tandem.services.security.config import Security
 from tandem.services.security.tokens import AcceptedTokens
@@ -84,3 +87,39 @@ def test_through_tls_a_proxy_is_asked_for_the_way_and_sees_no_token(proxy: FakeP
     assert proxy.told and all(each.startswith(b"CONNECT ") for each in proxy.told)
     assert not any(TOKEN.encode() in each for each in proxy.told)
     assert TARGET not in b"".join(proxy.told).decode("latin-1")
+
+
+def test_a_group_that_may_read_is_warned_about() -> None:
+    said: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = said.append  # type: ignore[method-assign]
+    log = logging.getLogger("tandem.security")
+    log.addHandler(handler)
+    try:
+        with tempfile.NamedTemporaryFile() as file:
+            for mode, warnings in ((0o600, 0), (0o640, 1), (0o604, 2), (0o620, 2)):
+                os.chmod(file.name, mode)
+                warn_if_others_read("tokens", file.name)
+                assert len(said) == warnings, oct(mode)
+    finally:
+        log.removeHandler(handler)
+    assert "mode 640" in said[0].getMessage() and "tokens: " in said[0].getMessage()
+
+
+def test_a_rewrite_of_the_same_length_is_a_change() -> None:
+    with tempfile.NamedTemporaryFile() as file:
+        path = Path(file.name)
+        path.write_text("alice one")
+        before = signature(file.name)
+        path.write_text("alice two")
+        os.utime(path, ns=(0, before[0][2] + 1))
+        assert signature(file.name) != before
+
+
+def test_lines_keep_their_numbers_and_what_is_no_text_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("# who\n\n alice one \nbob two")
+    assert lines_of("tokens", str(file)) == [(3, "alice one"), (4, "bob two")]
+    file.write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"tokens: .* not UTF-8 text"):
+        lines_of("tokens", str(file))
