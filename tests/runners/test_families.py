@@ -232,3 +232,11 @@ def test_an_untested_family_is_tried_if_the_operator_says_so(tmp_path: Path, mon
     with pytest.raises(CheckpointError, match="--untested_model tries it"):
         load(tmp_path)
     assert decoded(load(tmp_path, untested_model=True), PROMPTS[:1], 8) == [at_home(module, PROMPTS[0], 8)]
+
+
+def test_a_family_whose_layers_name_their_cache_otherwise_hands_out_hidden_states(tmp_path: Path) -> None:
+    made("gpt_neox", tmp_path)
+    runner = load(tmp_path)
+    features = runner.hand_out((1, 2))
+    runner.prefill([PrefillRow(1, 0, (5, 6, 7))])
+    assert features.values[1, :3].any(-1).all()

@@ -62,16 +62,20 @@ def tap(module: Any, layers: Sequence[int]) -> None:
 
 def _before(layer: int) -> Any:
     def catch(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        kwargs["past_key_values"].caught[layer] = args[0] if args else kwargs["hidden_states"]
+        _cache(kwargs).caught[layer] = args[0] if args else kwargs["hidden_states"]
 
     return catch
 
 
 def _after(layer: int) -> Any:
     def catch(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        kwargs["past_key_values"].caught[layer] = output[0] if isinstance(output, tuple) else output
+        _cache(kwargs).caught[layer] = output[0] if isinstance(output, tuple) else output
 
     return catch
+
+
+def _cache(kwargs: dict[str, Any]) -> Any:
+    return kwargs["layer_past" if "layer_past" in kwargs else "past_key_values"]  # GPT-NeoX has the former
 
 
 def decoder_layers(module: Any) -> nn.ModuleList:
