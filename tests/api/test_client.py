@@ -97,23 +97,20 @@ def test_many_requests_and_threads_share_a_client() -> None:
     assert [c.token_ids for c in completions] == [oracle(p.encode(), GREEDY, 6) for p in prompts]
 
 
-def test_leaving_a_stream_early_frees_the_slot() -> None:
-    async def test() -> None:
-        async with target_site(toy(ToyConfig(step_seconds=0.01))) as site:
+async def test_leaving_a_stream_early_frees_the_slot() -> None:
+    async with target_site(toy(ToyConfig(step_seconds=0.01))) as site:
 
-            def ask() -> None:
-                with tandem.Client(site.address) as client:
-                    for chunk in client.stream(PROMPT, ignore_end_of_sequence=True):
-                        assert chunk.token_ids
-                        break
+        def ask() -> None:
+            with tandem.Client(site.address) as client:
+                for chunk in client.stream(PROMPT, ignore_end_of_sequence=True):
+                    assert chunk.token_ids
+                    break
 
-            await asyncio.to_thread(ask)
-            give_up = time.monotonic() + HANG
-            while site.free < 4:
-                assert time.monotonic() < give_up
-                await asyncio.sleep(0.01)
-
-    run(test())
+        await asyncio.to_thread(ask)
+        give_up = time.monotonic() + HANG
+        while site.free < 4:
+            assert time.monotonic() < give_up
+            await asyncio.sleep(0.01)
 
 
 # --- what goes wrong ---
@@ -210,18 +207,16 @@ def test_a_closed_client_refuses_and_closing_ends_what_is_under_way() -> None:
     assert codes == ["CANCELLED"]
 
 
-def test_closing_an_async_client_ends_what_is_under_way() -> None:
-    async def test() -> str:
-        async with target_site(toy(ToyConfig(step_seconds=0.05))) as site:
-            client = tandem.AsyncClient(site.address)
-            with pytest.raises(tandem.TandemError) as ended:
-                async for _ in client.stream(PROMPT, ignore_end_of_sequence=True):
-                    await client.close()
-            with pytest.raises(tandem.TandemError, match="closed"):
-                await client.generate("x")
-            return f"{ended.value.code} {ended.value.reason}"
-
-    assert run(test()) == "CANCELLED CLOSED"
+async def test_closing_an_async_client_ends_what_is_under_way() -> None:
+    async with target_site(toy(ToyConfig(step_seconds=0.05))) as site:
+        client = tandem.AsyncClient(site.address)
+        with pytest.raises(tandem.TandemError) as ended:
+            async for _ in client.stream(PROMPT, ignore_end_of_sequence=True):
+                await client.close()
+        with pytest.raises(tandem.TandemError, match="closed"):
+            await client.generate("x")
+        found = f"{ended.value.code} {ended.value.reason}"
+    assert found == "CANCELLED CLOSED"
 
 
 # --- failover ---

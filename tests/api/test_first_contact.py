@@ -169,15 +169,12 @@ async def _terminal(address: str, credentials: tandem.Credentials | None) -> Non
 @pytest.mark.each_value
 @pytest.mark.parametrize("ask", [_asynchronous, _blocking, _own_drafts, _terminal], ids=lambda ask: ask.__name__)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_why_no_server_answers_is_said_at_once_with_what_to_do(case: Any, ask: Any, tmp_path: Path) -> None:
-    async def test() -> tuple[tandem.TandemError, float, str]:
-        async with case(tmp_path) as (address, credentials):
-            began = time.monotonic()
-            with pytest.raises(tandem.TandemError) as told:
-                await ask(address, credentials)
-            return told.value, time.monotonic() - began, address
-
-    error, seconds, address = run(test())
+async def test_why_no_server_answers_is_said_at_once_with_what_to_do(case: Any, ask: Any, tmp_path: Path) -> None:
+    async with case(tmp_path) as (address, credentials):
+        began = time.monotonic()
+        with pytest.raises(tandem.TandemError) as told:
+            await ask(address, credentials)
+        error, seconds, address = told.value, time.monotonic() - began, address
     reason, said = CASES[case]
     assert error.reason == reason and said in error.message, error
     assert "\n" not in error.message and error.message.count(address) <= 1, error
@@ -209,14 +206,11 @@ class _Repeat:
         return tokens[-1:] * k
 
 
-def test_a_service_that_the_server_does_not_have_is_named() -> None:
-    async def test() -> None:
-        async with target_site() as site, tandem.AsyncClient(site.address, service=FUSED) as client:
-            with pytest.raises(tandem.TandemError, match=f"{site.address} has no {FUSED}: ask for another") as told:
-                await client.generate(PROMPT)
-            assert (told.value.code, told.value.reason) == ("UNIMPLEMENTED", "NO_SUCH_SERVICE")
-
-    run(test())
+async def test_a_service_that_the_server_does_not_have_is_named() -> None:
+    async with target_site() as site, tandem.AsyncClient(site.address, service=FUSED) as client:
+        with pytest.raises(tandem.TandemError, match=f"{site.address} has no {FUSED}: ask for another") as told:
+            await client.generate(PROMPT)
+        assert (told.value.code, told.value.reason) == ("UNIMPLEMENTED", "NO_SUCH_SERVICE")
 
 
 def test_a_closed_client_says_so_and_calls_nobody() -> None:
@@ -281,16 +275,13 @@ def test_waiting_ends_in_time_and_says_why() -> None:
     assert told.value.reason == "CONNECTION_REFUSED" and 0.4 <= time.monotonic() - began < 0.4 + AT_ONCE
 
 
-def test_what_no_waiting_mends_is_not_waited_for(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with another_authority(tmp_path) as (address, credentials):
-            began = time.monotonic()
-            async with tandem.AsyncClient(address, credentials=credentials, wait_seconds=HANG) as client:
-                with pytest.raises(tandem.TandemError, match="not accepted"):
-                    await client.model_info()
-            assert time.monotonic() - began < AT_ONCE
-
-    run(test())
+async def test_what_no_waiting_mends_is_not_waited_for(tmp_path: Path) -> None:
+    async with another_authority(tmp_path) as (address, credentials):
+        began = time.monotonic()
+        async with tandem.AsyncClient(address, credentials=credentials, wait_seconds=HANG) as client:
+            with pytest.raises(tandem.TandemError, match="not accepted"):
+                await client.model_info()
+        assert time.monotonic() - began < AT_ONCE
 
 
 # --- servers that name their peers ---

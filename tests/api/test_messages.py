@@ -38,7 +38,7 @@ CHATS: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("chat", CHATS.values(), ids=CHATS)
-def test_a_chat_by_grpc_gets_the_tokens_that_it_gets_by_http(
+async def test_a_chat_by_grpc_gets_the_tokens_that_it_gets_by_http(
     chat: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The template shows all that it is given, so that a message told otherwise would change prompt and tokens."""
@@ -49,16 +49,12 @@ def test_a_chat_by_grpc_gets_the_tokens_that_it_gets_by_http(
         return json.dumps([messages, options])[:90]  # of some 100 tokens that the toys take
 
     monkeypatch.setattr(ToyTokenizer, "render", render)
-
-    async def test() -> tuple[Any, Any]:
-        async with door() as site:
-            service = FusedSpeculativeServerService(site.generate.generator.info, site.generate)
-            register = partial(add_FusedSpeculativeServerServicer_to_server, service)
-            async with listening(register) as address, tandem.AsyncClient(address) as client:
-                by_http = await site.chat(messages=chat, return_token_ids=True, logprobs=True, max_tokens=9)
-                return by_http, await client.generate(messages=chat, max_new_tokens=9)
-
-    by_http, by_grpc = run(test())
+    async with door() as site:
+        service = FusedSpeculativeServerService(site.generate.generator.info, site.generate)
+        register = partial(add_FusedSpeculativeServerServicer_to_server, service)
+        async with listening(register) as address, tandem.AsyncClient(address) as client:
+            by_http = await site.chat(messages=chat, return_token_ids=True, logprobs=True, max_tokens=9)
+            by_http, by_grpc = by_http, await client.generate(messages=chat, max_new_tokens=9)
     (http, grpc) = shown
     assert json.dumps(http) == json.dumps(grpc), "in the same order too, since templates may print them"
     assert tuple(by_http["choices"][0]["token_ids"]) == by_grpc.token_ids
@@ -129,19 +125,15 @@ def test_a_chat_stands_in_place_of_a_prompt_and_is_one_without_the_option() -> N
             client.generate(messages=chat, chat=True)
 
 
-def test_what_a_template_refuses_is_told_with_the_field(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_a_template_refuses_is_told_with_the_field(monkeypatch: pytest.MonkeyPatch) -> None:
     def render(*_: Any, **__: Any) -> str:
         raise ValueError("the model's chat template refuses them: no system message, please")
 
     monkeypatch.setattr(ToyTokenizer, "render", render)
-
-    async def test() -> None:
-        async with target_site() as site, tandem.AsyncClient(site.address) as client:
-            with pytest.raises(tandem.TandemError, match="messages: the model's chat template refuses") as told:
-                await client.generate(messages=CHATS["several turns"])
-            assert (told.value.code, told.value.field) == ("INVALID_ARGUMENT", "messages")
-
-    run(test())
+    async with target_site() as site, tandem.AsyncClient(site.address) as client:
+        with pytest.raises(tandem.TandemError, match="messages: the model's chat template refuses") as told:
+            await client.generate(messages=CHATS["several turns"])
+        assert (told.value.code, told.value.field) == ("INVALID_ARGUMENT", "messages")
 
 
 # --- at a terminal ---

@@ -17,7 +17,7 @@ from tandem.rpc.errors import TandemError
 from tandem.rpc.first_contact import service_at
 from tandem.runners.protocol import RowFailed
 from tandem.speculation.types import Chunk, FinishReason, GenerationEnd, GenerationRequest, SpeculationStats
-from tests.support import fused_site, listening, run, target_site, worker_site
+from tests.support import fused_site, listening, target_site, worker_site
 
 ASK = GenerationRequest(text="")
 
@@ -122,20 +122,14 @@ def test_a_profile_is_written_where_the_client_runs(
     assert capsys.readouterr().err.count("performance metrics saved to") == 2
 
 
-def test_the_service_that_answers_is_found() -> None:
-    async def test() -> None:
-        async with target_site() as target, fused_site() as fused, worker_site(target.address) as worker:
-            for site in (target, fused, worker):
-                assert await service_at(site.address, None, 10.0) == site.service
-            assert target.service == TARGET
-
-    run(test())
+async def test_the_service_that_answers_is_found() -> None:
+    async with target_site() as target, fused_site() as fused, worker_site(target.address) as worker:
+        for site in (target, fused, worker):
+            assert await service_at(site.address, None, 10.0) == site.service
+        assert target.service == TARGET
 
 
-def test_a_server_without_any_of_the_services_is_named() -> None:
-    async def test() -> None:
-        async with listening(lambda server: None) as address, AsyncClient(address) as client:
-            with pytest.raises(TandemError, match=address):
-                await client.model_info()
-
-    run(test())
+async def test_a_server_without_any_of_the_services_is_named() -> None:
+    async with listening(lambda server: None) as address, AsyncClient(address) as client:
+        with pytest.raises(TandemError, match=address):
+            await client.model_info()

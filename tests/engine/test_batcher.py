@@ -13,7 +13,7 @@ import pytest
 from tandem.engine.batcher import Batcher, DeviceLost
 from tandem.engine.slots import SlotPool
 from tandem.runners.protocol import RowFailed
-from tests.support import HANG, run
+from tests.support import HANG
 
 
 class Recorder:
@@ -59,159 +59,132 @@ def queue(batcher: Batcher, step: Any, rows: Sequence[Any], limit: int = 4) -> l
     return [asyncio.ensure_future(batcher.run(step, row, limit)) for row in rows]
 
 
-def test_rows_of_one_step_go_together_oldest_step_first_in_order() -> None:
-    async def test() -> None:
-        batcher, recorder, first = await opened()
-        tasks = [first]
-        for step, row in ((recorder.b, 1), (recorder.a, 2), (recorder.b, 3), (recorder.a, 4)):
-            tasks += queue(batcher, step, [row])
-        await asyncio.sleep(0)
-        recorder.gate.set()
-        assert await gather(*tasks) == ["afirst", "b1", "a2", "b3", "a4"]
-        assert recorder.steps == [("a", ["first"]), ("b", [1, 3]), ("a", [2, 4])]
-        assert (batcher.steps, batcher.rows) == (3, 5)
-        await batcher.close()
-
-    run(test())
+async def test_rows_of_one_step_go_together_oldest_step_first_in_order() -> None:
+    batcher, recorder, first = await opened()
+    tasks = [first]
+    for step, row in ((recorder.b, 1), (recorder.a, 2), (recorder.b, 3), (recorder.a, 4)):
+        tasks += queue(batcher, step, [row])
+    await asyncio.sleep(0)
+    recorder.gate.set()
+    assert await gather(*tasks) == ["afirst", "b1", "a2", "b3", "a4"]
+    assert recorder.steps == [("a", ["first"]), ("b", [1, 3]), ("a", [2, 4])]
+    assert (batcher.steps, batcher.rows) == (3, 5)
+    await batcher.close()
 
 
-def test_no_step_is_larger_than_its_limit_and_none_waits_forever() -> None:
-    async def test() -> None:
-        batcher, recorder, first = await opened()
-        tasks = queue(batcher, recorder.a, range(7), limit=3)
-        await asyncio.sleep(0)
-        recorder.gate.set()
-        assert await gather(first, *tasks) == ["afirst", *(f"a{i}" for i in range(7))]
-        assert [rows for _, rows in recorder.steps] == [["first"], [0, 1, 2], [3, 4, 5], [6]]
-        await batcher.close()
-
-    run(test())
+async def test_no_step_is_larger_than_its_limit_and_none_waits_forever() -> None:
+    batcher, recorder, first = await opened()
+    tasks = queue(batcher, recorder.a, range(7), limit=3)
+    await asyncio.sleep(0)
+    recorder.gate.set()
+    assert await gather(first, *tasks) == ["afirst", *(f"a{i}" for i in range(7))]
+    assert [rows for _, rows in recorder.steps] == [["first"], [0, 1, 2], [3, 4, 5], [6]]
+    await batcher.close()
 
 
-def test_cancelled_rows_never_reach_the_device() -> None:
-    async def test() -> None:
-        batcher, recorder, first = await opened()
-        tasks = queue(batcher, recorder.a, range(4))
-        await asyncio.sleep(0)
-        tasks[1].cancel()
-        tasks[3].cancel()
-        await asyncio.sleep(0)
-        recorder.gate.set()
-        results = await gather(first, *tasks)
-        assert recorder.steps[1:] == [("a", [0, 2])]
-        assert [type(r).__name__ for r in results] == ["str", "str", "CancelledError", "str", "CancelledError"]
-        await batcher.close()
-
-    run(test())
+async def test_cancelled_rows_never_reach_the_device() -> None:
+    batcher, recorder, first = await opened()
+    tasks = queue(batcher, recorder.a, range(4))
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    tasks[3].cancel()
+    await asyncio.sleep(0)
+    recorder.gate.set()
+    results = await gather(first, *tasks)
+    assert recorder.steps[1:] == [("a", [0, 2])]
+    assert [type(r).__name__ for r in results] == ["str", "str", "CancelledError", "str", "CancelledError"]
+    await batcher.close()
 
 
-def test_a_failed_row_fails_alone() -> None:
-    async def test() -> None:
-        batcher, recorder, first = await opened()
-        tasks = queue(batcher, recorder.a, [1, "bad", 3])
-        recorder.gate.set()
-        one, bad, three = await gather(*tasks)
-        assert (one, three) == ("a1", "a3")
-        assert isinstance(bad, RowFailed) and str(bad) == "bad row"
-        await gather(first)
-        await batcher.close()
-
-    run(test())
+async def test_a_failed_row_fails_alone() -> None:
+    batcher, recorder, first = await opened()
+    tasks = queue(batcher, recorder.a, [1, "bad", 3])
+    recorder.gate.set()
+    one, bad, three = await gather(*tasks)
+    assert (one, three) == ("a1", "a3")
+    assert isinstance(bad, RowFailed) and str(bad) == "bad row"
+    await gather(first)
+    await batcher.close()
 
 
-def test_a_broken_step_fails_its_rows_and_the_next_one_runs() -> None:
-    async def test() -> None:
-        batcher, recorder, first = await opened()
-        broken = queue(batcher, recorder.a, [1, "break"])
-        sound = queue(batcher, recorder.b, [2])
-        recorder.gate.set()
-        for lost in await gather(*broken):
-            assert isinstance(lost, DeviceLost) and "the device is gone" in str(lost)
-        assert await gather(first, *sound) == ["afirst", "b2"]
-        assert await gather(*queue(batcher, recorder.a, [5])) == ["a5"]
-        await batcher.close()
-
-    run(test())
+async def test_a_broken_step_fails_its_rows_and_the_next_one_runs() -> None:
+    batcher, recorder, first = await opened()
+    broken = queue(batcher, recorder.a, [1, "break"])
+    sound = queue(batcher, recorder.b, [2])
+    recorder.gate.set()
+    for lost in await gather(*broken):
+        assert isinstance(lost, DeviceLost) and "the device is gone" in str(lost)
+    assert await gather(first, *sound) == ["afirst", "b2"]
+    assert await gather(*queue(batcher, recorder.a, [5])) == ["a5"]
+    await batcher.close()
 
 
-def test_a_row_says_how_long_it_waited_and_how_long_its_step_took() -> None:
+async def test_a_row_says_how_long_it_waited_and_how_long_its_step_took() -> None:
     def slow(rows: Sequence[int]) -> list[int]:
         time.sleep(0.05)
         return list(rows)
 
-    async def test() -> None:
-        batcher = Batcher("test")
-        began = time.perf_counter()
-        first = asyncio.ensure_future(batcher.run(slow, 1, 1))
-        second = asyncio.ensure_future(batcher.run(slow, 2, 1))
-        one, two = await first, await second
-        passed = time.perf_counter() - began
-        assert min(one.compute_seconds, two.compute_seconds) >= 0.05
-        assert 0 <= one.queue_seconds <= passed - one.compute_seconds - two.compute_seconds
-        assert one.compute_seconds <= two.queue_seconds <= passed - two.compute_seconds
-        await batcher.close()
-
-    run(test())
+    batcher = Batcher("test")
+    began = time.perf_counter()
+    first = asyncio.ensure_future(batcher.run(slow, 1, 1))
+    second = asyncio.ensure_future(batcher.run(slow, 2, 1))
+    one, two = await first, await second
+    passed = time.perf_counter() - began
+    assert min(one.compute_seconds, two.compute_seconds) >= 0.05
+    assert 0 <= one.queue_seconds <= passed - one.compute_seconds - two.compute_seconds
+    assert one.compute_seconds <= two.queue_seconds <= passed - two.compute_seconds
+    await batcher.close()
 
 
-def test_closing_cancels_what_waits_and_ends_the_thread() -> None:
-    async def test() -> None:
-        batcher, recorder, first = await opened()
-        waiting = queue(batcher, recorder.a, [1])
-        await asyncio.sleep(0)
-        closing = asyncio.create_task(batcher.close())
-        await asyncio.sleep(0.01)
-        recorder.gate.set()
-        await closing
-        assert waiting[0].cancelled()
-        first.cancel()
-        assert not any(t.name.startswith("device-test") for t in threading.enumerate() if t.is_alive())
-
-    run(test())
+async def test_closing_cancels_what_waits_and_ends_the_thread() -> None:
+    batcher, recorder, first = await opened()
+    waiting = queue(batcher, recorder.a, [1])
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(batcher.close())
+    await asyncio.sleep(0.01)
+    recorder.gate.set()
+    await closing
+    assert waiting[0].cancelled()
+    first.cancel()
+    assert not any(t.name.startswith("device-test") for t in threading.enumerate() if t.is_alive())
 
 
-def test_newcomers_prefill_one_chunk_at_a_time_between_the_rounds_of_others() -> None:
-    async def test() -> None:
-        batcher, recorder, first = await opened()
-        chunks = [asyncio.ensure_future(batcher.run(recorder.b, f"chunk {i}", 1, prefill=True)) for i in range(4)]
-        rounds = queue(batcher, recorder.a, ["one", "two"])
-        await asyncio.sleep(0.01)
-        recorder.gate.set()
-        await gather(first, *chunks, *rounds)
-        assert recorder.steps[1:] == [
-            ("b", ["chunk 0"]),
-            ("a", ["one", "two"]),
-            ("b", ["chunk 1"]),
-            ("b", ["chunk 2"]),
-            ("b", ["chunk 3"]),
-        ]
-        await batcher.close()
-
-    run(test())
+async def test_newcomers_prefill_one_chunk_at_a_time_between_the_rounds_of_others() -> None:
+    batcher, recorder, first = await opened()
+    chunks = [asyncio.ensure_future(batcher.run(recorder.b, f"chunk {i}", 1, prefill=True)) for i in range(4)]
+    rounds = queue(batcher, recorder.a, ["one", "two"])
+    await asyncio.sleep(0.01)
+    recorder.gate.set()
+    await gather(first, *chunks, *rounds)
+    assert recorder.steps[1:] == [
+        ("b", ["chunk 0"]),
+        ("a", ["one", "two"]),
+        ("b", ["chunk 1"]),
+        ("b", ["chunk 2"]),
+        ("b", ["chunk 3"]),
+    ]
+    await batcher.close()
 
 
 @pytest.mark.parametrize(("open_sequences", "turns"), [(1, 0), (2, 8)])
-def test_a_step_begins_once_every_open_sequence_is_here_and_else_after_some_turns(
+async def test_a_step_begins_once_every_open_sequence_is_here_and_else_after_some_turns(
     open_sequences: int, turns: int
 ) -> None:
-    async def test() -> None:
-        batcher, recorder, slots = Batcher("test"), Recorder(), SlotPool(4)
-        batcher.serves(slots)
-        for _ in range(open_sequences):
-            slots.take()
-        count, began, begin = 1, [], batcher._begin  # it is tried at once, and in each turn
+    batcher, recorder, slots = Batcher("test"), Recorder(), SlotPool(4)
+    batcher.serves(slots)
+    for _ in range(open_sequences):
+        slots.take()
+    count, began, begin = 1, [], batcher._begin  # it is tried at once, and in each turn
 
-        def noted() -> None:
-            began.append(count)
-            begin()
+    def noted() -> None:
+        began.append(count)
+        begin()
 
-        batcher._begin = noted  # type: ignore[method-assign]
-        row = asyncio.ensure_future(batcher.run(recorder.a, "row", 4))
-        while not began:
-            await asyncio.sleep(0)
-            count += 1
-        assert turns <= began[0] <= turns + 2
-        await row
-        await batcher.close()
-
-    run(test())
+    batcher._begin = noted  # type: ignore[method-assign]
+    row = asyncio.ensure_future(batcher.run(recorder.a, "row", 4))
+    while not began:
+        await asyncio.sleep(0)
+        count += 1
+    assert turns <= began[0] <= turns + 2
+    await row
+    await batcher.close()

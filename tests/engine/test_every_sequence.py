@@ -26,7 +26,7 @@ from tandem.runners.pages import PAGE
 from tandem.speculation.types import Request
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.engine.test_step_watch import BOUND, Gated
-from tests.support import GREEDY, SAMPLED, oracle, raw_stub, run, target_site, toy, until
+from tests.support import GREEDY, SAMPLED, oracle, raw_stub, target_site, toy, until
 from tests.toy import BACKEND, VOCAB_SIZE
 
 PROMPT = list(b"a prompt that is longer than two pages of tokens, by some")
@@ -175,126 +175,105 @@ def asking(sampling: Any = GREEDY, adapter: str = "") -> Request:
 
 @every
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_it_says_what_plain_decoding_says_and_frees_its_slots_once(kind: str, sampling: Any) -> None:
-    async def test() -> None:
-        async with KINDS[kind]() as site:
-            assert await said(site, asking(sampling)) == truth(asking(sampling))
-            assert [engine.slots.free for engine in site.used] == [4] * len(site.used)
-
-    run(test())
+async def test_it_says_what_plain_decoding_says_and_frees_its_slots_once(kind: str, sampling: Any) -> None:
+    async with KINDS[kind]() as site:
+        assert await said(site, asking(sampling)) == truth(asking(sampling))
+        assert [engine.slots.free for engine in site.used] == [4] * len(site.used)
 
 
 @every
-def test_what_it_processed_and_said_is_what_the_next_one_begins_with(kind: str) -> None:
-    async def test() -> None:
-        async with KINDS[kind]() as site:
-            await share_prefixes(site.used, PrefixSharing("all", 1), lambda: "")
-            assert await said(site, asking()) == truth(asking())
-            before = site.runner.processed
-            assert await said(site, asking()) == truth(asking())
-            assert site.runner.processed - before < PAGE
-
-    run(test())
+async def test_what_it_processed_and_said_is_what_the_next_one_begins_with(kind: str) -> None:
+    async with KINDS[kind]() as site:
+        await share_prefixes(site.used, PrefixSharing("all", 1), lambda: "")
+        assert await said(site, asking()) == truth(asking())
+        before = site.runner.processed
+        assert await said(site, asking()) == truth(asking())
+        assert site.runner.processed - before < PAGE
 
 
 @every
-def test_it_has_the_memory_that_it_asked_for_until_it_is_closed(kind: str) -> None:
-    async def test() -> None:
-        async with KINDS[kind]() as site:
-            engine = site.used[0]
-            runners = [each.runner for each in site.used]
-            limit_kv_memory(engine.slots, engine.batcher, runners, len(runners) * SLOT_BYTES * 3 // 2)
-            sequence = site.begin(asking())
-            await sequence.open()
-            assert engine.slots.memory.reserved > 0
-            waits = asyncio.ensure_future(said(site, asking()))
-            tokens = list(PROMPT)
-            while len(tokens) < len(PROMPT) + COUNT:
-                tokens += await sequence.more(tokens)
-            assert tuple(tokens[len(PROMPT) :][:COUNT]) == truth(asking())
-            await sequence.close()
-            assert await waits == truth(asking())
-            assert engine.slots.memory.reserved == 0
-
-    run(test())
-
-
-@every
-def test_it_has_its_adapter_until_it_is_closed(kind: str) -> None:
-    async def test() -> None:
-        async with KINDS[kind]() as site:
-            for engine in site.used:
-                await engine.adapters.add(AdapterChoice("red", "red"), BACKEND.adapter)
-            sequence = site.begin(asking(adapter="red"))
-            await sequence.open()
-            assert list(site.used[0].adapters.running) == ["red"]
-            await sequence.close()
-            assert not site.used[0].adapters.running
-            assert await said(site, asking(adapter="red")) == truth(asking(adapter="red"))
-
-    run(test())
-
-
-@every
-def test_after_a_step_that_hung_it_processes_everything_again(kind: str) -> None:
-    async def test() -> None:
-        async with KINDS[kind]() as site:
-            engine, now = site.used[0], [0.0]
-            watch = StepWatch(engine.batcher, StepBound(BOUND), engine.lose, lambda: now[0])
-            fine = list[bool]()
-            watch.changed = fine.append
-            sequence, tokens = site.begin(asking()), list(PROMPT)
-            await sequence.open()
+async def test_it_has_the_memory_that_it_asked_for_until_it_is_closed(kind: str) -> None:
+    async with KINDS[kind]() as site:
+        engine = site.used[0]
+        runners = [each.runner for each in site.used]
+        limit_kv_memory(engine.slots, engine.batcher, runners, len(runners) * SLOT_BYTES * 3 // 2)
+        sequence = site.begin(asking())
+        await sequence.open()
+        assert engine.slots.memory.reserved > 0
+        waits = asyncio.ensure_future(said(site, asking()))
+        tokens = list(PROMPT)
+        while len(tokens) < len(PROMPT) + COUNT:
             tokens += await sequence.more(tokens)
-            site.runner.gate.clear()
-            hangs = asyncio.ensure_future(sequence.more(tokens))
-            await until(site.runner.inside.is_set)
-            while not hangs.done() and now[0] < 20 * BOUND:
-                now[0] += 1.0
-                watch.look()
-                await asyncio.sleep(0.001)
-            with pytest.raises((StepHung, grpc.aio.AioRpcError), match=r"(?i)hung|step"):
-                await hangs
-            site.runner.gate.set()
-            await until(lambda: fine == [False, True])
-            before = site.runner.processed
-            while len(tokens) < len(PROMPT) + COUNT:
-                tokens += await sequence.more(tokens)
-            assert site.runner.processed - before >= len(PROMPT)
-            assert tuple(tokens[len(PROMPT) :][:COUNT]) == truth(asking())
-            await sequence.close()
-
-    run(test())
+        assert tuple(tokens[len(PROMPT) :][:COUNT]) == truth(asking())
+        await sequence.close()
+        assert await waits == truth(asking())
+        assert engine.slots.memory.reserved == 0
 
 
 @every
-def test_an_opening_that_is_left_frees_its_slots(kind: str) -> None:
-    async def test() -> None:
-        async with KINDS[kind]() as site:
-            site.runner.gate.clear()
-            sequence = site.begin(asking())
-            opening = asyncio.ensure_future(sequence.open())
-            await until(site.runner.inside.is_set)
-            opening.cancel()
-            await asyncio.gather(opening, return_exceptions=True)
-            site.runner.gate.set()
-            await sequence.close()
-            await until(lambda: [engine.slots.free for engine in site.used] == [4] * len(site.used))
-            assert await said(site, asking()) == truth(asking())
-
-    run(test())
+async def test_it_has_its_adapter_until_it_is_closed(kind: str) -> None:
+    async with KINDS[kind]() as site:
+        for engine in site.used:
+            await engine.adapters.add(AdapterChoice("red", "red"), BACKEND.adapter)
+        sequence = site.begin(asking(adapter="red"))
+        await sequence.open()
+        assert list(site.used[0].adapters.running) == ["red"]
+        await sequence.close()
+        assert not site.used[0].adapters.running
+        assert await said(site, asking(adapter="red")) == truth(asking(adapter="red"))
 
 
 @every
-def test_a_lost_device_ends_it_and_frees_its_slots(kind: str) -> None:
-    async def test() -> None:
-        async with KINDS[kind]() as site:
-            sequence = site.begin(asking())
-            await sequence.open()
-            site.used[0].lose(DeviceLost("the device was reset"))
-            with pytest.raises((DeviceLost, grpc.aio.AioRpcError), match="the device was reset"):
-                await sequence.more(PROMPT)
-            await sequence.close()
-            assert [engine.slots.free for engine in site.used] == [4] * len(site.used)
+async def test_after_a_step_that_hung_it_processes_everything_again(kind: str) -> None:
+    async with KINDS[kind]() as site:
+        engine, now = site.used[0], [0.0]
+        watch = StepWatch(engine.batcher, StepBound(BOUND), engine.lose, lambda: now[0])
+        fine = list[bool]()
+        watch.changed = fine.append
+        sequence, tokens = site.begin(asking()), list(PROMPT)
+        await sequence.open()
+        tokens += await sequence.more(tokens)
+        site.runner.gate.clear()
+        hangs = asyncio.ensure_future(sequence.more(tokens))
+        await until(site.runner.inside.is_set)
+        while not hangs.done() and now[0] < 20 * BOUND:
+            now[0] += 1.0
+            watch.look()
+            await asyncio.sleep(0.001)
+        with pytest.raises((StepHung, grpc.aio.AioRpcError), match=r"(?i)hung|step"):
+            await hangs
+        site.runner.gate.set()
+        await until(lambda: fine == [False, True])
+        before = site.runner.processed
+        while len(tokens) < len(PROMPT) + COUNT:
+            tokens += await sequence.more(tokens)
+        assert site.runner.processed - before >= len(PROMPT)
+        assert tuple(tokens[len(PROMPT) :][:COUNT]) == truth(asking())
+        await sequence.close()
 
-    run(test())
+
+@every
+async def test_an_opening_that_is_left_frees_its_slots(kind: str) -> None:
+    async with KINDS[kind]() as site:
+        site.runner.gate.clear()
+        sequence = site.begin(asking())
+        opening = asyncio.ensure_future(sequence.open())
+        await until(site.runner.inside.is_set)
+        opening.cancel()
+        await asyncio.gather(opening, return_exceptions=True)
+        site.runner.gate.set()
+        await sequence.close()
+        await until(lambda: [engine.slots.free for engine in site.used] == [4] * len(site.used))
+        assert await said(site, asking()) == truth(asking())
+
+
+@every
+async def test_a_lost_device_ends_it_and_frees_its_slots(kind: str) -> None:
+    async with KINDS[kind]() as site:
+        sequence = site.begin(asking())
+        await sequence.open()
+        site.used[0].lose(DeviceLost("the device was reset"))
+        with pytest.raises((DeviceLost, grpc.aio.AioRpcError), match="the device was reset"):
+            await sequence.more(PROMPT)
+        await sequence.close()
+        assert [engine.slots.free for engine in site.used] == [4] * len(site.used)

@@ -17,7 +17,7 @@ from tandem.speculation.estimate import Estimate
 from tandem.speculation.length import LengthPlan
 from tandem.speculation.lookup_policy import PolicedLookup
 from tandem.speculation.types import Draft, Request, SpeculationStats
-from tests.support import GREEDY, SAMPLED, oracle, run, toy
+from tests.support import GREEDY, SAMPLED, oracle, toy
 from tests.toy import ToyConfig, ToyRunner
 
 PROMPT = list(b"a prompt")
@@ -99,7 +99,7 @@ class Site:
 @pytest.mark.parametrize("lookup", [False, True])
 @pytest.mark.parametrize("reprocesses", [False, True])
 @pytest.mark.parametrize("plans", [[3], [4, 0, 0, 2, 5, 1]])
-def test_the_device_makes_the_rows_that_the_loop_would_ask_for(
+async def test_the_device_makes_the_rows_that_the_loop_would_ask_for(
     sampling: Any, lookup: bool, reprocesses: bool, plans: list[int]
 ) -> None:
     async def of(ahead: bool) -> Site:
@@ -112,99 +112,83 @@ def test_the_device_makes_the_rows_that_the_loop_would_ask_for(
         await site.batcher.close()
         return site
 
-    async def test() -> None:
-        asked, ahead = await of(False), await of(True)
-        assert asked.begun == 0 and ahead.begun >= len(ahead.rows) - 4  # the first, and where the model fills
-        assert ahead.rows == asked.rows
-
-    run(test())
+    asked, ahead = await of(False), await of(True)
+    assert asked.begun == 0 and ahead.begun >= len(ahead.rows) - 4  # the first, and where the model fills
+    assert ahead.rows == asked.rows
 
 
 @pytest.mark.usefixtures("read_at_once")
-def test_no_round_runs_past_a_stop_token_or_the_length() -> None:
-    async def test() -> None:
-        expected = oracle(PROMPT, GREEDY, COUNT, past_the_end=True)
-        stop = expected[20]
-        for stops, last in (((stop,), expected.index(stop)), ((), COUNT - 1)):
-            site = Site()
-            rounds, tokens = await site.opened(stops=stops), list(PROMPT)
-            site.planned = rounds
-            while len(tokens) <= len(PROMPT) + last:
-                under_way = asyncio.create_task(rounds.round(tokens, min(3, len(PROMPT) + COUNT - len(tokens) - 1)))
-                await asyncio.sleep(0)
-                rounds.plan(once(3))
-                tokens += (await under_way)[1].token_ids
-            taken = len(site.rows)
-            await asyncio.sleep(0.02)
-            assert len(site.rows) == taken and site.rows[-1].propose.position < len(PROMPT) + last
-            assert tuple(tokens[len(PROMPT) :][: last + 1]) == expected[: last + 1]
-            await rounds.close()
-            await site.batcher.close()
-
-    run(test())
-
-
-def test_the_draft_models_part_of_a_prompt_is_computed_when_it_first_drafts_and_counts_as_prefill() -> None:
-    prompt, chunks, each = tuple(range(1, 65)), 4, 0.01
-
-    async def test() -> None:
+async def test_no_round_runs_past_a_stop_token_or_the_length() -> None:
+    expected = oracle(PROMPT, GREEDY, COUNT, past_the_end=True)
+    stop = expected[20]
+    for stops, last in (((stop,), expected.index(stop)), ((), COUNT - 1)):
         site = Site()
-        slow = Engine(toy(ToyConfig(step_seconds=each)), site.batcher, vital=False)
-        rounds = FusedRounds(FusedPair(site.target, slow), Request(GREEDY), None, stats := SpeculationStats())
-        await rounds.open(prompt)
-        tokens, truth = list(prompt), oracle(prompt, GREEDY, 30, past_the_end=True)
-        for k, chunks_before in ((0, 0), (3, chunks), (3, chunks)):
-            draft, verdict = await rounds.round(tokens, k)
-            tokens += verdict.token_ids
-            assert len(draft.token_ids) == verdict.accepted == k
-            assert chunks_before * each <= stats.prefill_seconds < chunks_before * each + 0.5
-            assert (stats.prefill_seconds > 0) == (chunks_before > 0)
-        assert tuple(tokens[len(prompt) :]) == truth[: len(tokens) - len(prompt)]
+        rounds, tokens = await site.opened(stops=stops), list(PROMPT)
+        site.planned = rounds
+        while len(tokens) <= len(PROMPT) + last:
+            under_way = asyncio.create_task(rounds.round(tokens, min(3, len(PROMPT) + COUNT - len(tokens) - 1)))
+            await asyncio.sleep(0)
+            rounds.plan(once(3))
+            tokens += (await under_way)[1].token_ids
+        taken = len(site.rows)
+        await asyncio.sleep(0.02)
+        assert len(site.rows) == taken and site.rows[-1].propose.position < len(PROMPT) + last
+        assert tuple(tokens[len(PROMPT) :][: last + 1]) == expected[: last + 1]
         await rounds.close()
         await site.batcher.close()
 
-    run(test())
+
+async def test_the_draft_models_part_of_a_prompt_is_computed_when_it_first_drafts_and_counts_as_prefill() -> None:
+    prompt, chunks, each = tuple(range(1, 65)), 4, 0.01
+    site = Site()
+    slow = Engine(toy(ToyConfig(step_seconds=each)), site.batcher, vital=False)
+    rounds = FusedRounds(FusedPair(site.target, slow), Request(GREEDY), None, stats := SpeculationStats())
+    await rounds.open(prompt)
+    tokens, truth = list(prompt), oracle(prompt, GREEDY, 30, past_the_end=True)
+    for k, chunks_before in ((0, 0), (3, chunks), (3, chunks)):
+        draft, verdict = await rounds.round(tokens, k)
+        tokens += verdict.token_ids
+        assert len(draft.token_ids) == verdict.accepted == k
+        assert chunks_before * each <= stats.prefill_seconds < chunks_before * each + 0.5
+        assert (stats.prefill_seconds > 0) == (chunks_before > 0)
+    assert tuple(tokens[len(prompt) :]) == truth[: len(tokens) - len(prompt)]
+    await rounds.close()
+    await site.batcher.close()
 
 
 @pytest.mark.usefixtures("read_at_once")
-def test_a_draft_model_that_fails_is_left_to_the_loop() -> None:
+async def test_a_draft_model_that_fails_is_left_to_the_loop() -> None:
     class Fails(ToyRunner):
         def propose(self, rows: Sequence[Any]) -> Any:
             if self.steps > 8:
                 raise RuntimeError("gone")
             return super().propose(rows)
 
-    async def test() -> None:
-        site = Site()
-        site.draft = Engine(toy(MISS, kind=Fails), site.batcher, vital=False)
-        pair = FusedPair(site.target, site.draft)
-        stats = SpeculationStats()
-        rounds = FusedRounds(pair, Request(GREEDY, max_new_tokens=COUNT), stats=stats, stops=())
-        await rounds.open(PROMPT)
-        tokens = await site.rounds(rounds, [3], True)
-        assert tuple(tokens) == oracle(PROMPT, GREEDY, COUNT, past_the_end=True)
-        assert pair.health.failures == 1 and stats.undrafted_rounds > 5
-        await rounds.close()
-        await site.batcher.close()
-
-    run(test())
+    site = Site()
+    site.draft = Engine(toy(MISS, kind=Fails), site.batcher, vital=False)
+    pair = FusedPair(site.target, site.draft)
+    stats = SpeculationStats()
+    rounds = FusedRounds(pair, Request(GREEDY, max_new_tokens=COUNT), stats=stats, stops=())
+    await rounds.open(PROMPT)
+    tokens = await site.rounds(rounds, [3], True)
+    assert tuple(tokens) == oracle(PROMPT, GREEDY, COUNT, past_the_end=True)
+    assert pair.health.failures == 1 and stats.undrafted_rounds > 5
+    await rounds.close()
+    await site.batcher.close()
 
 
 @pytest.mark.usefixtures("read_at_once")
-def test_an_error_on_the_device_thread_reaches_the_request() -> None:
+async def test_an_error_on_the_device_thread_reaches_the_request() -> None:
     class Fails(Copies):
         def copy(self, tokens: Sequence[int], k: int) -> Draft:
             if len(tokens) > len(PROMPT) + 10:
                 raise ValueError("no copy")
             return Draft()
 
-    async def test() -> None:
-        site = Site()
-        rounds = FusedRounds(site.pair, Request(GREEDY, max_new_tokens=COUNT), Fails(GREEDY), stops=())
-        await rounds.open(PROMPT)
-        with pytest.raises(ValueError, match="no copy"):
-            await site.rounds(rounds, [3], True)
-        await rounds.close()
-        await site.batcher.close()
-
-    run(test())
+    site = Site()
+    rounds = FusedRounds(site.pair, Request(GREEDY, max_new_tokens=COUNT), Fails(GREEDY), stops=())
+    await rounds.open(PROMPT)
+    with pytest.raises(ValueError, match="no copy"):
+        await site.rounds(rounds, [3], True)
+    await rounds.close()
+    await site.batcher.close()

@@ -89,18 +89,15 @@ async def shared(limit: int, drafts: bool = False, prefixes: bool = False) -> As
 # --- who gets memory, and when ---
 
 
-def test_a_sequence_waits_until_its_own_length_fits_beside_the_others() -> None:
-    async def test() -> None:
-        pool, _ = pool_of(limit=100)
-        assert [await pool.acquire(tokens=n) for n in (60, 30)] == [0, 1]
-        third = asyncio.ensure_future(pool.acquire(tokens=40))
-        await asyncio.sleep(0)
-        assert (pool.waiting, pool.free, pool.memory.reserved) == (1, 2, 90)
-        pool.release(1)
-        assert await third == 1
-        assert pool.memory.reserved == 100
-
-    run(test())
+async def test_a_sequence_waits_until_its_own_length_fits_beside_the_others() -> None:
+    pool, _ = pool_of(limit=100)
+    assert [await pool.acquire(tokens=n) for n in (60, 30)] == [0, 1]
+    third = asyncio.ensure_future(pool.acquire(tokens=40))
+    await asyncio.sleep(0)
+    assert (pool.waiting, pool.free, pool.memory.reserved) == (1, 2, 90)
+    pool.release(1)
+    assert await third == 1
+    assert pool.memory.reserved == 100
 
 
 def test_who_says_nothing_of_its_length_reserves_a_whole_slot() -> None:
@@ -210,7 +207,7 @@ def test_whatever_is_cancelled_whenever_memory_comes_back_and_nothing_is_taken_t
     run(test())
 
 
-def test_pages_go_back_only_after_the_step_that_may_still_write_them() -> None:
+async def test_pages_go_back_only_after_the_step_that_may_still_write_them() -> None:
     """A request is left while its step runs; who comes next needs its pages at once."""
 
     gate = threading.Event()
@@ -221,42 +218,36 @@ def test_pages_go_back_only_after_the_step_that_may_still_write_them() -> None:
                 gate.wait(30)
             return super().prefill(rows)
 
-    async def test() -> None:
-        batcher, runner = Batcher("test"), toy(slots=SLOTS, max_length=LENGTH, chunk=32, kind=Gated)
-        engine = Engine(runner, batcher, vital=False)
-        limit_kv_memory(engine.slots, batcher, [runner], WHOLE)
-        left = asyncio.ensure_future(said(engine, list(range(100)), 50))
-        while not (batcher.running[1] and batcher.running[1][0].start == 32):
-            await asyncio.sleep(0)
-        left.cancel()
-        await asyncio.gather(left, return_exceptions=True)
-        keeps_lowest = engine.slots.take(1)  # so that the next one has another slot
-        next_one = asyncio.ensure_future(said(engine, [1, 2, 3], LENGTH - 19))
-        await asyncio.sleep(0.01)
-        gate.set()
-        assert tuple(await next_one) == oracle([1, 2, 3], GREEDY, LENGTH - 19, past_the_end=True)
-        engine.slots.release(keeps_lowest)
-        assert runner.most <= WHOLE
-        await batcher.close()
-
-    run(test())
+    batcher, runner = Batcher("test"), toy(slots=SLOTS, max_length=LENGTH, chunk=32, kind=Gated)
+    engine = Engine(runner, batcher, vital=False)
+    limit_kv_memory(engine.slots, batcher, [runner], WHOLE)
+    left = asyncio.ensure_future(said(engine, list(range(100)), 50))
+    while not (batcher.running[1] and batcher.running[1][0].start == 32):
+        await asyncio.sleep(0)
+    left.cancel()
+    await asyncio.gather(left, return_exceptions=True)
+    keeps_lowest = engine.slots.take(1)  # so that the next one has another slot
+    next_one = asyncio.ensure_future(said(engine, [1, 2, 3], LENGTH - 19))
+    await asyncio.sleep(0.01)
+    gate.set()
+    assert tuple(await next_one) == oracle([1, 2, 3], GREEDY, LENGTH - 19, past_the_end=True)
+    engine.slots.release(keeps_lowest)
+    assert runner.most <= WHOLE
+    await batcher.close()
 
 
-def test_a_drafter_drafts_nothing_beyond_what_it_reserved() -> None:
-    async def test() -> None:
-        batcher, runner = Batcher("test"), toy(slots=SLOTS, max_length=LENGTH, kind=Watched)
-        engine = Engine(runner, batcher, vital=False)
-        limit_kv_memory(engine.slots, batcher, [runner], WHOLE)
-        drafter = ModelDrafter(engine, Request(GREEDY, max_new_tokens=10), 258)
-        await drafter.open([1, 2, 3])
-        assert len((await drafter.propose([1, 2, 3, *range(8)], 5)).token_ids) == 2
-        assert (await drafter.propose([1, 2, 3, *range(10)], 5)).token_ids == ()
-        assert engine.slots.memory.reserved == runner.kv_bytes(13) < WHOLE
-        await drafter.close()
-        assert engine.slots.memory.reserved == 0
-        await batcher.close()
-
-    run(test())
+async def test_a_drafter_drafts_nothing_beyond_what_it_reserved() -> None:
+    batcher, runner = Batcher("test"), toy(slots=SLOTS, max_length=LENGTH, kind=Watched)
+    engine = Engine(runner, batcher, vital=False)
+    limit_kv_memory(engine.slots, batcher, [runner], WHOLE)
+    drafter = ModelDrafter(engine, Request(GREEDY, max_new_tokens=10), 258)
+    await drafter.open([1, 2, 3])
+    assert len((await drafter.propose([1, 2, 3, *range(8)], 5)).token_ids) == 2
+    assert (await drafter.propose([1, 2, 3, *range(10)], 5)).token_ids == ()
+    assert engine.slots.memory.reserved == runner.kv_bytes(13) < WHOLE
+    await drafter.close()
+    assert engine.slots.memory.reserved == 0
+    await batcher.close()
 
 
 # --- what cannot be ---

@@ -89,42 +89,36 @@ def truth(prompt: Sequence[int], sampling: SamplingParams = GREEDY, count: int =
 
 
 @both_samplings
-def test_what_a_prompt_begins_with_is_copied_and_only_the_rest_is_processed(sampling: SamplingParams) -> None:
-    async def test() -> None:
-        async with engine_with() as (engine, runner):
-            assert await said(engine, PROMPT, sampling) == (truth(PROMPT, sampling), 0)
-            whole = runner.processed
-            assert whole == len(PROMPT) - 1
-            assert await said(engine, PROMPT, sampling) == (truth(PROMPT, sampling), 4 * PAGE)
-            assert runner.processed == whole + len(PROMPT) - 1 - 4 * PAGE
-            assert await said(engine, OTHER, sampling) == (truth(OTHER, sampling), 3 * PAGE)
-            assert await said(engine, NEVER, sampling) == (truth(NEVER, sampling), 0)
-            assert await said(engine, PROMPT[: 2 * PAGE], sampling) == (truth(PROMPT[: 2 * PAGE], sampling), PAGE), (
-                "the last token is always processed"
-            )
-            assert engine.slots.free == engine.slots.count
-
-    run(test())
+async def test_what_a_prompt_begins_with_is_copied_and_only_the_rest_is_processed(sampling: SamplingParams) -> None:
+    async with engine_with() as (engine, runner):
+        assert await said(engine, PROMPT, sampling) == (truth(PROMPT, sampling), 0)
+        whole = runner.processed
+        assert whole == len(PROMPT) - 1
+        assert await said(engine, PROMPT, sampling) == (truth(PROMPT, sampling), 4 * PAGE)
+        assert runner.processed == whole + len(PROMPT) - 1 - 4 * PAGE
+        assert await said(engine, OTHER, sampling) == (truth(OTHER, sampling), 3 * PAGE)
+        assert await said(engine, NEVER, sampling) == (truth(NEVER, sampling), 0)
+        assert await said(engine, PROMPT[: 2 * PAGE], sampling) == (truth(PROMPT[: 2 * PAGE], sampling), PAGE), (
+            "the last token is always processed"
+        )
+        assert engine.slots.free == engine.slots.count
 
 
 @both_samplings
-def test_pages_are_replaced_while_a_row_goes_on_from_them(sampling: SamplingParams) -> None:
-    async def test() -> None:
-        async with engine_with(pages=4) as (engine, _):
-            await said(engine, PROMPT, sampling)
-            stats = SpeculationStats()
-            verifier, tokens = LocalVerifier(engine, Request(sampling), stats=stats), list(PROMPT)
-            await verifier.open(tokens)
-            assert stats.cached_prompt_tokens == 4 * PAGE
-            for n in range(12):
-                other = [n, *NEVER, *PROMPT]
-                assert await said(engine, other, sampling, 2) == (truth(other, sampling, 2), 0)
-                tokens += (await verifier.verify(tokens, ())).token_ids
-            await verifier.close()
-            assert tuple(tokens[len(PROMPT) :]) == truth(PROMPT, sampling, 12)
-            assert engine.prefixes and engine.prefixes.tree.evicted >= 4
-
-    run(test())
+async def test_pages_are_replaced_while_a_row_goes_on_from_them(sampling: SamplingParams) -> None:
+    async with engine_with(pages=4) as (engine, _):
+        await said(engine, PROMPT, sampling)
+        stats = SpeculationStats()
+        verifier, tokens = LocalVerifier(engine, Request(sampling), stats=stats), list(PROMPT)
+        await verifier.open(tokens)
+        assert stats.cached_prompt_tokens == 4 * PAGE
+        for n in range(12):
+            other = [n, *NEVER, *PROMPT]
+            assert await said(engine, other, sampling, 2) == (truth(other, sampling, 2), 0)
+            tokens += (await verifier.verify(tokens, ())).token_ids
+        await verifier.close()
+        assert tuple(tokens[len(PROMPT) :]) == truth(PROMPT, sampling, 12)
+        assert engine.prefixes and engine.prefixes.tree.evicted >= 4
 
 
 def test_callers_find_only_what_is_in_their_scope_unless_all_share() -> None:
@@ -144,18 +138,15 @@ def test_callers_find_only_what_is_in_their_scope_unless_all_share() -> None:
     assert run(test("off")) == [0, 0, 0, 0]
 
 
-def test_what_is_kept_stays_within_the_memory_that_was_given() -> None:
-    async def test() -> None:
-        async with engine_with(max_length=400) as (engine, _):
-            assert engine.prefixes
-            assert 0 < engine.prefixes.limit_bytes <= MIB
-            for n in range(70):
-                await said(engine, [n, *range(250)], count=1)
-                assert engine.prefixes.used_bytes <= engine.prefixes.limit_bytes
-            assert engine.prefixes.used_bytes == engine.prefixes.limit_bytes, "it is used, too"
-            assert engine.prefixes.tree.evicted
-
-    run(test())
+async def test_what_is_kept_stays_within_the_memory_that_was_given() -> None:
+    async with engine_with(max_length=400) as (engine, _):
+        assert engine.prefixes
+        assert 0 < engine.prefixes.limit_bytes <= MIB
+        for n in range(70):
+            await said(engine, [n, *range(250)], count=1)
+            assert engine.prefixes.used_bytes <= engine.prefixes.limit_bytes
+        assert engine.prefixes.used_bytes == engine.prefixes.limit_bytes, "it is used, too"
+        assert engine.prefixes.tree.evicted
 
 
 def test_the_memory_is_divided_so_that_all_models_keep_the_same_tokens() -> None:
@@ -190,62 +181,54 @@ def test_a_runner_that_cannot_copy_pages_works_without_and_says_so_once(caplog: 
 
 
 @both_samplings
-def test_pages_whose_copy_failed_are_not_found(sampling: SamplingParams) -> None:
+async def test_pages_whose_copy_failed_are_not_found(sampling: SamplingParams) -> None:
     """Their memory holds what it held before: copied into a slot, that would give wrong tokens, unnoticed."""
+    async with engine_with(max_length=300) as (engine, _):
+        assert engine.prefixes
+        store, save = engine.prefixes._store, engine.prefixes._store.save
 
-    async def test() -> None:
-        async with engine_with(max_length=300) as (engine, _):
-            assert engine.prefixes
-            store, save = engine.prefixes._store, engine.prefixes._store.save
+        failed = []
 
-            failed = []
+        def fails(slot: int, first: int, pages: Sequence[int]) -> None:
+            failed.append(pages)
+            raise MemoryError("no memory for the copy")
 
-            def fails(slot: int, first: int, pages: Sequence[int]) -> None:
-                failed.append(pages)
-                raise MemoryError("no memory for the copy")
-
-            verifier, tokens = LocalVerifier(engine, Request(sampling)), PROMPT[:PAGE]
-            await verifier.open(tokens)
-            while len(tokens) < 5 * PAGE:
-                tokens += (await verifier.verify(tokens, ())).token_ids
-            store.save = fails  # type: ignore[method-assign]
-            await verifier.close()
-            await engine.batcher.on_device(int)
-            store.save = save  # type: ignore[method-assign]
-            assert failed
-            assert await said(engine, tokens, sampling) == (truth(tokens, sampling), 0)
-            assert await said(engine, tokens, sampling) == (truth(tokens, sampling), (len(tokens) - 1) // PAGE * PAGE)
-
-    run(test())
+        verifier, tokens = LocalVerifier(engine, Request(sampling)), PROMPT[:PAGE]
+        await verifier.open(tokens)
+        while len(tokens) < 5 * PAGE:
+            tokens += (await verifier.verify(tokens, ())).token_ids
+        store.save = fails  # type: ignore[method-assign]
+        await verifier.close()
+        await engine.batcher.on_device(int)
+        store.save = save  # type: ignore[method-assign]
+        assert failed
+        assert await said(engine, tokens, sampling) == (truth(tokens, sampling), 0)
+        assert await said(engine, tokens, sampling) == (truth(tokens, sampling), (len(tokens) - 1) // PAGE * PAGE)
 
 
-def test_a_step_that_fails_leaves_nothing_of_its_slots() -> None:
+async def test_a_step_that_fails_leaves_nothing_of_its_slots() -> None:
     """A draft's engine goes on after it: what its failed step spoiled must not be found by later sequences."""
-
-    async def test() -> None:
-        async with engine_with() as (engine, runner):
-            drafter = ModelDrafter(engine, Request(GREEDY), 258)
-            await drafter.open(PROMPT[: 2 * PAGE])
-            known = len(engine.prefixes.tree) if engine.prefixes else 0
-            longer = [*PROMPT[: 2 * PAGE], *range(2 * PAGE)]
+    async with engine_with() as (engine, runner):
+        drafter = ModelDrafter(engine, Request(GREEDY), 258)
+        await drafter.open(PROMPT[: 2 * PAGE])
+        known = len(engine.prefixes.tree) if engine.prefixes else 0
+        longer = [*PROMPT[: 2 * PAGE], *range(2 * PAGE)]
+        await drafter.propose(longer, 2)
+        runner.fails_now = True
+        with pytest.raises(RuntimeError):
             await drafter.propose(longer, 2)
-            runner.fails_now = True
-            with pytest.raises(RuntimeError):
-                await drafter.propose(longer, 2)
-            runner.fails_now = False
+        runner.fails_now = False
+        await drafter.close()
+        await engine.batcher.on_device(int)
+        assert engine.prefixes
+        found = engine.prefixes.tree.match(("", 0), longer)
+        assert found == engine.prefixes.tree.match(("", 0), longer[: 4 * PAGE - 2]) != []
+        assert known
+        for prompt in (longer, PROMPT):
+            drafter = ModelDrafter(engine, Request(GREEDY), 258)
+            await drafter.open(prompt)
+            assert (await drafter.propose(prompt, 3)).token_ids == truth(prompt, count=3)
             await drafter.close()
-            await engine.batcher.on_device(int)
-            assert engine.prefixes
-            found = engine.prefixes.tree.match(("", 0), longer)
-            assert found == engine.prefixes.tree.match(("", 0), longer[: 4 * PAGE - 2]) != []
-            assert known
-            for prompt in (longer, PROMPT):
-                drafter = ModelDrafter(engine, Request(GREEDY), 258)
-                await drafter.open(prompt)
-                assert (await drafter.propose(prompt, 3)).token_ids == truth(prompt, count=3)
-                await drafter.close()
-
-    run(test())
 
 
 @pytest.mark.parametrize(

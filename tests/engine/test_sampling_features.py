@@ -53,7 +53,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.mark.each_value
 @pytest.mark.parametrize("feature", FEATURES)
 @pytest.mark.parametrize("compile", daily(["native", "off"], 0))
-def test_a_real_pair_gives_the_tokens_and_log_probabilities_of_plain_decoding(
+async def test_a_real_pair_gives_the_tokens_and_log_probabilities_of_plain_decoding(
     folders: tuple[Path, Path], compile: str, feature: str
 ) -> None:
     target_folder, draft_folder = map(str, folders)
@@ -61,25 +61,21 @@ def test_a_real_pair_gives_the_tokens_and_log_probabilities_of_plain_decoding(
         Execution("cpu", "float32", 1, compile), Shape(3, 64, 4), target_folder, DraftChoice("model", draft_folder)
     )
     greedy, plain_row = FEATURES[feature], ids(PROMPT, 12)
-
-    async def test() -> None:
-        batcher = Batcher("test")
-        target, draft = await load_pair(config, batcher)
-        assert isinstance(target.runner, NativeRunner) == (compile == "native")
-        plain, fused = plain_generator(target), fused_generator(target, draft, 4, config.draft)
-        for sampling in (greedy, replace(greedy, temperature=0.8, top_p=0.9, seed=5)):
-            request = ids(PROMPT, 24, sampling=sampling, logprobs=4)
-            truth = await answer(plain.generate, request)
-            assert len(truth.logprobs) == len(truth.token_ids)
-            check_structure(truth, sampling)
-            alone = await answer(fused.generate, request)
-            beside, _ = await asyncio.gather(answer(fused.generate, request), answer(fused.generate, plain_row))
-            for got in (alone, beside):
-                assert (got.token_ids, got.logprobs) == (truth.token_ids, truth.logprobs)
-                assert got.completion.stats.drafted
-        await batcher.close()
-
-    run(test())
+    batcher = Batcher("test")
+    target, draft = await load_pair(config, batcher)
+    assert isinstance(target.runner, NativeRunner) == (compile == "native")
+    plain, fused = plain_generator(target), fused_generator(target, draft, 4, config.draft)
+    for sampling in (greedy, replace(greedy, temperature=0.8, top_p=0.9, seed=5)):
+        request = ids(PROMPT, 24, sampling=sampling, logprobs=4)
+        truth = await answer(plain.generate, request)
+        assert len(truth.logprobs) == len(truth.token_ids)
+        check_structure(truth, sampling)
+        alone = await answer(fused.generate, request)
+        beside, _ = await asyncio.gather(answer(fused.generate, request), answer(fused.generate, plain_row))
+        for got in (alone, beside):
+            assert (got.token_ids, got.logprobs) == (truth.token_ids, truth.logprobs)
+            assert got.completion.stats.drafted
+    await batcher.close()
 
 
 class Spelling:

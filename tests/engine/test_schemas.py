@@ -125,29 +125,21 @@ PASSWORD = r"^(?=.*[A-Z])(?=.*\d)[A-Za-z\d]{3,5}$"
         ({"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#"}}]}, ["[null,[]]"], ["[1]"]),
     ],
 )
-def test_what_a_grammar_cannot_say_is_checked_when_the_output_is_whole(
+async def test_what_a_grammar_cannot_say_is_checked_when_the_output_is_whole(
     schema: Any, allowed: list[str], refused: list[str]
 ) -> None:
-    async def test() -> None:
-        structures = Structures(ToyTokenizer(), VOCAB_SIZE)
-        for text in allowed + refused:
-            assert follows(await structures.matcher(structure(schema)), text) == (text in allowed), text
-
-    run(test())
+    structures = Structures(ToyTokenizer(), VOCAB_SIZE)
+    for text in allowed + refused:
+        assert follows(await structures.matcher(structure(schema)), text) == (text in allowed), text
 
 
-def test_an_output_that_breaks_what_was_left_out_ends_with_its_place() -> None:
-    async def test() -> None:
-        matcher = await matcher_of({"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}})
-        for byte in b'{"a":[1,1]}':
-            assert matcher.allows(byte) and matcher.advance(byte)
-        for _ in range(2):
-            with pytest.raises(
-                StructureFailed, match=r"the output breaks it at \$\.a: \[1, 1\] has non-unique elements"
-            ):
-                matcher.mask()
-
-    run(test())
+async def test_an_output_that_breaks_what_was_left_out_ends_with_its_place() -> None:
+    matcher = await matcher_of({"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}})
+    for byte in b'{"a":[1,1]}':
+        assert matcher.allows(byte) and matcher.advance(byte)
+    for _ in range(2):
+        with pytest.raises(StructureFailed, match=r"the output breaks it at \$\.a: \[1, 1\] has non-unique elements"):
+            matcher.mask()
 
 
 @pytest.mark.parametrize(
@@ -160,13 +152,10 @@ def test_an_output_that_breaks_what_was_left_out_ends_with_its_place() -> None:
         ({"const": 10**30}, "1" + "0" * 25, True),  # a digit is all that may come
     ],
 )
-def test_a_number_ends_after_twenty_digits_in_a_row(schema: Any, text: str, goes_on: bool) -> None:
-    async def test() -> None:
-        matcher = await matcher_of(schema)
-        assert all(matcher.mask()[byte] and matcher.advance(byte) for byte in text.encode())
-        assert bool(matcher.mask()[list(b"0123456789")].any()) == goes_on
-
-    run(test())
+async def test_a_number_ends_after_twenty_digits_in_a_row(schema: Any, text: str, goes_on: bool) -> None:
+    matcher = await matcher_of(schema)
+    assert all(matcher.mask()[byte] and matcher.advance(byte) for byte in text.encode())
+    assert bool(matcher.mask()[list(b"0123456789")].any()) == goes_on
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tandem.engine.model_drafter import ModelDrafter
 from tandem.engine.sequences import KVSequence
 from tandem.runners.protocol import PrefillRow
 from tandem.speculation.types import Request
-from tests.support import GREEDY, SAMPLED, oracle, run, toy
+from tests.support import GREEDY, SAMPLED, oracle, toy
 from tests.toy import ToyConfig, ToyRunner
 
 PROMPT = list(b"a prompt that is longer than one chunk")
@@ -58,23 +58,20 @@ def test_keep_forgets_from_the_first_difference(held: list[int], tokens: list[in
     assert kv.held == held[:kept]
 
 
-def test_fill_works_chunk_by_chunk_on_what_is_missing_only() -> None:
-    async def test() -> None:
-        kv, runner = sequence()
-        await kv.fill(PROMPT)
-        sizes = [(row.slot, row.start, len(row.tokens)) for row in runner.prefills]
-        assert sizes == [(1, 0, 16), (1, 16, 16), (1, 32, 6)]
-        assert kv.held == PROMPT
-        assert kv.compute_seconds > 0
-        runner.prefills.clear()
-        await kv.fill(PROMPT)
-        assert not runner.prefills
-        kv.truncate_to(PROMPT[:10])
-        await kv.fill(PROMPT[:12])
-        assert runner.prefills == [PrefillRow(1, 10, tuple(PROMPT[10:12]))]
-        await kv.engine.batcher.close()
-
-    run(test())
+async def test_fill_works_chunk_by_chunk_on_what_is_missing_only() -> None:
+    kv, runner = sequence()
+    await kv.fill(PROMPT)
+    sizes = [(row.slot, row.start, len(row.tokens)) for row in runner.prefills]
+    assert sizes == [(1, 0, 16), (1, 16, 16), (1, 32, 6)]
+    assert kv.held == PROMPT
+    assert kv.compute_seconds > 0
+    runner.prefills.clear()
+    await kv.fill(PROMPT)
+    assert not runner.prefills
+    kv.truncate_to(PROMPT[:10])
+    await kv.fill(PROMPT[:12])
+    assert runner.prefills == [PrefillRow(1, 10, tuple(PROMPT[10:12]))]
+    await kv.engine.batcher.close()
 
 
 async def drafted(drafter: ModelDrafter, tokens: Sequence[int], k: int) -> tuple[int, ...]:
@@ -83,54 +80,44 @@ async def drafted(drafter: ModelDrafter, tokens: Sequence[int], k: int) -> tuple
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_drafter_proposes_what_a_fresh_one_would_whatever_was_accepted_before(sampling: Any, seed: int) -> None:
+async def test_a_drafter_proposes_what_a_fresh_one_would_whatever_was_accepted_before(sampling: Any, seed: int) -> None:
     """Full acceptance, partial, none; a skipped round; shorter and longer k: stale entries would show."""
     rng = random.Random(seed)
-
-    async def test() -> None:
-        engine = Engine(toy(ToyConfig(salt=2)), Batcher("test"))
-        drafter = ModelDrafter(engine, Request(sampling), 258)
-        await drafter.open(PROMPT)
-        tokens = list(PROMPT)
-        for accept in ["all", "none", "some", "all", "all, skip", "skip", "all", "some", "none", "none"]:
-            k = rng.randrange(1, 6)
-            draft = await drafted(drafter, tokens, k)
-            assert draft == oracle(tokens, sampling, k, ToyConfig(salt=2), past_the_end=True)
-            count = {"all": k, "none": 0, "some": rng.randrange(k + 1), "skip": 0, "all, skip": k}[accept]
-            tokens += [*draft[:count], rng.randrange(256)]
-            if "skip" in accept:  # rounds that this drafter never saw
-                tokens += [rng.randrange(256) for _ in range(3)]
-        await drafter.close()
-        assert engine.slots.free == 4
-        await engine.batcher.close()
-
-    run(test())
+    engine = Engine(toy(ToyConfig(salt=2)), Batcher("test"))
+    drafter = ModelDrafter(engine, Request(sampling), 258)
+    await drafter.open(PROMPT)
+    tokens = list(PROMPT)
+    for accept in ["all", "none", "some", "all", "all, skip", "skip", "all", "some", "none", "none"]:
+        k = rng.randrange(1, 6)
+        draft = await drafted(drafter, tokens, k)
+        assert draft == oracle(tokens, sampling, k, ToyConfig(salt=2), past_the_end=True)
+        count = {"all": k, "none": 0, "some": rng.randrange(k + 1), "skip": 0, "all, skip": k}[accept]
+        tokens += [*draft[:count], rng.randrange(256)]
+        if "skip" in accept:  # rounds that this drafter never saw
+            tokens += [rng.randrange(256) for _ in range(3)]
+    await drafter.close()
+    assert engine.slots.free == 4
+    await engine.batcher.close()
 
 
-def test_a_drafter_survives_a_cancelled_proposal() -> None:
-    async def test() -> None:
-        engine = Engine(toy(ToyConfig(step_seconds=0.01)), Batcher("test"))
-        drafter = ModelDrafter(engine, Request(GREEDY), 258)
-        await drafter.open(PROMPT)
-        task = asyncio.create_task(drafter.propose([*PROMPT, 1, 2, 3], 5))
-        await asyncio.sleep(0.005)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert await drafted(drafter, PROMPT, 4) == oracle(PROMPT, GREEDY, 4, past_the_end=True)
-        await drafter.close()
-        await engine.batcher.close()
-
-    run(test())
+async def test_a_drafter_survives_a_cancelled_proposal() -> None:
+    engine = Engine(toy(ToyConfig(step_seconds=0.01)), Batcher("test"))
+    drafter = ModelDrafter(engine, Request(GREEDY), 258)
+    await drafter.open(PROMPT)
+    task = asyncio.create_task(drafter.propose([*PROMPT, 1, 2, 3], 5))
+    await asyncio.sleep(0.005)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert await drafted(drafter, PROMPT, 4) == oracle(PROMPT, GREEDY, 4, past_the_end=True)
+    await drafter.close()
+    await engine.batcher.close()
 
 
-def test_a_drafter_with_a_shorter_sequence_stops_drafting_when_it_is_full() -> None:
-    async def test() -> None:
-        engine = Engine(toy(max_length=44), Batcher("test"))
-        drafter = ModelDrafter(engine, Request(GREEDY), 258)
-        await drafter.open(PROMPT)  # 38 tokens
-        lengths = [len(await drafted(drafter, [*PROMPT, *range(n)], 5)) for n in range(9)]
-        assert lengths == [5, 5, 4, 3, 2, 1, 0, 0, 0]
-        await drafter.close()
-        await engine.batcher.close()
-
-    run(test())
+async def test_a_drafter_with_a_shorter_sequence_stops_drafting_when_it_is_full() -> None:
+    engine = Engine(toy(max_length=44), Batcher("test"))
+    drafter = ModelDrafter(engine, Request(GREEDY), 258)
+    await drafter.open(PROMPT)  # 38 tokens
+    lengths = [len(await drafted(drafter, [*PROMPT, *range(n)], 5)) for n in range(9)]
+    assert lengths == [5, 5, 4, 3, 2, 1, 0, 0, 0]
+    await drafter.close()
+    await engine.batcher.close()

@@ -30,7 +30,6 @@ from tests.daily import daily
 from tests.runners.test_eagle import folder, models, said, target, with_pair  # noqa: F401
 from tests.runners.test_native import GREEDY, module_of, native, sequence
 from tests.runners.test_quantised import WIDE
-from tests.support import run
 
 SAMPLED = SamplingParams(temperature=0.9, top_k=40, seed=7)
 PROMPT, TOKENS, ROUNDS = sequence(70), 14, 6
@@ -104,7 +103,7 @@ async def rounds_of(engine: Engine, asked: Asked) -> tuple[list[int], list[Any]]
 
 
 @pytest.mark.parametrize("form", daily(FORMATS, 2))
-def test_requests_of_all_kinds_that_come_and_go_say_what_each_says_alone(form: str, tmp_path: Path) -> None:
+async def test_requests_of_all_kinds_that_come_and_go_say_what_each_says_alone(form: str, tmp_path: Path) -> None:
     module, packed = FORMATS[form][0](), FORMATS[form][1]
     folders = {
         name: write_adapter(tmp_path / name, lora_tensors(module, seed, names=names))
@@ -118,25 +117,22 @@ def test_requests_of_all_kinds_that_come_and_go_say_what_each_says_alone(form: s
             await engine.adapters.add(AdapterChoice(name, str(folder_)), read_adapter)
         return engine
 
-    async def test() -> None:
-        alone = await engine_of(native(module, packing=packed))
-        asked = asked_of(3, 60)
-        expected = [await rounds_of(alone, one) for one in asked]
-        await alone.batcher.close()
-        runner = native(module, packing=packed)
-        together, mixed, chance = await engine_of(runner), Mixed(runner), random.Random(5)
-        await share_prefixes([together], PrefixSharing("all", 1), lambda: None)
+    alone = await engine_of(native(module, packing=packed))
+    asked = asked_of(3, 60)
+    expected = [await rounds_of(alone, one) for one in asked]
+    await alone.batcher.close()
+    runner = native(module, packing=packed)
+    together, mixed, chance = await engine_of(runner), Mixed(runner), random.Random(5)
+    await share_prefixes([together], PrefixSharing("all", 1), lambda: None)
 
-        async def later(one: Asked) -> Any:
-            await asyncio.sleep(chance.choice((0.0, 0.0, chance.random() * 0.02)))  # many at once, on any machine
-            return await rounds_of(together, one)
+    async def later(one: Asked) -> Any:
+        await asyncio.sleep(chance.choice((0.0, 0.0, chance.random() * 0.02)))  # many at once, on any machine
+        return await rounds_of(together, one)
 
-        assert await asyncio.gather(*map(later, asked)) == expected
-        for kind in ("mixed", "several chunks", "known in part", "adapters"):
-            assert mixed.seen[kind], kind
-        await together.batcher.close()
-
-    run(test())
+    assert await asyncio.gather(*map(later, asked)) == expected
+    for kind in ("mixed", "several chunks", "known in part", "adapters"):
+        assert mixed.seen[kind], kind
+    await together.batcher.close()
 
 
 def test_a_head_reads_the_features_of_prompts_that_shared_steps_with_rounds(target: Path, folder: Path) -> None:  # noqa: F811

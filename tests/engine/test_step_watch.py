@@ -15,7 +15,7 @@ from tandem.engine.batcher import Batcher, DeviceLost, StepHung
 from tandem.engine.engine import Engine
 from tandem.engine.step_watch import FADES, FIRST_SECONDS, MIN_SECONDS, TIMES_LONGEST, StepBound, StepWatch
 from tandem.runners.protocol import PrefillRow, VerifyRow
-from tests.support import run, toy, until
+from tests.support import toy, until
 from tests.toy import ToyRunner
 
 PROMPT = list(b"a prompt of more than one chunk, though not by much")
@@ -88,95 +88,76 @@ async def benched() -> AsyncIterator[Bench]:
 ROWS = [PrefillRow(i, 0, (1, 2, 3)) for i in range(3)]
 
 
-def test_a_step_beyond_its_bound_fails_its_rows_those_that_wait_and_newcomers() -> None:
-    async def test() -> None:
-        async with benched() as bench:
-            tasks = await bench.hang(*ROWS)
-            bench.look_for(BOUND)
-            assert not any(task.done() for task in tasks) and not bench.said
-            bench.look_for(2.0)
-            assert bench.said == [False]
-            for result in await asyncio.gather(*tasks, return_exceptions=True):
-                assert isinstance(result, StepHung)
-            with pytest.raises(StepHung, match="without returning"):
-                await bench.engine.run(bench.engine.runner.prefill, ROWS[0], prefill=True)
-            assert (bench.engine.batcher.hung_steps, bench.lost, bench.engine.lost.is_set()) == (1, [], False)
-
-    run(test())
+async def test_a_step_beyond_its_bound_fails_its_rows_those_that_wait_and_newcomers() -> None:
+    async with benched() as bench:
+        tasks = await bench.hang(*ROWS)
+        bench.look_for(BOUND)
+        assert not any(task.done() for task in tasks) and not bench.said
+        bench.look_for(2.0)
+        assert bench.said == [False]
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(result, StepHung)
+        with pytest.raises(StepHung, match="without returning"):
+            await bench.engine.run(bench.engine.runner.prefill, ROWS[0], prefill=True)
+        assert (bench.engine.batcher.hung_steps, bench.lost, bench.engine.lost.is_set()) == (1, [], False)
 
 
-def test_a_step_that_comes_back_in_time_is_forgiven_and_the_device_used_again() -> None:
-    async def test() -> None:
-        async with benched() as bench:
-            tasks = await bench.hang(ROWS[0])
-            bench.look_for(BOUND + 2)
-            await asyncio.gather(*tasks, return_exceptions=True)
-            bench.runner.gate.set()
-            await until(lambda: len(bench.said) == 2)
-            assert bench.said == [False, True]
+async def test_a_step_that_comes_back_in_time_is_forgiven_and_the_device_used_again() -> None:
+    async with benched() as bench:
+        tasks = await bench.hang(ROWS[0])
+        bench.look_for(BOUND + 2)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        bench.runner.gate.set()
+        await until(lambda: len(bench.said) == 2)
+        assert bench.said == [False, True]
+        await bench.engine.run(bench.engine.runner.prefill, ROWS[1], prefill=True)
+        bench.look_for(10 * BOUND)
+        assert (bench.said, bench.lost) == ([False, True], [])
+
+
+async def test_a_step_that_does_not_come_back_loses_the_engine_once() -> None:
+    async with benched() as bench:
+        tasks = await bench.hang(ROWS[0])
+        bench.look_for(2 * BOUND)
+        assert not bench.lost
+        bench.look_for(5 * BOUND)
+        (error,) = bench.lost
+        assert "did not return" in str(error)
+        with pytest.raises(DeviceLost, match="did not return"):
             await bench.engine.run(bench.engine.runner.prefill, ROWS[1], prefill=True)
-            bench.look_for(10 * BOUND)
-            assert (bench.said, bench.lost) == ([False, True], [])
-
-    run(test())
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def test_a_step_that_does_not_come_back_loses_the_engine_once() -> None:
-    async def test() -> None:
-        async with benched() as bench:
-            tasks = await bench.hang(ROWS[0])
-            bench.look_for(2 * BOUND)
-            assert not bench.lost
-            bench.look_for(5 * BOUND)
-            (error,) = bench.lost
-            assert "did not return" in str(error)
-            with pytest.raises(DeviceLost, match="did not return"):
-                await bench.engine.run(bench.engine.runner.prefill, ROWS[1], prefill=True)
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    run(test())
+async def test_a_step_that_fails_after_it_hung_loses_the_engine() -> None:
+    async with benched() as bench:
+        tasks = await bench.hang(ROWS[0])
+        bench.runner.breaks = True
+        bench.look_for(BOUND + 2)
+        bench.runner.gate.set()
+        await until(lambda: bool(bench.lost))
+        assert "the device was reset" in str(bench.lost[0])
+        assert bench.said == [False]
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def test_a_step_that_fails_after_it_hung_loses_the_engine() -> None:
-    async def test() -> None:
-        async with benched() as bench:
-            tasks = await bench.hang(ROWS[0])
-            bench.runner.breaks = True
-            bench.look_for(BOUND + 2)
-            bench.runner.gate.set()
-            await until(lambda: bool(bench.lost))
-            assert "the device was reset" in str(bench.lost[0])
-            assert bench.said == [False]
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    run(test())
-
-
-def test_a_process_that_stood_still_has_no_step_that_hangs() -> None:
+async def test_a_process_that_stood_still_has_no_step_that_hangs() -> None:
     """SIGSTOP and SIGCONT, a laptop asleep, an event loop that was held up: one look counts for two at most."""
-
-    async def test() -> None:
-        async with benched() as bench:
-            tasks = await bench.hang(ROWS[0])
-            bench.look_for(2.0)
-            bench.look_for(3600.0, every=3600.0)
-            assert not bench.said
-            bench.runner.gate.set()
-            await asyncio.gather(*tasks)
-
-    run(test())
+    async with benched() as bench:
+        tasks = await bench.hang(ROWS[0])
+        bench.look_for(2.0)
+        bench.look_for(3600.0, every=3600.0)
+        assert not bench.said
+        bench.runner.gate.set()
+        await asyncio.gather(*tasks)
 
 
-def test_closing_does_not_wait_for_a_step_that_was_abandoned() -> None:
-    async def test() -> None:
-        async with benched() as bench:
-            tasks = await bench.hang(ROWS[0])
-            bench.look_for(BOUND + 2)
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await bench.engine.batcher.close(seconds=1e9)
-            assert bench.engine.batcher.stuck
-
-    run(test())
+async def test_closing_does_not_wait_for_a_step_that_was_abandoned() -> None:
+    async with benched() as bench:
+        tasks = await bench.hang(ROWS[0])
+        bench.look_for(BOUND + 2)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await bench.engine.batcher.close(seconds=1e9)
+        assert bench.engine.batcher.stuck
 
 
 def test_a_bound_is_learned_for_each_kind_from_its_longest_recent_step() -> None:

@@ -20,7 +20,7 @@ from tandem.speculation.estimate import Estimate
 from tandem.speculation.never_waiting import RunStep
 from tandem.speculation.run_on import DRAFTING, RunMessage, SelfPacedRun
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, Request, Verdict
-from tests.support import GREEDY, oracle, run, toy
+from tests.support import GREEDY, oracle, toy
 from tests.toy import ToyRunner, ToyTokenizer
 
 PROMPT = list(b"a prompt")
@@ -102,99 +102,84 @@ def opened(device: Engine, most: int = 60) -> Plain:
     return Plain(device, Request(GREEDY, max_new_tokens=most))
 
 
-def test_the_device_goes_on_by_itself_up_to_a_bound() -> None:
-    async def test() -> None:
-        device, runner = engine()
-        verifier, tokens = opened(device), list(PROMPT)
-        await verifier.open(tokens)
+async def test_the_device_goes_on_by_itself_up_to_a_bound() -> None:
+    device, runner = engine()
+    verifier, tokens = opened(device), list(PROMPT)
+    await verifier.open(tokens)
+    tokens += (await verifier.step()).token_ids
+    taken = await ahead_of(runner, 0)
+    assert MOST_AHEAD <= taken <= MOST_AHEAD + 2
+    while len(tokens) < len(PROMPT) + 60:
         tokens += (await verifier.step()).token_ids
-        taken = await ahead_of(runner, 0)
-        assert MOST_AHEAD <= taken <= MOST_AHEAD + 2
-        while len(tokens) < len(PROMPT) + 60:
+    assert tokens == PROMPT + expected_of(PROMPT, GREEDY, 60)
+    assert runner.verified == 60 > taken
+    await verifier.close()
+    await device.batcher.close()
+
+
+async def test_no_step_runs_past_a_stop_token_or_the_length() -> None:
+    expected = expected_of(PROMPT, GREEDY, 30)
+    stop = expected[12]
+    for options, count in (
+        ({"max_new_tokens": 30, "stop_token_ids": (stop,)}, expected.index(stop) + 1),
+        ({"max_new_tokens": 9}, 9),
+    ):
+        device, runner = engine()
+        tokens, _ = await generated(device, ignore_end_of_sequence=True, **options)
+        await device.batcher.close()
+        assert tokens == expected[:count]
+        assert runner.verified == count
+
+
+async def test_a_newcomer_waits_for_the_step_that_runs_and_no_longer() -> None:
+    device, runner = engine()
+    first = asyncio.create_task(generated(device, max_new_tokens=140, ignore_end_of_sequence=True))
+    while runner.verified < 10:
+        await asyncio.sleep(0.001)
+    second, before = opened(device, most=5), len(runner.ran)
+    opening = asyncio.create_task(second.open(PROMPT))
+    await opening
+    new = runner.ran[before:]
+    assert new.index(("prefill", (1,))) <= 2
+    await second.close()
+    tokens, _ = await first
+    assert tokens == expected_of(PROMPT, GREEDY, 140)
+    await device.batcher.close()
+
+
+async def test_who_leaves_waits_for_one_step_and_leaves_a_clean_slot() -> None:
+    device, runner = engine()
+    leaving = asyncio.create_task(generated(device, max_new_tokens=140, ignore_end_of_sequence=True))
+    while runner.verified < 10:
+        await asyncio.sleep(0.001)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    at = runner.verified
+    assert await ahead_of(runner, at) <= 1
+    other = list(b"another prompt")
+    tokens, _ = await generated(device, token_ids=tuple(other), max_new_tokens=20, ignore_end_of_sequence=True)
+    assert tokens == expected_of(other, GREEDY, 20)
+    assert {slots for _, slots in runner.ran} == {(0,)}
+    await device.batcher.close()
+
+
+async def test_a_run_whose_step_hangs_is_told_and_its_sequence_goes_on_exactly() -> None:
+    device, _ = engine()
+    verifier, tokens = opened(device), list(PROMPT)
+    await verifier.open(tokens)
+    tokens += (await verifier.step()).token_ids
+    device.batcher.abandon("a step hangs")
+    with pytest.raises(StepHung):
+        for _ in range(MOST_AHEAD + 2):
             tokens += (await verifier.step()).token_ids
-        assert tokens == PROMPT + expected_of(PROMPT, GREEDY, 60)
-        assert runner.verified == 60 > taken
-        await verifier.close()
-        await device.batcher.close()
-
-    run(test())
-
-
-def test_no_step_runs_past_a_stop_token_or_the_length() -> None:
-    async def test() -> None:
-        expected = expected_of(PROMPT, GREEDY, 30)
-        stop = expected[12]
-        for options, count in (
-            ({"max_new_tokens": 30, "stop_token_ids": (stop,)}, expected.index(stop) + 1),
-            ({"max_new_tokens": 9}, 9),
-        ):
-            device, runner = engine()
-            tokens, _ = await generated(device, ignore_end_of_sequence=True, **options)
-            await device.batcher.close()
-            assert tokens == expected[:count]
-            assert runner.verified == count
-
-    run(test())
-
-
-def test_a_newcomer_waits_for_the_step_that_runs_and_no_longer() -> None:
-    async def test() -> None:
-        device, runner = engine()
-        first = asyncio.create_task(generated(device, max_new_tokens=140, ignore_end_of_sequence=True))
-        while runner.verified < 10:
-            await asyncio.sleep(0.001)
-        second, before = opened(device, most=5), len(runner.ran)
-        opening = asyncio.create_task(second.open(PROMPT))
-        await opening
-        new = runner.ran[before:]
-        assert new.index(("prefill", (1,))) <= 2
-        await second.close()
-        tokens, _ = await first
-        assert tokens == expected_of(PROMPT, GREEDY, 140)
-        await device.batcher.close()
-
-    run(test())
-
-
-def test_who_leaves_waits_for_one_step_and_leaves_a_clean_slot() -> None:
-    async def test() -> None:
-        device, runner = engine()
-        leaving = asyncio.create_task(generated(device, max_new_tokens=140, ignore_end_of_sequence=True))
-        while runner.verified < 10:
-            await asyncio.sleep(0.001)
-        leaving.cancel()
-        await asyncio.gather(leaving, return_exceptions=True)
-        at = runner.verified
-        assert await ahead_of(runner, at) <= 1
-        other = list(b"another prompt")
-        tokens, _ = await generated(device, token_ids=tuple(other), max_new_tokens=20, ignore_end_of_sequence=True)
-        assert tokens == expected_of(other, GREEDY, 20)
-        assert {slots for _, slots in runner.ran} == {(0,)}
-        await device.batcher.close()
-
-    run(test())
-
-
-def test_a_run_whose_step_hangs_is_told_and_its_sequence_goes_on_exactly() -> None:
-    async def test() -> None:
-        device, _ = engine()
-        verifier, tokens = opened(device), list(PROMPT)
-        await verifier.open(tokens)
+    while device.batcher.running[1]:
+        await asyncio.sleep(0.001)
+    verifier.go_on(tokens)
+    while len(tokens) < len(PROMPT) + 30:
         tokens += (await verifier.step()).token_ids
-        device.batcher.abandon("a step hangs")
-        with pytest.raises(StepHung):
-            for _ in range(MOST_AHEAD + 2):
-                tokens += (await verifier.step()).token_ids
-        while device.batcher.running[1]:
-            await asyncio.sleep(0.001)
-        verifier.go_on(tokens)
-        while len(tokens) < len(PROMPT) + 30:
-            tokens += (await verifier.step()).token_ids
-        assert tokens == PROMPT + expected_of(PROMPT, GREEDY, 30)
-        await verifier.close()
-        await device.batcher.close()
-
-    run(test())
+    assert tokens == PROMPT + expected_of(PROMPT, GREEDY, 30)
+    await verifier.close()
+    await device.batcher.close()
 
 
 class Steps:
@@ -223,26 +208,23 @@ class Steps:
         return [*PROMPT, *(token for step in self.steps for token in step.verdict.token_ids)]
 
 
-def test_a_run_steps_on_while_the_loop_is_held_and_is_read_together_unless_drafts_come() -> None:
-    async def test() -> None:
-        device, runner = engine()
-        steps = Steps(device, 100)
-        await steps.begin()
-        while len(steps.steps) < DRAFTING + 2:
-            await asyncio.sleep(0.001)
-        began = runner.verified
-        assert await ahead_of(runner, began) >= MOST_AHEAD - 2
-        told, reads, largest = len(steps.steps), 0, 0
-        while len(steps.steps) < told + 60:
-            await asyncio.sleep(0)
-            if (new := len(steps.steps)) > told + largest:
-                reads, largest = reads + 1, new - told
-        assert reads <= 40  # of 60 steps of 2 ms
-        steps.send(len(steps.tokens) - 1)
-        while len(steps.tokens) < steps.until:
-            await asyncio.sleep(0.001)
-        assert steps.tokens == steps.text and all(step.drafted == 0 for step in steps.steps)
-        await steps.run.close()
-        await device.batcher.close()
-
-    run(test())
+async def test_a_run_steps_on_while_the_loop_is_held_and_is_read_together_unless_drafts_come() -> None:
+    device, runner = engine()
+    steps = Steps(device, 100)
+    await steps.begin()
+    while len(steps.steps) < DRAFTING + 2:
+        await asyncio.sleep(0.001)
+    began = runner.verified
+    assert await ahead_of(runner, began) >= MOST_AHEAD - 2
+    told, reads, largest = len(steps.steps), 0, 0
+    while len(steps.steps) < told + 60:
+        await asyncio.sleep(0)
+        if (new := len(steps.steps)) > told + largest:
+            reads, largest = reads + 1, new - told
+    assert reads <= 40  # of 60 steps of 2 ms
+    steps.send(len(steps.tokens) - 1)
+    while len(steps.tokens) < steps.until:
+        await asyncio.sleep(0.001)
+    assert steps.tokens == steps.text and all(step.drafted == 0 for step in steps.steps)
+    await steps.run.close()
+    await device.batcher.close()

@@ -91,23 +91,20 @@ def test_a_structure_that_no_output_can_match_is_refused_before_the_first_token(
     assert structures.outcomes["refused"] == 1
 
 
-def test_what_explodes_only_after_some_tokens_ends_that_output_and_no_other(structures: Structures) -> None:
-    async def test() -> None:
-        matcher, other = await structures.matcher(LATE), await structures.matcher(WORDS)
-        for letter in LATE_TEXT:
-            assert letter in allowed(matcher) and matcher.advance(letter)
-        for ask in (matcher.mask, lambda: matcher.allows(97), lambda: matcher.advance(97)):  # it stays so
-            with pytest.raises(StructureFailed) as caught:
-                ask()
-            assert str(caught.value) == (
-                "the grammar cannot be enforced: it took more than 0.25 s of processor time to follow one token"
-            )
-        assert allowed(other) == {97, 98, 99}
-        with pytest.raises(InvalidField, match="structure: the grammar cannot be enforced: it took more than"):
-            await structures.matcher(LATE, [*LATE_TEXT, 97])
-        assert (await structures.matcher(LATE, list(LATE_TEXT[1:]))).advance(122)
-
-    run(test())
+async def test_what_explodes_only_after_some_tokens_ends_that_output_and_no_other(structures: Structures) -> None:
+    matcher, other = await structures.matcher(LATE), await structures.matcher(WORDS)
+    for letter in LATE_TEXT:
+        assert letter in allowed(matcher) and matcher.advance(letter)
+    for ask in (matcher.mask, lambda: matcher.allows(97), lambda: matcher.advance(97)):  # it stays so
+        with pytest.raises(StructureFailed) as caught:
+            ask()
+        assert str(caught.value) == (
+            "the grammar cannot be enforced: it took more than 0.25 s of processor time to follow one token"
+        )
+    assert allowed(other) == {97, 98, 99}
+    with pytest.raises(InvalidField, match="structure: the grammar cannot be enforced: it took more than"):
+        await structures.matcher(LATE, [*LATE_TEXT, 97])
+    assert (await structures.matcher(LATE, list(LATE_TEXT[1:]))).advance(122)
 
 
 # --- JSON ---
@@ -165,85 +162,74 @@ def test_an_object_stays_open_if_it_says_so_or_if_several_schemas_describe_it(sc
 # --- following ---
 
 
-def test_a_matcher_begins_after_an_output_and_refuses_one_that_does_not_match(structures: Structures) -> None:
-    async def test() -> None:
-        matcher = await structures.matcher(WORDS, list(b"abc a"))
-        assert allowed(matcher) == {97, 98, 99}
-        matcher.back(1)
-        assert allowed(matcher) == {97, 98, 99} and matcher.advance(98)
-        matcher.back(2)
-        assert allowed(matcher) == {32, END, OTHER_END}
-        for wrong in (b"abc abd", b"x"):
-            with pytest.raises(InvalidField, match="prefix: the output in it does not match the structure"):
-                await structures.matcher(WORDS, list(wrong))
-        long = b"abc " * 20_000 + b"a"  # more than one message has
-        matcher, pid = await followed(structures, WORDS, long)
-        assert allowed(matcher) == {97, 98, 99}
-        os.kill(pid, signal.SIGKILL)
-        assert matcher.advance(99) and allowed(matcher) == {97, 98, 99}
-
-    run(test())
+async def test_a_matcher_begins_after_an_output_and_refuses_one_that_does_not_match(structures: Structures) -> None:
+    matcher = await structures.matcher(WORDS, list(b"abc a"))
+    assert allowed(matcher) == {97, 98, 99}
+    matcher.back(1)
+    assert allowed(matcher) == {97, 98, 99} and matcher.advance(98)
+    matcher.back(2)
+    assert allowed(matcher) == {32, END, OTHER_END}
+    for wrong in (b"abc abd", b"x"):
+        with pytest.raises(InvalidField, match="prefix: the output in it does not match the structure"):
+            await structures.matcher(WORDS, list(wrong))
+    long = b"abc " * 20_000 + b"a"  # more than one message has
+    matcher, pid = await followed(structures, WORDS, long)
+    assert allowed(matcher) == {97, 98, 99}
+    os.kill(pid, signal.SIGKILL)
+    assert matcher.advance(99) and allowed(matcher) == {97, 98, 99}
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_whatever_is_asked_in_whatever_order_the_answers_are_those_of_a_matcher_here(
+async def test_whatever_is_asked_in_whatever_order_the_answers_are_those_of_a_matcher_here(
     structures: Structures, seed: int
 ) -> None:
     """It looks ahead, sends changes late, and begins again if it is killed: none of that shows."""
     chance = random.Random(seed)
     structure = chance.choice([WORDS, choice("ab", "abc", "b"), Structure(GRAMMAR, 'start: ("x" | "(" start ")")+')])
-
-    async def test() -> None:
-        remote, pid = await followed(structures, structure)
-        vocabulary = vocabulary_of(ToyTokenizer().spelling(), VOCAB_SIZE, END)
-        local = Follower(
-            llguidance.LLMatcher(vocabulary, grammar(structure.kind.value, structure.text), log_level=0),
-            VOCAB_SIZE,
-            (END, OTHER_END),
-        )
-        length = 0
-        for asked in range(300):
-            may = np.flatnonzero(np.unpackbits(np.frombuffer(local.mask(), np.uint8), bitorder="little")).tolist()
-            token = chance.choice(may) if chance.random() < 0.8 else chance.randrange(VOCAB_SIZE + 9)
-            what = chance.randrange(5)
-            if what == 0:
-                assert np.flatnonzero(remote.mask()).tolist() == may
-            elif what == 1:
-                assert remote.allows(token) == (token in may)
-            elif what == 2 and length:
-                count = chance.randrange(1, min(length, 6) + 1)
-                remote.back(count)
-                local.back(count)
-                length -= count
-            elif token < VOCAB_SIZE:
-                if chance.random() < 0.5:
-                    remote.allows(token)
-                taken = local.advance(token)
-                assert remote.advance(token) == taken
-                length += taken
-            if asked == 150:
-                os.kill(pid, signal.SIGKILL)
-        assert (
-            np.flatnonzero(remote.mask()).tolist()
-            == np.flatnonzero(np.unpackbits(np.frombuffer(local.mask(), np.uint8), bitorder="little")).tolist()
-        )
-
-    run(test())
+    remote, pid = await followed(structures, structure)
+    vocabulary = vocabulary_of(ToyTokenizer().spelling(), VOCAB_SIZE, END)
+    local = Follower(
+        llguidance.LLMatcher(vocabulary, grammar(structure.kind.value, structure.text), log_level=0),
+        VOCAB_SIZE,
+        (END, OTHER_END),
+    )
+    length = 0
+    for asked in range(300):
+        may = np.flatnonzero(np.unpackbits(np.frombuffer(local.mask(), np.uint8), bitorder="little")).tolist()
+        token = chance.choice(may) if chance.random() < 0.8 else chance.randrange(VOCAB_SIZE + 9)
+        what = chance.randrange(5)
+        if what == 0:
+            assert np.flatnonzero(remote.mask()).tolist() == may
+        elif what == 1:
+            assert remote.allows(token) == (token in may)
+        elif what == 2 and length:
+            count = chance.randrange(1, min(length, 6) + 1)
+            remote.back(count)
+            local.back(count)
+            length -= count
+        elif token < VOCAB_SIZE:
+            if chance.random() < 0.5:
+                remote.allows(token)
+            taken = local.advance(token)
+            assert remote.advance(token) == taken
+            length += taken
+        if asked == 150:
+            os.kill(pid, signal.SIGKILL)
+    assert (
+        np.flatnonzero(remote.mask()).tolist()
+        == np.flatnonzero(np.unpackbits(np.frombuffer(local.mask(), np.uint8), bitorder="little")).tolist()
+    )
 
 
-def test_that_it_would_fail_ahead_does_not_count_where_the_output_does_not_go(structures: Structures) -> None:
+async def test_that_it_would_fail_ahead_does_not_count_where_the_output_does_not_go(structures: Structures) -> None:
     """A mask is asked for before it is wanted; plain decoding may never want it."""
-
-    async def test() -> None:
-        matcher = await structures.matcher(late(3))
-        assert matcher.advance(122) and matcher.advance(122) and matcher.allows(122)  # and the next mask is too much
-        assert matcher.allows(END) and matcher.advance(END) and allowed(matcher) == {END, OTHER_END}
-        matcher.back(1)
-        assert matcher.advance(122)
-        with pytest.raises(StructureFailed):
-            matcher.mask()
-
-    run(test())
+    matcher = await structures.matcher(late(3))
+    assert matcher.advance(122) and matcher.advance(122) and matcher.allows(122)  # and the next mask is too much
+    assert matcher.allows(END) and matcher.advance(END) and allowed(matcher) == {END, OTHER_END}
+    matcher.back(1)
+    assert matcher.advance(122)
+    with pytest.raises(StructureFailed):
+        matcher.mask()
 
 
 # --- processes ---
@@ -259,163 +245,138 @@ async def followed(structures: Structures, structure: Structure, output: bytes =
     return matcher, pid
 
 
-def test_processes_that_are_killed_from_outside_are_replaced_and_outputs_go_on(structures: Structures) -> None:
-    async def test() -> None:
-        before = workers(os.getpid())
-        matcher, follower = await followed(structures, WORDS, b"ab")
-        tree = ours(before)
-        compiled = tree[follower]
-        first = tree[compiled]
-        assert set(tree) == {follower, compiled, first} and tree[first] == os.getpid()
-        os.kill(follower, signal.SIGKILL)
-        assert allowed(matcher) == {97, 98, 99} and matcher.advance(97) and matcher.advance(32)
-        os.kill(compiled, signal.SIGKILL)
-        await until(lambda: reaped(compiled))
-        assert allowed(matcher) == {97, 98, 99}, "it needs neither of those that it came from"
-        again = await structures.matcher(WORDS)
-        assert allowed(again) == {97, 98, 99} and structures.outcomes["compiled"] == 2
-        os.kill(first, signal.SIGKILL)
-        await until(lambda: not alive(first))
-        assert allowed(matcher) == {97, 98, 99} and allowed(again) == {97, 98, 99}
-        assert (await structures.matcher(choice("yes"))).allows(ord("y"))
-        assert allowed(await structures.matcher(WORDS)) == {97, 98, 99}
-
-    run(test())
+async def test_processes_that_are_killed_from_outside_are_replaced_and_outputs_go_on(structures: Structures) -> None:
+    before = workers(os.getpid())
+    matcher, follower = await followed(structures, WORDS, b"ab")
+    tree = ours(before)
+    compiled = tree[follower]
+    first = tree[compiled]
+    assert set(tree) == {follower, compiled, first} and tree[first] == os.getpid()
+    os.kill(follower, signal.SIGKILL)
+    assert allowed(matcher) == {97, 98, 99} and matcher.advance(97) and matcher.advance(32)
+    os.kill(compiled, signal.SIGKILL)
+    await until(lambda: reaped(compiled))
+    assert allowed(matcher) == {97, 98, 99}, "it needs neither of those that it came from"
+    again = await structures.matcher(WORDS)
+    assert allowed(again) == {97, 98, 99} and structures.outcomes["compiled"] == 2
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: not alive(first))
+    assert allowed(matcher) == {97, 98, 99} and allowed(again) == {97, 98, 99}
+    assert (await structures.matcher(choice("yes"))).allows(ord("y"))
+    assert allowed(await structures.matcher(WORDS)) == {97, 98, 99}
 
 
-def test_they_end_with_what_they_are_for() -> None:
-    async def test() -> None:
-        before = workers(os.getpid())
-        structures = Structures(ToyTokenizer(), VOCAB_SIZE)
-        matcher, follower = await followed(structures, WORDS)
-        other, _ = await followed(structures, WORDS)
-        assert len(ours(before)) == 4
-        del matcher
-        gc.collect()
-        await until(lambda: not alive(follower))
-        assert len(ours(before)) == 3
-        left = ours(before)
-        del structures
-        gc.collect()
-        assert allowed(other) == {97, 98, 99}
-        del other
-        gc.collect()
-        await until(lambda: not any(map(alive, left)))
-
-    run(test())
+async def test_they_end_with_what_they_are_for() -> None:
+    before = workers(os.getpid())
+    structures = Structures(ToyTokenizer(), VOCAB_SIZE)
+    matcher, follower = await followed(structures, WORDS)
+    other, _ = await followed(structures, WORDS)
+    assert len(ours(before)) == 4
+    del matcher
+    gc.collect()
+    await until(lambda: not alive(follower))
+    assert len(ours(before)) == 3
+    left = ours(before)
+    del structures
+    gc.collect()
+    assert allowed(other) == {97, 98, 99}
+    del other
+    gc.collect()
+    await until(lambda: not any(map(alive, left)))
 
 
 @pytest.mark.usefixtures("unlimited")
-def test_one_that_ends_early_while_it_compiles_is_tried_again_once(structures: Structures) -> None:
-    async def test() -> None:
-        await structures.check(WORDS)
-        before, killed = workers(os.getpid()), set[int]()
-        compiling = asyncio.create_task(refusal(structures, PATTERNS))
-        while len(killed) < 2:
-            await asyncio.sleep(0.01)
-            for pid in ours(before).keys() - killed:
-                os.kill(pid, signal.SIGKILL)
-                killed.add(pid)
-        assert "MiB of memory to compile, or is nested too deeply" in await compiling
-        assert structures.outcomes["memory"] == 1
-        await structures.check(choice("yes"))
-
-    run(test())
-
-
-def test_one_that_hangs_is_given_up(structures: Structures, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        await structures.check(WORDS)
-        monkeypatch.setattr(limits, "HUNG_SECONDS", 1.0)
-        before, stopped = workers(os.getpid()), set[int]()
-        compiling = asyncio.create_task(refusal(structures, PATTERNS))
-        while not compiling.done():
-            for pid, parent in ours(before).items():
-                if parent != os.getpid() and pid not in stopped:  # one that compiles
-                    os.kill(pid, signal.SIGSTOP)
-                    stopped.add(pid)
-            await asyncio.sleep(0.001)
-        for pid in stopped:
+async def test_one_that_ends_early_while_it_compiles_is_tried_again_once(structures: Structures) -> None:
+    await structures.check(WORDS)
+    before, killed = workers(os.getpid()), set[int]()
+    compiling = asyncio.create_task(refusal(structures, PATTERNS))
+    while len(killed) < 2:
+        await asyncio.sleep(0.01)
+        for pid in ours(before).keys() - killed:
             os.kill(pid, signal.SIGKILL)
-        assert await compiling
+            killed.add(pid)
+    assert "MiB of memory to compile, or is nested too deeply" in await compiling
+    assert structures.outcomes["memory"] == 1
+    await structures.check(choice("yes"))
 
-    run(test())
 
-
-@pytest.mark.usefixtures("unlimited")
-def test_a_compilation_ends_when_the_last_that_waits_for_it_leaves(structures: Structures) -> None:
-    async def test() -> None:
-        await structures.check(WORDS)
-        before = workers(os.getpid())
-        asking = [asyncio.create_task(structures.matcher(PATTERNS)) for _ in range(2)]
-        await until(lambda: bool(ours(before)))
-        (pid,) = ours(before)  # one for both
-        asking[0].cancel()
-        await asyncio.sleep(0.2)
-        assert set(ours(before)) == {pid}
-        asking[1].cancel()
-        await until(lambda: not alive(pid))
-        assert structures.outcomes["cancelled"] == 1 and not structures.compiling
-        await structures.check(choice("yes"))
-
-    run(test())
+async def test_one_that_hangs_is_given_up(structures: Structures, monkeypatch: pytest.MonkeyPatch) -> None:
+    await structures.check(WORDS)
+    monkeypatch.setattr(limits, "HUNG_SECONDS", 1.0)
+    before, stopped = workers(os.getpid()), set[int]()
+    compiling = asyncio.create_task(refusal(structures, PATTERNS))
+    while not compiling.done():
+        for pid, parent in ours(before).items():
+            if parent != os.getpid() and pid not in stopped:  # one that compiles
+                os.kill(pid, signal.SIGSTOP)
+                stopped.add(pid)
+        await asyncio.sleep(0.001)
+    for pid in stopped:
+        os.kill(pid, signal.SIGKILL)
+    assert await compiling
 
 
 @pytest.mark.usefixtures("unlimited")
-def test_callers_take_turns_and_compile_two_structures_at_a_time(structures: Structures) -> None:
-    async def test() -> None:
-        await structures.check(WORDS)
-        before = workers(os.getpid())
-        WHO.set("alice")
-        endless = [structures.matcher(Structure(PATTERNS.kind, PATTERNS.text + " " * i)) for i in range(99)]
-        asking = [asyncio.create_task(each) for each in endless]
-        await until(lambda: bool(ours(before)))
-        WHO.set("bob")
-        for i in range(5):
-            await structures.check(choice(f"{i} times {'x' * 9999}", "y" * 9999))
-        assert len(ours(before)) == 1 + 5, "one that does not end, and those that are kept"
-        for each in asking:
-            each.cancel()
-        await asyncio.wait(asking)
-        assert not any(structures.turns._waiting.values())
-
-    run(test())
+async def test_a_compilation_ends_when_the_last_that_waits_for_it_leaves(structures: Structures) -> None:
+    await structures.check(WORDS)
+    before = workers(os.getpid())
+    asking = [asyncio.create_task(structures.matcher(PATTERNS)) for _ in range(2)]
+    await until(lambda: bool(ours(before)))
+    (pid,) = ours(before)  # one for both
+    asking[0].cancel()
+    await asyncio.sleep(0.2)
+    assert set(ours(before)) == {pid}
+    asking[1].cancel()
+    await until(lambda: not alive(pid))
+    assert structures.outcomes["cancelled"] == 1 and not structures.compiling
+    await structures.check(choice("yes"))
 
 
-def test_compiled_structures_are_kept_within_a_count_and_a_size(
+@pytest.mark.usefixtures("unlimited")
+async def test_callers_take_turns_and_compile_two_structures_at_a_time(structures: Structures) -> None:
+    await structures.check(WORDS)
+    before = workers(os.getpid())
+    WHO.set("alice")
+    endless = [structures.matcher(Structure(PATTERNS.kind, PATTERNS.text + " " * i)) for i in range(99)]
+    asking = [asyncio.create_task(each) for each in endless]
+    await until(lambda: bool(ours(before)))
+    WHO.set("bob")
+    for i in range(5):
+        await structures.check(choice(f"{i} times {'x' * 9999}", "y" * 9999))
+    assert len(ours(before)) == 1 + 5, "one that does not end, and those that are kept"
+    for each in asking:
+        each.cancel()
+    await asyncio.wait(asking)
+    assert not any(structures.turns._waiting.values())
+
+
+async def test_compiled_structures_are_kept_within_a_count_and_a_size(
     structures: Structures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tandem.engine.structures.KEPT", 3)
-
-    async def test() -> None:
-        await structures.check(WORDS)
-        kept = len(workers(os.getpid()))
-        for i in range(6):
-            await structures.check(choice(f"{i}"))
-            await structures.check(WORDS)  # used last each time
-        assert structures.outcomes["compiled"] == 7
-        await until(lambda: len(workers(os.getpid())) == kept + 2)
-        size = structures.kept[WORDS][1]
-        assert 0 < size < 2**25
-        monkeypatch.setattr("tandem.engine.structures.KEPT_BYTES", 1)
-        await structures.check(choice("last"))
-        await until(lambda: len(workers(os.getpid())) == kept)
-        assert list(structures.kept) == [choice("last")]
-
-    run(test())
+    await structures.check(WORDS)
+    kept = len(workers(os.getpid()))
+    for i in range(6):
+        await structures.check(choice(f"{i}"))
+        await structures.check(WORDS)  # used last each time
+    assert structures.outcomes["compiled"] == 7
+    await until(lambda: len(workers(os.getpid())) == kept + 2)
+    size = structures.kept[WORDS][1]
+    assert 0 < size < 2**25
+    monkeypatch.setattr("tandem.engine.structures.KEPT_BYTES", 1)
+    await structures.check(choice("last"))
+    await until(lambda: len(workers(os.getpid())) == kept)
+    assert list(structures.kept) == [choice("last")]
 
 
-def test_without_llguidance_or_spelling_or_an_end_it_is_said_what_lacks() -> None:
+async def test_without_llguidance_or_spelling_or_an_end_it_is_said_what_lacks() -> None:
     class Broken(ToyTokenizer):
         def spelling(self) -> str:  # type: ignore[override]
             return "no tokenizer"
 
-    async def test() -> None:
-        assert "does not know how its tokens are spelled" in await refusal(Structures(object(), 9, (1,)), WORDS)
-        tokenizer = ToyTokenizer()
-        tokenizer.end_of_sequence_ids = ()
-        assert "no end-of-sequence token" in await refusal(Structures(tokenizer, VOCAB_SIZE), WORDS)
-        broken = Structures(Broken(), VOCAB_SIZE)
-        assert (await refusal(broken, WORDS)).startswith("not available: ")
-
-    run(test())
+    assert "does not know how its tokens are spelled" in await refusal(Structures(object(), 9, (1,)), WORDS)
+    tokenizer = ToyTokenizer()
+    tokenizer.end_of_sequence_ids = ()
+    assert "no end-of-sequence token" in await refusal(Structures(tokenizer, VOCAB_SIZE), WORDS)
+    broken = Structures(Broken(), VOCAB_SIZE)
+    assert (await refusal(broken, WORDS)).startswith("not available: ")

@@ -16,7 +16,7 @@ from tandem.engine.model_config import DraftChoice
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, Rule, SpeculationStats
 from tests.daily import daily
 from tests.engine.test_stepper import Slow
-from tests.support import GREEDY, HANG, SAMPLED, ForgetfulRunner, oracle, run, toy
+from tests.support import GREEDY, HANG, SAMPLED, ForgetfulRunner, oracle, toy
 from tests.toy import ToyTokenizer
 
 PROMPT = list(b"abcabcabc")
@@ -72,21 +72,18 @@ class Lookup:
         return events, tokens
 
 
-def test_while_the_loop_is_held_the_device_goes_on_with_copies_and_all_is_exact() -> None:
-    async def test() -> None:
-        site = Lookup(Repeating)
-        await site.said()  # after which it is known that copies pay
-        events, tokens = await site.begun(20)
-        before, given_up = len(site.runner.drafted), time.perf_counter() + HANG / 4
-        while len(site.runner.drafted) < before + 6 and time.perf_counter() < given_up:
-            time.sleep(0.001)  # the event loop does nothing
-        assert sum(site.runner.drafted[before : before + 6]) > 6, "steps that nobody has asked for yet verify copies"
-        async for event in events:
-            tokens += event.token_ids if isinstance(event, Chunk) else ()
-        assert tuple(tokens) == oracle(PROMPT, GREEDY, COUNT, past_the_end=True, memory=1)
-        await site.device.batcher.close()
-
-    run(test())
+async def test_while_the_loop_is_held_the_device_goes_on_with_copies_and_all_is_exact() -> None:
+    site = Lookup(Repeating)
+    await site.said()  # after which it is known that copies pay
+    events, tokens = await site.begun(20)
+    before, given_up = len(site.runner.drafted), time.perf_counter() + HANG / 4
+    while len(site.runner.drafted) < before + 6 and time.perf_counter() < given_up:
+        time.sleep(0.001)  # the event loop does nothing
+    assert sum(site.runner.drafted[before : before + 6]) > 6, "steps that nobody has asked for yet verify copies"
+    async for event in events:
+        tokens += event.token_ids if isinstance(event, Chunk) else ()
+    assert tuple(tokens) == oracle(PROMPT, GREEDY, COUNT, past_the_end=True, memory=1)
+    await site.device.batcher.close()
 
 
 PAYING = [(Noting, 0.5, False), (Repeating, 0.02, True), (Repeating, 4.0, False)]
@@ -94,37 +91,33 @@ PAYING = [(Noting, 0.5, False), (Repeating, 0.02, True), (Repeating, 4.0, False)
 
 
 @pytest.mark.parametrize(("kind", "each", "proposes"), daily(PAYING, 0, 1))
-def test_copies_that_never_pay_are_not_proposed_once_that_is_learned_and_those_that_pay_are(
+async def test_copies_that_never_pay_are_not_proposed_once_that_is_learned_and_those_that_pay_are(
     kind: type[Noting], each: float, proposes: bool
 ) -> None:
-    async def test() -> None:
-        site = Lookup(kind)
-        site.runner.each = each
-        first = (await site.said())[1].drafted
-        for number in range(3):
-            await site.said(token_ids=(*PROMPT, number))
-        tokens, stats = await site.said()
-        memory = 1 if kind is Repeating else None
-        assert tokens == oracle(PROMPT, GREEDY, COUNT, past_the_end=True, memory=memory)
-        assert first > 0, "something is tried"
-        assert stats.drafted > COUNT // 2 if proposes else stats.drafted < COUNT // 4, stats
-        await site.device.batcher.close()
-
-    run(test())
+    site = Lookup(kind)
+    site.runner.each = each
+    first = (await site.said())[1].drafted
+    for number in range(3):
+        await site.said(token_ids=(*PROMPT, number))
+    tokens, stats = await site.said()
+    memory = 1 if kind is Repeating else None
+    assert tokens == oracle(PROMPT, GREEDY, COUNT, past_the_end=True, memory=memory)
+    assert first > 0, "something is tried"
+    assert stats.drafted > COUNT // 2 if proposes else stats.drafted < COUNT // 4, stats
+    await site.device.batcher.close()
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
-def test_a_request_for_no_drafts_beside_a_model_neither_copies_nor_computes_the_models_prompt(sampling: Any) -> None:
-    async def test() -> None:
-        site, draft = Lookup(Noting), toy()
-        drafting = Loaded(Engine(draft, site.device.batcher, vital=False), ToyTokenizer())
-        target = Loaded(site.device, ToyTokenizer())
-        site.generator = fused_generator(target, drafting, 3, DraftChoice("hybrid", "toy"))
-        for rule in Rule:
-            tokens, stats = await site.said(sampling=sampling, rule=rule, speculation_length=0)
-            assert tokens == oracle(PROMPT, sampling, COUNT, past_the_end=True)
-            assert (stats.drafted, stats.rounds, draft.steps) == (0, COUNT, 0)
-        assert (await site.said(sampling=sampling))[1].drafted > 0 < draft.steps
-        await site.device.batcher.close()
-
-    run(test())
+async def test_a_request_for_no_drafts_beside_a_model_neither_copies_nor_computes_the_models_prompt(
+    sampling: Any,
+) -> None:
+    site, draft = Lookup(Noting), toy()
+    drafting = Loaded(Engine(draft, site.device.batcher, vital=False), ToyTokenizer())
+    target = Loaded(site.device, ToyTokenizer())
+    site.generator = fused_generator(target, drafting, 3, DraftChoice("hybrid", "toy"))
+    for rule in Rule:
+        tokens, stats = await site.said(sampling=sampling, rule=rule, speculation_length=0)
+        assert tokens == oracle(PROMPT, sampling, COUNT, past_the_end=True)
+        assert (stats.drafted, stats.rounds, draft.steps) == (0, COUNT, 0)
+    assert (await site.said(sampling=sampling))[1].drafted > 0 < draft.steps
+    await site.device.batcher.close()

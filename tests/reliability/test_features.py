@@ -22,7 +22,7 @@ from tests.daily import daily
 from tests.reliability.campaign import DEADLINES, _expire
 from tests.reliability.faults import FaultInterceptor, Schedule
 from tests.reliability.history import History, count_faults
-from tests.support import GREEDY, SAMPLED, answer, distributed, ids, oracle, run, target_site, toy
+from tests.support import GREEDY, SAMPLED, answer, distributed, ids, oracle, target_site, toy
 from tests.toy import ToyConfig
 
 PROMPT = b"A prompt that is longer than one step of a prefill takes"
@@ -59,9 +59,6 @@ async def schedule(seed: int, pipeline: Pipeline) -> Counter[str]:
 
 
 @pytest.mark.parametrize("pipeline", daily(WAYS, 2))
-def test_no_fault_spoils_a_feature(pipeline: Pipeline) -> None:
-    async def test() -> None:
-        found = await asyncio.gather(*(schedule(seed, pipeline) for seed in range(6)))
-        assert len(sum(found, Counter())) >= 2
-
-    run(test())
+async def test_no_fault_spoils_a_feature(pipeline: Pipeline) -> None:
+    found = await asyncio.gather(*(schedule(seed, pipeline) for seed in range(6)))
+    assert len(sum(found, Counter())) >= 2

@@ -19,7 +19,7 @@ from tandem.rpc.verifier_client import Deadlines, SessionCloses, VerifierClient
 from tandem.speculation.types import Request
 from tandem.v1 import target_verifier_pb2 as pb
 from tandem.v1.target_verifier_pb2_grpc import add_TargetVerifierServicer_to_server
-from tests.services.test_errors import Refusal, refusal
+from tests.services.test_errors import refusal
 from tests.services.test_load import Wordy
 from tests.services.test_target_verifier import opening
 from tests.support import (
@@ -59,86 +59,71 @@ class Deaf:
 
 
 @pytest.mark.parametrize("silent", [False, True], ids=["refused", "unanswered"])
-def test_a_session_whose_close_fails_is_closed_by_a_later_one(silent: bool) -> None:
-    async def test() -> None:
-        async with target_site(lease_seconds=FOR_EVER) as site:
-            deaf = Deaf(site.verifier, "CloseSession", 1, silent)
-            async with listening(partial(add_TargetVerifierServicer_to_server, deaf)) as address:
-                client = VerifierClient(address, "toy", Deadlines(close=0.1 if silent else 2.0))
-                remote = remote_verifier(client, Request(GREEDY))
-                await remote.open(PROMPT)
-                await remote.close()
-                assert site.free == 3, "the first attempt cannot have succeeded"
-                await until(lambda: site.free == 4 and not client.closes)
-                await client.close()
-
-    run(test())
-
-
-def test_a_close_is_not_made_again_where_it_was_refused_and_not_for_ever() -> None:
-    async def test() -> None:
-        calls: list[str] = []
-
-        async def call(code: str) -> None:
-            calls.append(code)
-            raise TandemError(code, "no")
-
-        closes = SessionCloses(attempts=3, first=0.001)
-        for code in ("PERMISSION_DENIED", "UNAVAILABLE"):
-            await closes.begin(partial(call, code))
-        await until(lambda: not closes)
-        assert calls == ["PERMISSION_DENIED"] + ["UNAVAILABLE"] * 3
-
-    run(test())
-
-
-def test_a_client_that_is_closed_closes_its_sessions_first_and_waits_for_no_dead_verifier() -> None:
-    async def test() -> None:
-        async with target_site(lease_seconds=FOR_EVER) as site:
-            client = VerifierClient(site.address, "toy")
+async def test_a_session_whose_close_fails_is_closed_by_a_later_one(silent: bool) -> None:
+    async with target_site(lease_seconds=FOR_EVER) as site:
+        deaf = Deaf(site.verifier, "CloseSession", 1, silent)
+        async with listening(partial(add_TargetVerifierServicer_to_server, deaf)) as address:
+            client = VerifierClient(address, "toy", Deadlines(close=0.1 if silent else 2.0))
             remote = remote_verifier(client, Request(GREEDY))
             await remote.open(PROMPT)
-            closing = asyncio.create_task(remote.close())
-            await asyncio.sleep(0)
-            closing.cancel()
+            await remote.close()
+            assert site.free == 3, "the first attempt cannot have succeeded"
+            await until(lambda: site.free == 4 and not client.closes)
             await client.close()
-            assert site.free == 4
-            endless = SessionCloses()
-            endless.begin(asyncio.Event().wait)
-            await endless.settle(0.01)
-            assert not endless
-
-    run(test())
 
 
-def test_an_opening_that_its_close_overtook_opens_nothing() -> None:
-    async def test() -> Refusal:
-        async with target_site(lease_seconds=FOR_EVER) as site, raw_stub(site.address) as target:
-            await target.CloseSession(pb.CloseSessionRequest(session_id="s"))
-            refused = await refusal(target.OpenSession(opening()))
-            assert site.free == 4
-            long = pb.CloseSessionRequest(session_id="s" * 500)
-            assert (await refusal(target.CloseSession(long))).code == "INVALID_ARGUMENT"
-            assert len(site.verifier.sessions._ended) == 1, "an id that no session can have was remembered"
-            return refused
+async def test_a_close_is_not_made_again_where_it_was_refused_and_not_for_ever() -> None:
+    calls: list[str] = []
 
-    refused = run(test())
+    async def call(code: str) -> None:
+        calls.append(code)
+        raise TandemError(code, "no")
+
+    closes = SessionCloses(attempts=3, first=0.001)
+    for code in ("PERMISSION_DENIED", "UNAVAILABLE"):
+        await closes.begin(partial(call, code))
+    await until(lambda: not closes)
+    assert calls == ["PERMISSION_DENIED"] + ["UNAVAILABLE"] * 3
+
+
+async def test_a_client_that_is_closed_closes_its_sessions_first_and_waits_for_no_dead_verifier() -> None:
+    async with target_site(lease_seconds=FOR_EVER) as site:
+        client = VerifierClient(site.address, "toy")
+        remote = remote_verifier(client, Request(GREEDY))
+        await remote.open(PROMPT)
+        closing = asyncio.create_task(remote.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await client.close()
+        assert site.free == 4
+        endless = SessionCloses()
+        endless.begin(asyncio.Event().wait)
+        await endless.settle(0.01)
+        assert not endless
+
+
+async def test_an_opening_that_its_close_overtook_opens_nothing() -> None:
+    async with target_site(lease_seconds=FOR_EVER) as site, raw_stub(site.address) as target:
+        await target.CloseSession(pb.CloseSessionRequest(session_id="s"))
+        refused = await refusal(target.OpenSession(opening()))
+        assert site.free == 4
+        long = pb.CloseSessionRequest(session_id="s" * 500)
+        assert (await refusal(target.CloseSession(long))).code == "INVALID_ARGUMENT"
+        assert len(site.verifier.sessions._ended) == 1, "an id that no session can have was remembered"
+        refused = refused
     assert (refused.code, refused.reason) == ("ALREADY_EXISTS", "SESSION_CONFLICT")
     assert "s was closed" in refused.message
 
 
-def test_an_opening_that_waits_for_a_slot_when_its_close_comes_opens_nothing() -> None:
-    async def test() -> None:
-        async with target_site(toy(slots=1), FOR_EVER, opening_seconds=30) as site, raw_stub(site.address) as target:
-            await target.OpenSession(opening("first"))
-            second = asyncio.ensure_future(refusal(target.OpenSession(opening("second"))))
-            await until(lambda: site.engine.slots.waiting == 1)
-            for name in ("second", "first"):
-                await target.CloseSession(pb.CloseSessionRequest(session_id=name))
-            assert (await second).code == "ALREADY_EXISTS"
-            assert site.free == 1
-
-    run(test())
+async def test_an_opening_that_waits_for_a_slot_when_its_close_comes_opens_nothing() -> None:
+    async with target_site(toy(slots=1), FOR_EVER, opening_seconds=30) as site, raw_stub(site.address) as target:
+        await target.OpenSession(opening("first"))
+        second = asyncio.ensure_future(refusal(target.OpenSession(opening("second"))))
+        await until(lambda: site.engine.slots.waiting == 1)
+        for name in ("second", "first"):
+            await target.CloseSession(pb.CloseSessionRequest(session_id=name))
+        assert (await second).code == "ALREADY_EXISTS"
+        assert site.free == 1
 
 
 def test_a_stream_that_is_dropped_without_being_closed_frees_its_slot_before_any_garbage_is_collected() -> None:

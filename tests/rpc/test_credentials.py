@@ -18,7 +18,7 @@ from tandem.rpc.errors import TandemError
 from tandem.services.security.config import Security
 from tandem.services.security.tokens import AcceptedTokens
 from tests.services.certificates import Authority, token_file
-from tests.support import GREEDY, answer, ids, oracle, run, target_site
+from tests.support import GREEDY, answer, ids, oracle, target_site
 
 PROMPT = b"past the proxy"
 TOKEN = "a-token-for-this-machine"
@@ -60,30 +60,23 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeProxy]:
     fake.close()
 
 
-def test_in_clear_text_no_proxy_is_told_anything(proxy: FakeProxy, tmp_path: Path) -> None:
+async def test_in_clear_text_no_proxy_is_told_anything(proxy: FakeProxy, tmp_path: Path) -> None:
     accepted = AcceptedTokens(token_file(tmp_path / "accepted", f"alice {TOKEN}\n"))
     mine = Credentials(token_file=token_file(tmp_path / "alice", TOKEN))
-
-    async def test() -> tuple[int, ...]:
-        async with target_site(security=Security(tokens=accepted)) as site, site.client(mine) as client:
-            return (await answer(lambda r: client.generate(r, timeout=20.0), ids(PROMPT, 8))).token_ids
-
-    assert run(test()) == oracle(PROMPT, GREEDY, 8)
+    async with target_site(security=Security(tokens=accepted)) as site, site.client(mine) as client:
+        found = (await answer(lambda r: client.generate(r, timeout=20.0), ids(PROMPT, 8))).token_ids
+    assert found == oracle(PROMPT, GREEDY, 8)
     assert proxy.told == []
 
 
-def test_through_tls_a_proxy_is_asked_for_the_way_and_sees_no_token(proxy: FakeProxy, tmp_path: Path) -> None:
+async def test_through_tls_a_proxy_is_asked_for_the_way_and_sees_no_token(proxy: FakeProxy, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     accepted = AcceptedTokens(token_file(tmp_path / "accepted", f"alice {TOKEN}\n"))
     mine = Credentials(ca=str(authority.ca), token_file=token_file(tmp_path / "alice", TOKEN))
-
-    async def test() -> None:
-        security = Security(tls=authority.server(), tokens=accepted)
-        async with target_site(security=security) as site, site.client(mine) as client:
-            with pytest.raises(TandemError, match=r"UNAVAILABLE|DEADLINE"):
-                await answer(lambda r: client.generate(r, timeout=2.0), ids(PROMPT, 8))
-
-    run(test())
+    security = Security(tls=authority.server(), tokens=accepted)
+    async with target_site(security=security) as site, site.client(mine) as client:
+        with pytest.raises(TandemError, match=r"UNAVAILABLE|DEADLINE"):
+            await answer(lambda r: client.generate(r, timeout=2.0), ids(PROMPT, 8))
     assert proxy.told and all(each.startswith(b"CONNECT ") for each in proxy.told)
     assert not any(TOKEN.encode() in each for each in proxy.told)
     assert TARGET not in b"".join(proxy.told).decode("latin-1")

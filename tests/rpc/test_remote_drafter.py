@@ -95,32 +95,28 @@ async def drafter(
 # --- a session ---
 
 
-def test_a_round_sends_only_what_is_new_and_every_byte_is_counted() -> None:
+async def test_a_round_sends_only_what_is_new_and_every_byte_is_counted() -> None:
     said = list(truth(12, SAMPLED))
-
-    async def test() -> None:
-        async with worker_site(None) as site, drafter(site.address, sampling=SAMPLED) as (remote, stats):
-            await remote.open(PROMPT * 10)
-            opened = stats.bytes_up
-            assert opened > 10 * len(PROMPT) and stats.network_seconds == 0
-            await remote.propose(PROMPT * 10, 3)
-            assert 0 < stats.bytes_up - opened < 60
-            assert stats.bytes_down > 0 and stats.network_seconds > 0
-            assert len(site.proposals.sessions) == 1
-            await remote.close()
-            await remote.close()
-            await until(lambda: idle(site))
-            await remote.open(PROMPT)
-            draft = await remote.propose(PROMPT + said[:2], 3)
-            assert list(draft.token_ids) == said[2:5]
-            assert [who.value for who in draft.proposed_by] == ["model"] * 3
-            assert draft.compute_seconds > 0
-            await remote.close()
-
-    run(test())
+    async with worker_site(None) as site, drafter(site.address, sampling=SAMPLED) as (remote, stats):
+        await remote.open(PROMPT * 10)
+        opened = stats.bytes_up
+        assert opened > 10 * len(PROMPT) and stats.network_seconds == 0
+        await remote.propose(PROMPT * 10, 3)
+        assert 0 < stats.bytes_up - opened < 60
+        assert stats.bytes_down > 0 and stats.network_seconds > 0
+        assert len(site.proposals.sessions) == 1
+        await remote.close()
+        await remote.close()
+        await until(lambda: idle(site))
+        await remote.open(PROMPT)
+        draft = await remote.propose(PROMPT + said[:2], 3)
+        assert list(draft.token_ids) == said[2:5]
+        assert [who.value for who in draft.proposed_by] == ["model"] * 3
+        assert draft.compute_seconds > 0
+        await remote.close()
 
 
-def test_a_stream_that_ended_is_opened_again_with_all_tokens() -> None:
+async def test_a_stream_that_ended_is_opened_again_with_all_tokens() -> None:
     streams: list[int] = []
 
     async def forgetful(site: Site, requests: Any, context: Any) -> Any:
@@ -132,35 +128,29 @@ def test_a_stream_that_ended_is_opened_again_with_all_tokens() -> None:
                 if streams[-1] == 5:
                     raise StreamIdle("as if its lease had run out")
 
-    async def test() -> None:
-        async with worker_site(None, "miss=0.3") as site, faulty(site, forgetful) as address:
-            async with remote_draft(address) as (generator, client):
-                got = await answer(generator.generate, long(60, SAMPLED))
-            assert got.token_ids == truth(60, SAMPLED)
-            assert len(streams) > 3
-            assert client.health.undrafted == client.health.failures == 0
-            await until(lambda: idle(site))
-
-    run(test())
+    async with worker_site(None, "miss=0.3") as site, faulty(site, forgetful) as address:
+        async with remote_draft(address) as (generator, client):
+            got = await answer(generator.generate, long(60, SAMPLED))
+        assert got.token_ids == truth(60, SAMPLED)
+        assert len(streams) > 3
+        assert client.health.undrafted == client.health.failures == 0
+        await until(lambda: idle(site))
 
 
-def test_a_worker_of_smaller_limits_is_asked_within_them() -> None:
-    async def test() -> None:
-        async with (
-            worker_site(None, max_length=40) as site,
-            remote_draft(site.address, toy(max_draft=9)) as (
-                generator,
-                client,
-            ),
-        ):
-            got = await answer(generator.generate, replace(long(100), speculation_length=9))
-            assert got.token_ids == truth(100)
-            stats = got.completion.stats
-            assert len(stats.drafted_per_position) == 5  # the worker's maximum
-            assert 20 < stats.drafted < 40  # then the text was too long for it
-            assert client.health.up and client.health.undrafted == 0
-
-    run(test())
+async def test_a_worker_of_smaller_limits_is_asked_within_them() -> None:
+    async with (
+        worker_site(None, max_length=40) as site,
+        remote_draft(site.address, toy(max_draft=9)) as (
+            generator,
+            client,
+        ),
+    ):
+        got = await answer(generator.generate, replace(long(100), speculation_length=9))
+        assert got.token_ids == truth(100)
+        stats = got.completion.stats
+        assert len(stats.drafted_per_position) == 5  # the worker's maximum
+        assert 20 < stats.drafted < 40  # then the text was too long for it
+        assert client.health.up and client.health.undrafted == 0
 
 
 @pytest.mark.parametrize(
@@ -172,42 +162,36 @@ def test_a_worker_of_smaller_limits_is_asked_within_them() -> None:
         (grpc.StatusCode.FAILED_PRECONDITION, TandemError),
     ],
 )
-def test_a_refusal_of_one_request_is_told_from_a_worker_at_fault(
+async def test_a_refusal_of_one_request_is_told_from_a_worker_at_fault(
     status: grpc.StatusCode, kind: type[Exception]
 ) -> None:
     async def refuse(site: Site, requests: Any, context: Any) -> Any:
         await context.abort(status, "no")
         yield
 
-    async def test() -> None:
-        async with worker_site(None) as site, faulty(site, refuse) as address, drafter(address) as (remote, _):
-            with pytest.raises(kind, match="no"):
-                await remote.open(PROMPT)
-
-    run(test())
+    async with worker_site(None) as site, faulty(site, refuse) as address, drafter(address) as (remote, _):
+        with pytest.raises(kind, match="no"):
+            await remote.open(PROMPT)
 
 
 # --- what may happen to a worker ---
 
 
 @pytest.mark.parametrize(("seconds", "blamed"), [(1.5, False), (4.0, True)])
-def test_a_worker_that_hangs_costs_a_share_of_a_requests_deadline(seconds: float, blamed: bool) -> None:
+async def test_a_worker_that_hangs_costs_a_share_of_a_requests_deadline(seconds: float, blamed: bool) -> None:
     async def hang(site: Site, requests: Any, context: Any) -> Any:
         await asyncio.Event().wait()
         yield
 
-    async def test() -> None:
-        async with (
-            worker_site(None) as site,
-            faulty(site, hang) as address,
-            remote_draft(address, seconds=3600.0) as (generator, client),
-        ):
-            got = await answer(generator.generate, replace(long(30), deadline=time.monotonic() + seconds))
-            assert got.token_ids == truth(30)
-            assert got.completion.stats.undrafted_rounds >= 29
-            assert client.health.up is not blamed
-
-    run(test())
+    async with (
+        worker_site(None) as site,
+        faulty(site, hang) as address,
+        remote_draft(address, seconds=3600.0) as (generator, client),
+    ):
+        got = await answer(generator.generate, replace(long(30), deadline=time.monotonic() + seconds))
+        assert got.token_ids == truth(30)
+        assert got.completion.stats.undrafted_rounds >= 29
+        assert client.health.up is not blamed
 
 
 def test_a_target_starts_without_its_worker_and_finds_it_later(caplog: pytest.LogCaptureFixture) -> None:
@@ -230,37 +214,31 @@ def test_a_target_starts_without_its_worker_and_finds_it_later(caplog: pytest.Lo
     assert [r.levelname for r in caplog.records if r.name == "tandem.drafter"][:2] == ["WARNING", "INFO"]
 
 
-def test_a_worker_of_another_tokenizer_is_refused_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        async with worker_site(None) as site:
-            monkeypatch.setattr("tests.toy.ToyTokenizer.sha256", "another")
-            with pytest.raises(ValueError, match="must share a vocabulary"):
-                async with remote_draft(site.address):
-                    pass
-
-    run(test())
+async def test_a_worker_of_another_tokenizer_is_refused_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with worker_site(None) as site:
+        monkeypatch.setattr("tests.toy.ToyTokenizer.sha256", "another")
+        with pytest.raises(ValueError, match="must share a vocabulary"):
+            async with remote_draft(site.address):
+                pass
 
 
 @pytest.mark.parametrize("pipeline", [Pipeline.OFF, Pipeline.NEVER_WAITING])
-def test_a_full_worker_refuses_and_its_callers_decode_plainly_until_it_has_a_slot(pipeline: Pipeline) -> None:
-    async def test() -> None:
-        runner = toy(ToyConfig(step_seconds=0.01))
-        async with (
-            worker_site(None, "miss=0.3", slots=1) as site,
-            remote_draft(site.address, runner, pipeline=pipeline) as (generator, client),
-        ):
-            slot = site.engine.slots.take()
-            requests = [ids([65 + i], 40, ignore_end_of_sequence=True) for i in range(4)]
-            for taken in (True, False):
-                answers = await asyncio.gather(*(answer(generator.generate, request) for request in requests))
-                for i, got in enumerate(answers):
-                    assert got.token_ids == oracle([65 + i], GREEDY, 40, past_the_end=True)
-                assert (max(got.completion.stats.drafted for got in answers) == 0) == taken
-                assert client.health.up
-                if taken:
-                    site.engine.slots.release(slot)
-
-    run(test())
+async def test_a_full_worker_refuses_and_its_callers_decode_plainly_until_it_has_a_slot(pipeline: Pipeline) -> None:
+    runner = toy(ToyConfig(step_seconds=0.01))
+    async with (
+        worker_site(None, "miss=0.3", slots=1) as site,
+        remote_draft(site.address, runner, pipeline=pipeline) as (generator, client),
+    ):
+        slot = site.engine.slots.take()
+        requests = [ids([65 + i], 40, ignore_end_of_sequence=True) for i in range(4)]
+        for taken in (True, False):
+            answers = await asyncio.gather(*(answer(generator.generate, request) for request in requests))
+            for i, got in enumerate(answers):
+                assert got.token_ids == oracle([65 + i], GREEDY, 40, past_the_end=True)
+            assert (max(got.completion.stats.drafted for got in answers) == 0) == taken
+            assert client.health.up
+            if taken:
+                site.engine.slots.release(slot)
 
 
 # --- processes ---
@@ -308,24 +286,21 @@ async def answered(call: Any, message: int, length: int) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_the_worker_follows_every_arrival_and_drafts_anew_where_it_was_wrong(sampling: SamplingParams) -> None:
-    async def test() -> None:
-        async with worker_site(None) as site, raw_stub(site.address, DRAFT) as worker:
-            call = worker.Propose()
-            await call.write(beginning(sampling=sampling))
-            text = truth(20, sampling)
-            assert await answered(call, 1, 12) == text[:12]
-            await call.write(telling(text[:3]))
-            assert await answered(call, 2, 12) == text[3:15]
-            other = (text[3] + 1) % 256
-            await call.write(telling([other], 3))
-            assert await answered(call, 3, 3) == truth(3, sampling, [*PROMPT, *text[:3], other])
-            assert len(site.proposals.sessions) == 1 and site.free == 3
-            await call.done_writing()
-            assert await call.read() is grpc.aio.EOF
-            assert idle(site)
-
-    run(test())
+async def test_the_worker_follows_every_arrival_and_drafts_anew_where_it_was_wrong(sampling: SamplingParams) -> None:
+    async with worker_site(None) as site, raw_stub(site.address, DRAFT) as worker:
+        call = worker.Propose()
+        await call.write(beginning(sampling=sampling))
+        text = truth(20, sampling)
+        assert await answered(call, 1, 12) == text[:12]
+        await call.write(telling(text[:3]))
+        assert await answered(call, 2, 12) == text[3:15]
+        other = (text[3] + 1) % 256
+        await call.write(telling([other], 3))
+        assert await answered(call, 3, 3) == truth(3, sampling, [*PROMPT, *text[:3], other])
+        assert len(site.proposals.sessions) == 1 and site.free == 3
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
+        assert idle(site)
 
 
 @pytest.mark.parametrize(
@@ -340,37 +315,32 @@ def test_the_worker_follows_every_arrival_and_drafts_anew_where_it_was_wrong(sam
         ([telling(PROMPT, sampling={}, tokenizer_sha256="other")], "FAILED_PRECONDITION", "vocabulary"),
     ],
 )
-def test_an_invalid_message_ends_the_stream_and_leaves_nothing(messages: Sequence[Any], code: str, says: str) -> None:
-    async def test() -> None:
-        async with worker_site(None) as site, raw_stub(site.address, DRAFT) as worker:
-            with pytest.raises(grpc.RpcError) as caught:
-                async for _ in worker.Propose(iter(messages)):
-                    pass
-            assert (caught.value.code().name, says in caught.value.details()) == (code, True), caught.value.details()
-            await until(lambda: idle(site))
-
-    run(test())
+async def test_an_invalid_message_ends_the_stream_and_leaves_nothing(
+    messages: Sequence[Any], code: str, says: str
+) -> None:
+    async with worker_site(None) as site, raw_stub(site.address, DRAFT) as worker:
+        with pytest.raises(grpc.RpcError) as caught:
+            async for _ in worker.Propose(iter(messages)):
+                pass
+        assert (caught.value.code().name, says in caught.value.details()) == (code, True), caught.value.details()
+        await until(lambda: idle(site))
 
 
 # --- the target ---
 
 
-def test_what_is_drafted_is_verified_and_every_byte_second_and_proposer_is_counted() -> None:
+async def test_what_is_drafted_is_verified_and_every_byte_second_and_proposer_is_counted() -> None:
     slower = toy(ToyConfig(step_seconds=0.02))  # on a busy machine too: a draft that is overtaken is made again
-
-    async def test() -> None:
-        async with worker_site(None) as site, running(site.address, slower) as (generator, _):
-            got = await answer(generator.generate, long(140))
-            assert got.token_ids == truth(140)
-            stats = got.completion.stats
-            assert stats.accepted == stats.drafted > 70  # the draft is the target itself
-            assert stats.drafted_by == {"model": stats.drafted}
-            assert stats.draft_seconds > 0 and stats.undrafted_rounds == 0
-            assert 0 < stats.bytes_up < 40 * stats.rounds + 200 and stats.bytes_down > stats.drafted
-            assert stats.drafted + stats.stale_drafts <= 140 + 5  # the last ones may lie behind the answer's end
-            await until(lambda: idle(site))
-
-    run(test())
+    async with worker_site(None) as site, running(site.address, slower) as (generator, _):
+        got = await answer(generator.generate, long(140))
+        assert got.token_ids == truth(140)
+        stats = got.completion.stats
+        assert stats.accepted == stats.drafted > 70  # the draft is the target itself
+        assert stats.drafted_by == {"model": stats.drafted}
+        assert stats.draft_seconds > 0 and stats.undrafted_rounds == 0
+        assert 0 < stats.bytes_up < 40 * stats.rounds + 200 and stats.bytes_down > stats.drafted
+        assert stats.drafted + stats.stale_drafts <= 140 + 5  # the last ones may lie behind the answer's end
+        await until(lambda: idle(site))
 
 
 def test_a_worker_that_never_answers_delays_no_token_and_is_given_up(caplog: pytest.LogCaptureFixture) -> None:

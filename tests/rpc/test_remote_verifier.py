@@ -72,70 +72,57 @@ async def faulty_site(site: Site, fault: Callable[[Any, Any, Any], Any]) -> Asyn
         yield address
 
 
-def test_a_session_is_opened_verified_and_closed_and_every_byte_counted() -> None:
+async def test_a_session_is_opened_verified_and_closed_and_every_byte_counted() -> None:
     truth = oracle(PROMPT, SAMPLED, 4)
-
-    async def test() -> None:
-        async with (
-            target_site() as site,
-            verifier(site.address, request=Request(SAMPLED, margins=True)) as (remote, stats),
-        ):
-            await remote.open(PROMPT)
-            (session,) = site.verifier.sessions
-            assert session.tokens == PROMPT and session.request.sampling == SAMPLED
-            opened = stats.bytes_up
-            assert opened > len(PROMPT)
-            verdict = await remote.verify(PROMPT, truth[:3])
-            assert (verdict.token_ids, verdict.accepted, len(verdict.margins)) == (truth, 3, 4)
-            assert 0 < stats.bytes_up - opened < 70
-            assert stats.bytes_down > 0 and stats.network_seconds > 0
-            assert verdict.compute_seconds > 0
-            await remote.close()
-            await remote.close()
-            assert site.free == 4 and len(site.verifier.sessions) == 0
-
-    run(test())
+    async with (
+        target_site() as site,
+        verifier(site.address, request=Request(SAMPLED, margins=True)) as (remote, stats),
+    ):
+        await remote.open(PROMPT)
+        (session,) = site.verifier.sessions
+        assert session.tokens == PROMPT and session.request.sampling == SAMPLED
+        opened = stats.bytes_up
+        assert opened > len(PROMPT)
+        verdict = await remote.verify(PROMPT, truth[:3])
+        assert (verdict.token_ids, verdict.accepted, len(verdict.margins)) == (truth, 3, 4)
+        assert 0 < stats.bytes_up - opened < 70
+        assert stats.bytes_down > 0 and stats.network_seconds > 0
+        assert verdict.compute_seconds > 0
+        await remote.close()
+        await remote.close()
+        assert site.free == 4 and len(site.verifier.sessions) == 0
 
 
-def test_a_verifier_that_stays_out_of_step_is_an_error_that_names_both_lengths() -> None:
+async def test_a_verifier_that_stays_out_of_step_is_an_error_that_names_both_lengths() -> None:
     async def stale(inner: Any, request: Any, context: Any) -> Any:
         return pb.VerifyResponse(stale=True, committed_length=4)
 
-    async def test() -> None:
-        async with target_site() as site, faulty_site(site, stale) as address, verifier(address) as (remote, _):
-            await remote.open(PROMPT)
-            with pytest.raises(OutOfStep, match=r"10 is stale: .* 4 tokens"):
-                await remote.verify(PROMPT, [])
-
-    run(test())
+    async with target_site() as site, faulty_site(site, stale) as address, verifier(address) as (remote, _):
+        await remote.open(PROMPT)
+        with pytest.raises(OutOfStep, match=r"10 is stale: .* 4 tokens"):
+            await remote.verify(PROMPT, [])
 
 
-def test_a_target_that_is_not_there_is_waited_for_and_then_named() -> None:
-    async def test() -> None:
-        began = time.monotonic()
-        with pytest.raises(ValueError, match=r"nothing listens at 127\.0\.0\.1:1 "):
-            client = VerifierClient("127.0.0.1:1", "toy")
-            try:
-                await client.model_info(0.2)
-            except TandemError as error:
-                raise ValueError(str(error)) from None
-            finally:
-                await client.close()
-        assert time.monotonic() - began > 0.15
-
-    run(test())
+async def test_a_target_that_is_not_there_is_waited_for_and_then_named() -> None:
+    began = time.monotonic()
+    with pytest.raises(ValueError, match=r"nothing listens at 127\.0\.0\.1:1 "):
+        client = VerifierClient("127.0.0.1:1", "toy")
+        try:
+            await client.model_info(0.2)
+        except TandemError as error:
+            raise ValueError(str(error)) from None
+        finally:
+            await client.close()
+    assert time.monotonic() - began > 0.15
 
 
-def test_a_draft_of_another_tokenizer_is_refused_before_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        async with target_site() as site:
-            monkeypatch.setattr("tests.toy.ToyTokenizer.sha256", "another")
-            with pytest.raises(ValueError, match="must share a vocabulary"):
-                async with distributed(site.address):
-                    pass
-            assert site.engine.batcher.steps == 0
-
-    run(test())
+async def test_a_draft_of_another_tokenizer_is_refused_before_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with target_site() as site:
+        monkeypatch.setattr("tests.toy.ToyTokenizer.sha256", "another")
+        with pytest.raises(ValueError, match="must share a vocabulary"):
+            async with distributed(site.address):
+                pass
+        assert site.engine.batcher.steps == 0
 
 
 PREFIX = [1, 2, 3]
@@ -267,56 +254,41 @@ class Servers(RemoteSession):
         return await self._first(())
 
 
-def test_while_one_takes_long_another_is_asked_and_the_loser_is_cancelled() -> None:
-    async def test() -> None:
-        servers = Servers(slow=0.001, a=[asyncio.Event()], b=["yes"])
-        assert await servers.first() == ("b", "yes")
-        assert servers.cancelled == ["a"] and not servers.failures
-
-    run(test())
+async def test_while_one_takes_long_another_is_asked_and_the_loser_is_cancelled() -> None:
+    servers = Servers(slow=0.001, a=[asyncio.Event()], b=["yes"])
+    assert await servers.first() == ("b", "yes")
+    assert servers.cancelled == ["a"] and not servers.failures
 
 
-def test_one_that_is_slow_and_answers_first_all_the_same_is_taken() -> None:
-    async def test() -> None:
-        done = asyncio.Event()
-        servers = Servers(slow=0.001, a=[done], b=[asyncio.Event()])
-        racing = asyncio.create_task(servers.first())
-        await until(lambda: servers.asked == ["a", "b"])
-        done.set()
-        assert await racing == ("a", "a at last")
-        assert servers.cancelled == ["b"] and not servers.failures
-
-    run(test())
+async def test_one_that_is_slow_and_answers_first_all_the_same_is_taken() -> None:
+    done = asyncio.Event()
+    servers = Servers(slow=0.001, a=[done], b=[asyncio.Event()])
+    racing = asyncio.create_task(servers.first())
+    await until(lambda: servers.asked == ["a", "b"])
+    done.set()
+    assert await racing == ("a", "a at last")
+    assert servers.cancelled == ["b"] and not servers.failures
 
 
-def test_one_that_failed_is_asked_again_while_another_is_slow() -> None:
-    async def test() -> None:
-        servers = Servers(slow=0.001, a=[asyncio.Event()], b=[GONE, GONE, "yes"])
-        assert await servers.first() == ("b", "yes")
-        assert servers.asked == ["a", "b", "b", "b"]
-
-    run(test())
+async def test_one_that_failed_is_asked_again_while_another_is_slow() -> None:
+    servers = Servers(slow=0.001, a=[asyncio.Event()], b=[GONE, GONE, "yes"])
+    assert await servers.first() == ("b", "yes")
+    assert servers.asked == ["a", "b", "b", "b"]
 
 
-def test_giving_up_on_others_does_not_end_what_is_under_way() -> None:
-    async def test() -> None:
-        done = asyncio.Event()
-        servers = Servers(slow=0.001, a=[done], b=[GONE, GONE, "never"])
-        servers.give_up_after = 2
-        racing = asyncio.create_task(servers.first())
-        await until(lambda: len(servers.failures) == 2)
-        done.set()
-        assert await racing == ("a", "a at last")
-        assert servers.asked == ["a", "b", "b"]
-
-    run(test())
+async def test_giving_up_on_others_does_not_end_what_is_under_way() -> None:
+    done = asyncio.Event()
+    servers = Servers(slow=0.001, a=[done], b=[GONE, GONE, "never"])
+    servers.give_up_after = 2
+    racing = asyncio.create_task(servers.first())
+    await until(lambda: len(servers.failures) == 2)
+    done.set()
+    assert await racing == ("a", "a at last")
+    assert servers.asked == ["a", "b", "b"]
 
 
-def test_what_is_wrong_with_the_request_ends_it_at_once() -> None:
-    async def test() -> None:
-        servers = Servers(slow=0.001, a=[asyncio.Event()], b=[TandemError("INVALID_ARGUMENT", "prefix: empty")])
-        with pytest.raises(TandemError, match="prefix: empty"):
-            await servers.first()
-        assert servers.cancelled == ["a"]
-
-    run(test())
+async def test_what_is_wrong_with_the_request_ends_it_at_once() -> None:
+    servers = Servers(slow=0.001, a=[asyncio.Event()], b=[TandemError("INVALID_ARGUMENT", "prefix: empty")])
+    with pytest.raises(TandemError, match="prefix: empty"):
+        await servers.first()
+    assert servers.cancelled == ["a"]

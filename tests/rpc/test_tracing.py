@@ -150,25 +150,21 @@ def test_the_steps_of_a_run_are_spans_of_its_target(monkeypatch: pytest.MonkeyPa
     assert closing.attributes["run_steps"] == stats.run_steps + stats.wasted_steps
 
 
-def test_a_call_that_fails_ends_its_spans_as_errors_that_quote_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_that_fails_ends_its_spans_as_errors_that_quote_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     traced = Traced()
-
-    async def ask() -> None:
-        with traced.listening("target", monkeypatch):
-            context = target_site()
-            site = await context.__aenter__()
-        try:
-            async with site.client() as client:
-                traced.begin().end()
-                with pytest.raises(TandemError):
-                    await answer(client.generate, ids([424242424]))
-            async with raw_stub(site.address) as stub:
-                with pytest.raises(grpc.RpcError):
-                    await stub.Verify(pb.VerifyRequest(session_id="s", base_length=1), metadata=outgoing())
-        finally:
-            await context.__aexit__(None, None, None)
-
-    run(ask())
+    with traced.listening("target", monkeypatch):
+        context = target_site()
+        site = await context.__aenter__()
+    try:
+        async with site.client() as client:
+            traced.begin().end()
+            with pytest.raises(TandemError):
+                await answer(client.generate, ids([424242424]))
+        async with raw_stub(site.address) as stub:
+            with pytest.raises(grpc.RpcError):
+                await stub.Verify(pb.VerifyRequest(session_id="s", base_length=1), metadata=outgoing())
+    finally:
+        await context.__aexit__(None, None, None)
     (client,), (server,) = traced.named("generate"), traced.named("Generate")
     assert client.status.description == "INVALID_ARGUMENT"
     assert server.status.description == "INVALID_ARGUMENT: " and server.attributes["rpc.grpc.status_code"] == 3

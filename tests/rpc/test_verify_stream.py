@@ -67,32 +67,28 @@ def pipelined(address: str, draft: str | None = "miss=0.2", **rest: Any) -> Any:
 
 @pytest.mark.parametrize("seeds", daily([range(1), range(1, 4)], 0))
 @pytest.mark.parametrize("rounds", daily([1, 2, 5], 1))
-def test_under_the_rejection_rule_tokens_are_those_of_stop_and_wait(
+async def test_under_the_rejection_rule_tokens_are_those_of_stop_and_wait(
     rounds: int, seeds: Sequence[int], depth: Callable[[int], None]
 ) -> None:
     depth(rounds)
     warm = replace(SAMPLED, temperature=1.0)
-
-    async def test() -> None:
-        async with target_site() as site:
-            for draft in ("miss=0.2", "salt=0"):
-                async with distributed(site.address, draft) as (plain, _), pipelined(site.address, draft) as (ahead, _):
-                    for k in (1, 3, 5):
-                        for seed in seeds:
-                            request = ids(
-                                PROMPT,
-                                40,
-                                sampling=replace(warm, seed=seed),
-                                speculation_length=k,
-                                rule=Rule.REJECTION,
-                                ignore_end_of_sequence=True,
-                            )
-                            expected = await answer(plain.generate, request)
-                            got = await answer(ahead.generate, request)
-                            assert got.token_ids == expected.token_ids
-                            assert got.completion.stats.accepted == expected.completion.stats.accepted
-
-    run(test())
+    async with target_site() as site:
+        for draft in ("miss=0.2", "salt=0"):
+            async with distributed(site.address, draft) as (plain, _), pipelined(site.address, draft) as (ahead, _):
+                for k in (1, 3, 5):
+                    for seed in seeds:
+                        request = ids(
+                            PROMPT,
+                            40,
+                            sampling=replace(warm, seed=seed),
+                            speculation_length=k,
+                            rule=Rule.REJECTION,
+                            ignore_end_of_sequence=True,
+                        )
+                        expected = await answer(plain.generate, request)
+                        got = await answer(ahead.generate, request)
+                        assert got.token_ids == expected.token_ids
+                        assert got.completion.stats.accepted == expected.completion.stats.accepted
 
 
 class Streaming:
@@ -118,7 +114,7 @@ async def streaming_site(site: Site, stream: Callable[..., AsyncIterator[Any]]) 
 
 
 @pytest.mark.parametrize("how", ["UNAVAILABLE", "the end", "forgotten"])
-def test_a_stream_that_breaks_again_and_again_changes_no_token(how: str, depth: Callable[[int], None]) -> None:
+async def test_a_stream_that_breaks_again_and_again_changes_no_token(how: str, depth: Callable[[int], None]) -> None:
     depth(4)
     streams = 0
 
@@ -137,37 +133,31 @@ def test_a_stream_that_breaks_again_and_again_changes_no_token(how: str, depth: 
                 for session in inner.sessions:
                     await forget(inner, session.session_id)
 
-    async def test() -> None:
-        async with target_site() as site:
-            async with streaming_site(site, breaking) as address, pipelined(address) as (generator, _):
-                for sampling in (GREEDY, SAMPLED):
-                    got = await answer(generator.generate, ids(PROMPT, 40, sampling=sampling, speculation_length=2))
-                    assert got.token_ids == oracle(PROMPT, sampling, 40)
-            assert streams > 4
-            assert site.free == 4 and len(site.verifier.sessions) == 0
-
-    run(test())
+    async with target_site() as site:
+        async with streaming_site(site, breaking) as address, pipelined(address) as (generator, _):
+            for sampling in (GREEDY, SAMPLED):
+                got = await answer(generator.generate, ids(PROMPT, 40, sampling=sampling, speculation_length=2))
+                assert got.token_ids == oracle(PROMPT, sampling, 40)
+        assert streams > 4
+        assert site.free == 4 and len(site.verifier.sessions) == 0
 
 
-def test_a_round_that_is_not_answered_in_time_is_an_error(depth: Callable[[int], None]) -> None:
+async def test_a_round_that_is_not_answered_in_time_is_an_error(depth: Callable[[int], None]) -> None:
     depth(2)
 
     async def silent(inner: Any, requests: Any, context: Any) -> AsyncIterator[Any]:
         await asyncio.sleep(30)
         yield
 
-    async def test() -> None:
-        async with target_site() as site:
-            async with (
-                streaming_site(site, silent) as address,
-                pipelined(address, reconnect_seconds=0.3) as (generator, client),
-            ):
-                client.deadlines = Deadlines(verify=0.1)
-                with pytest.raises(TandemError, match=r"DEADLINE_EXCEEDED: .* within 0\.1 s"):
-                    await answer(generator.generate, ids(PROMPT, 40))
-            assert site.free == 4
-
-    run(test())
+    async with target_site() as site:
+        async with (
+            streaming_site(site, silent) as address,
+            pipelined(address, reconnect_seconds=0.3) as (generator, client),
+        ):
+            client.deadlines = Deadlines(verify=0.1)
+            with pytest.raises(TandemError, match=r"DEADLINE_EXCEEDED: .* within 0\.1 s"):
+                await answer(generator.generate, ids(PROMPT, 40))
+        assert site.free == 4
 
 
 def test_an_answer_that_comes_after_its_round_was_given_up_is_not_taken() -> None:
@@ -200,27 +190,24 @@ def test_an_answer_that_comes_after_its_round_was_given_up_is_not_taken() -> Non
     run(asyncio.wait_for(test(), 30))
 
 
-def test_a_stream_to_a_peer_that_never_answers_can_be_closed() -> None:
-    async def test() -> None:
-        silent = socket.create_server(("127.0.0.1", 0))  # its connections wait to be accepted
-        client = VerifierClient(f"127.0.0.1:{silent.getsockname()[1]}", "")
-        session: Any = SimpleNamespace(
-            metadata=(),
-            patience=lambda endpoint: HANG,
-            client=client,
-            endpoint=client.endpoint,
-            retry_budget=RetryBudget(Persistence()),
-            answer=None,
-        )
-        stream = RoundStream(session, SpeculationStats())
-        round_ = stream.send(pb.VerifyRequest(base_length=3))
-        await asyncio.sleep(0.05)  # the write has begun to wait
-        await asyncio.wait_for(stream.close(), HANG)
-        assert isinstance(round_.exception(), RoundsLost)
-        await client.close()
-        silent.close()
-
-    run(test())
+async def test_a_stream_to_a_peer_that_never_answers_can_be_closed() -> None:
+    silent = socket.create_server(("127.0.0.1", 0))  # its connections wait to be accepted
+    client = VerifierClient(f"127.0.0.1:{silent.getsockname()[1]}", "")
+    session: Any = SimpleNamespace(
+        metadata=(),
+        patience=lambda endpoint: HANG,
+        client=client,
+        endpoint=client.endpoint,
+        retry_budget=RetryBudget(Persistence()),
+        answer=None,
+    )
+    stream = RoundStream(session, SpeculationStats())
+    round_ = stream.send(pb.VerifyRequest(base_length=3))
+    await asyncio.sleep(0.05)  # the write has begun to wait
+    await asyncio.wait_for(stream.close(), HANG)
+    assert isinstance(round_.exception(), RoundsLost)
+    await client.close()
+    silent.close()
 
 
 def a_stream(replies: Callable[[], AsyncGenerator[pb.VerifyResponse, None]]) -> RoundStream:
@@ -245,18 +232,15 @@ def a_stream(replies: Callable[[], AsyncGenerator[pb.VerifyResponse, None]]) -> 
     return stream
 
 
-def test_an_answer_to_nothing_ends_the_stream_and_its_rounds_are_sent_again() -> None:
-    async def test() -> None:
-        async def replies() -> AsyncGenerator[pb.VerifyResponse, None]:
-            yield pb.VerifyResponse(committed_length=4, token_ids=[7])
+async def test_an_answer_to_nothing_ends_the_stream_and_its_rounds_are_sent_again() -> None:
+    async def replies() -> AsyncGenerator[pb.VerifyResponse, None]:
+        yield pb.VerifyResponse(committed_length=4, token_ids=[7])
 
-        stream = a_stream(replies)
-        await asyncio.sleep(0.01)  # it is read
-        with pytest.raises(RoundsLost, match="answers no open round"):
-            await asyncio.wait_for(stream.send(pb.VerifyRequest(base_length=3)), HANG / 2)
-        await stream.close()
-
-    run(test())
+    stream = a_stream(replies)
+    await asyncio.sleep(0.01)  # it is read
+    with pytest.raises(RoundsLost, match="answers no open round"):
+        await asyncio.wait_for(stream.send(pb.VerifyRequest(base_length=3)), HANG / 2)
+    await stream.close()
 
 
 METHOD = "/test/Stream"

@@ -69,20 +69,16 @@ def test_the_bits_behind_pages_of_another_model_are_those_of_a_cold_prompt(name:
     check_handed_over(another(name), RUNNERS[name]())
 
 
-def test_a_prompt_that_a_worker_knows_from_decoding_has_the_same_pages() -> None:
+async def test_a_prompt_that_a_worker_knows_from_decoding_has_the_same_pages() -> None:
     """What it kept may come from steps of any width: the bits are the same, so it may hand them out."""
-
-    async def test() -> list[tuple[bytes, ...]]:
-        pages = []
-        for keeps in ("off", "all"):
-            async with prefill_site(RUNNERS["native, bfloat16"]()) as worker:
-                await share_prefixes([worker.engine], PrefixSharing(keeps, 8), lambda: None)
-                for _ in range(2):
-                    found = [run async for run in worker.pages.of(sequence(64), 0, Request())]
-                    pages.append(tuple(page for run in found for page in run.pages))
-        return pages
-
-    first, *others = run(test())
+    pages = []
+    for keeps in ("off", "all"):
+        async with prefill_site(RUNNERS["native, bfloat16"]()) as worker:
+            await share_prefixes([worker.engine], PrefixSharing(keeps, 8), lambda: None)
+            for _ in range(2):
+                found = [run async for run in worker.pages.of(sequence(64), 0, Request())]
+                pages.append(tuple(page for run in found for page in run.pages))
+    first, *others = pages
     assert len(first) == 4 and others == [first] * 3
 
 

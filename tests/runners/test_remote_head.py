@@ -63,48 +63,45 @@ def head_config(
 
 
 @pytest.mark.parametrize("how", ["native", "off"])
-def test_features_are_the_same_bits_from_a_prefill_a_verdict_a_shared_step_and_a_kept_prefix(
+async def test_features_are_the_same_bits_from_a_prefill_a_verdict_a_shared_step_and_a_kept_prefix(
     target: Path, how: str
 ) -> None:
-    async def test() -> None:
-        async with served(target, how, "bfloat16") as (site, _):
-            engine = site.engine
-            assert engine is not None and engine.features is not None
-            await share_prefixes([engine], PrefixSharing("all", 4), lambda: "")
-            spec = engine.features.spec(LAYERS, FeatureFormat.BFLOAT16)
-            text = [60 + 7 * i % 150 for i in range(30)]
+    async with served(target, how, "bfloat16") as (site, _):
+        engine = site.engine
+        assert engine is not None and engine.features is not None
+        await share_prefixes([engine], PrefixSharing("all", 4), lambda: "")
+        spec = engine.features.spec(LAYERS, FeatureFormat.BFLOAT16)
+        text = [60 + 7 * i % 150 for i in range(30)]
 
-            async def verdicts(tokens: list[int]) -> bytes:
-                slot = await engine.slots.acquire()
-                sequence = TargetSequence(engine, slot, Request(features=spec))
-                await sequence.fill(tokens[:4])
-                whole = await sequence.features(spec, 0, 4)
-                while len(sequence.held) < len(tokens) - 1:  # each is fed again where the target says another
-                    known = tokens[: len(sequence.held) + 1]
-                    draft = tokens[len(known) : len(known) + 3]
-                    verdict = await sequence.verify(known, draft)
-                    whole += verdict.features
-                engine.slots.release(slot)
-                return whole
+        async def verdicts(tokens: list[int]) -> bytes:
+            slot = await engine.slots.acquire()
+            sequence = TargetSequence(engine, slot, Request(features=spec))
+            await sequence.fill(tokens[:4])
+            whole = await sequence.features(spec, 0, 4)
+            while len(sequence.held) < len(tokens) - 1:  # each is fed again where the target says another
+                known = tokens[: len(sequence.held) + 1]
+                draft = tokens[len(known) : len(known) + 3]
+                verdict = await sequence.verify(known, draft)
+                whole += verdict.features
+            engine.slots.release(slot)
+            return whole
 
-            copied: list[int] = []
+        copied: list[int] = []
 
-            async def filled(tokens: list[int]) -> bytes:
-                slot = await engine.slots.acquire()
-                sequence = TargetSequence(engine, slot, Request())
-                copied.append(await sequence.fill(tokens[:-1]))
-                whole = await sequence.features(spec, 0, len(tokens) - 1)
-                sequence.close()
-                return whole
+        async def filled(tokens: list[int]) -> bytes:
+            slot = await engine.slots.acquire()
+            sequence = TargetSequence(engine, slot, Request())
+            copied.append(await sequence.fill(tokens[:-1]))
+            whole = await sequence.features(spec, 0, len(tokens) - 1)
+            sequence.close()
+            return whole
 
-            alone = await verdicts(text)
-            assert len(alone) == (len(text) - 1) * spec.position_bytes and len(set(alone)) > 100
-            assert await filled(text) == alone
-            assert await filled(text) == alone and copied[0] < copied[1]  # by then from the pages of a prefix
-            together = await asyncio.gather(verdicts(text), verdicts(text[::-1]))
-            assert together[0] == alone
-
-    run(test())
+        alone = await verdicts(text)
+        assert len(alone) == (len(text) - 1) * spec.position_bytes and len(set(alone)) > 100
+        assert await filled(text) == alone
+        assert await filled(text) == alone and copied[0] < copied[1]  # by then from the pages of a prefix
+        together = await asyncio.gather(verdicts(text), verdicts(text[::-1]))
+        assert together[0] == alone
 
 
 def test_what_does_not_fit_is_refused_by_name(target: Path, folder: Path, tmp_path: Path) -> None:

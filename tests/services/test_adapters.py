@@ -78,19 +78,18 @@ async def generated(site: Site, request: GenerationRequest) -> tuple[int, ...]:
         ({"adapter_revision": "toy:blue"}, "adapter_revision"),
     ],
 )
-def test_a_session_that_cannot_have_its_adapter_is_refused_before_any_prefill(asked: dict[str, str], said: str) -> None:
-    async def test() -> None:
-        async with target_site() as site, raw_stub(site.address) as target:
-            await with_adapters(site.engine)
-            with pytest.raises(grpc.RpcError, match=said) as caught:
-                await target.OpenSession(opening(prefix=PROMPT, **asked))
-            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert site.engine and site.engine.batcher.steps == 0 and site.free == site.engine.slots.count
+async def test_a_session_that_cannot_have_its_adapter_is_refused_before_any_prefill(
+    asked: dict[str, str], said: str
+) -> None:
+    async with target_site() as site, raw_stub(site.address) as target:
+        await with_adapters(site.engine)
+        with pytest.raises(grpc.RpcError, match=said) as caught:
+            await target.OpenSession(opening(prefix=PROMPT, **asked))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert site.engine and site.engine.batcher.steps == 0 and site.free == site.engine.slots.count
 
-    run(test())
 
-
-def test_a_server_that_does_not_know_adapters_is_not_taken_at_its_word(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_does_not_know_adapters_is_not_taken_at_its_word(monkeypatch: pytest.MonkeyPatch) -> None:
     """An older server ignores the field, so its output would silently be that of the target without an adapter."""
     from_wire, opens = wire.generation_from_wire, TargetVerifierService.OpenSession
 
@@ -100,18 +99,14 @@ def test_a_server_that_does_not_know_adapters_is_not_taken_at_its_word(monkeypat
 
     monkeypatch.setattr(wire, "generation_from_wire", lambda message: replace(from_wire(message), adapter=""))
     monkeypatch.setattr(TargetVerifierService, "OpenSession", ignoring)
-
-    async def test() -> None:
-        async with target_site() as site, worker_site(site.address) as worker:
-            await with_adapters(site.engine)
-            with pytest.raises(TandemError, match="adapter: this server does not apply it") as refused:
-                await generated(site, asking("red", GREEDY))
-            assert refused.value.code == "FAILED_PRECONDITION"
-            monkeypatch.setattr(wire, "generation_from_wire", from_wire)
-            with pytest.raises(TandemError, match=r"adapter: the TargetVerifier at .* does not apply it"):
-                await generated(worker, asking("red", GREEDY))
-
-    run(test())
+    async with target_site() as site, worker_site(site.address) as worker:
+        await with_adapters(site.engine)
+        with pytest.raises(TandemError, match="adapter: this server does not apply it") as refused:
+            await generated(site, asking("red", GREEDY))
+        assert refused.value.code == "FAILED_PRECONDITION"
+        monkeypatch.setattr(wire, "generation_from_wire", from_wire)
+        with pytest.raises(TandemError, match=r"adapter: the TargetVerifier at .* does not apply it"):
+            await generated(worker, asking("red", GREEDY))
 
 
 @both_samplings

@@ -105,20 +105,17 @@ def test_a_fused_server_whose_draft_fails_goes_on_without_and_says_so_once(
     ]
 
 
-def test_a_target_that_fails_in_the_one_call_is_lost_and_not_taken_for_the_draft() -> None:
+async def test_a_target_that_fails_in_the_one_call_is_lost_and_not_taken_for_the_draft() -> None:
     """G12."""
 
     class Broken(OneCall):
         def verify(self, rows: Any) -> Any:
             raise RuntimeError("the target's device is gone")
 
-    async def test() -> None:
-        async with fused_site(toy(kind=Broken), toy()) as site, site.client() as client:
-            with pytest.raises(Exception, match="the target's device is gone"):
-                await answer(client.generate, ids(PROMPT, 4))
-            assert site.engine.lost.is_set()
-
-    run(test())
+    async with fused_site(toy(kind=Broken), toy()) as site, site.client() as client:
+        with pytest.raises(Exception, match="the target's device is gone"):
+            await answer(client.generate, ids(PROMPT, 4))
+        assert site.engine.lost.is_set()
 
 
 @pytest.mark.each_value
@@ -161,7 +158,7 @@ def test_a_draft_worker_whose_device_fails_finishes_undrafted_and_ends_to_be_sta
             assert "the model's device is lost" in server.log.read_text()
 
 
-def test_a_draft_that_comes_back_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_draft_that_comes_back_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tandem.speculation.retry.FIRST_SECONDS", 0.0)
 
     class Once(ToyRunner):
@@ -173,12 +170,9 @@ def test_a_draft_that_comes_back_is_asked_again(monkeypatch: pytest.MonkeyPatch)
                 raise RuntimeError("once")
             return super().propose(rows)
 
-    async def test() -> None:
-        draft = toy(ToyConfig(miss=0.2), kind=Once)
-        async with fused_site(toy(), draft) as site:
-            assert site.generator is not None
-            first = await answer(site.generator.generate, ids(PROMPT, 12, speculation_length=3))
-            assert first.token_ids == oracle(PROMPT, GREEDY, 12)
-            assert first.completion.stats.undrafted_rounds >= 1
-
-    run(test())
+    draft = toy(ToyConfig(miss=0.2), kind=Once)
+    async with fused_site(toy(), draft) as site:
+        assert site.generator is not None
+        first = await answer(site.generator.generate, ids(PROMPT, 12, speculation_length=3))
+        assert first.token_ids == oracle(PROMPT, GREEDY, 12)
+        assert first.completion.stats.undrafted_rounds >= 1

@@ -28,7 +28,6 @@ from tests.support import (
     ids,
     oracle,
     raw_stub,
-    run,
     target_site,
     toy,
     worker_site,
@@ -101,50 +100,41 @@ async def _said(generate: Generate, drafts: Drafts, sampling: SamplingParams, **
 
 
 @pytest.mark.parametrize("place", daily(DRAFTING, 2, 4, 10, 13, 17), ids=str)
-def test_drafts_that_a_server_does_not_have_are_refused_by_name_with_those_that_it_has(place: Place) -> None:
-    async def test() -> None:
-        async with place.served() as served:
-            for drafts in {*Drafts} - {Drafts.AUTO, Drafts.NONE, *place.has}:
-                with pytest.raises((InvalidField, TandemError)) as caught:
-                    await _said(served.generate, drafts, GREEDY)
-                if isinstance(caught.value, TandemError):
-                    assert caught.value.code == "INVALID_ARGUMENT"
-                has = ", ".join(each.value for each in (Drafts.AUTO, Drafts.NONE, *place.has))
-                text = f"drafts: {drafts.value} is not available: this server has {has}"
-                assert str(caught.value).endswith(text), caught.value
-            assert (await _said(served.generate, Drafts.AUTO, GREEDY)).token_ids == oracle(PROMPT, GREEDY, COUNT)
-
-    run(test())
+async def test_drafts_that_a_server_does_not_have_are_refused_by_name_with_those_that_it_has(place: Place) -> None:
+    async with place.served() as served:
+        for drafts in {*Drafts} - {Drafts.AUTO, Drafts.NONE, *place.has}:
+            with pytest.raises((InvalidField, TandemError)) as caught:
+                await _said(served.generate, drafts, GREEDY)
+            if isinstance(caught.value, TandemError):
+                assert caught.value.code == "INVALID_ARGUMENT"
+            has = ", ".join(each.value for each in (Drafts.AUTO, Drafts.NONE, *place.has))
+            text = f"drafts: {drafts.value} is not available: this server has {has}"
+            assert str(caught.value).endswith(text), caught.value
+        assert (await _said(served.generate, Drafts.AUTO, GREEDY)).token_ids == oracle(PROMPT, GREEDY, COUNT)
 
 
-def test_under_rejection_a_chosen_draft_is_drawn_from_too_and_none_is_plain() -> None:
-    async def test() -> None:
-        async with Place("draft_worker", MODEL, "hybrid", (L, M)).served() as served:
-            for drafts in (L, M):
-                got = await _said(served.generate, drafts, SAMPLED, rule=Rule.REJECTION)
-                assert set(got.completion.stats.drafted_by) == PROPOSERS[drafts]
-            plain = await _said(served.generate, Drafts.NONE, SAMPLED, rule=Rule.REJECTION)
-            assert plain.token_ids == oracle(PROMPT, SAMPLED, COUNT)
-
-    run(test())
+async def test_under_rejection_a_chosen_draft_is_drawn_from_too_and_none_is_plain() -> None:
+    async with Place("draft_worker", MODEL, "hybrid", (L, M)).served() as served:
+        for drafts in (L, M):
+            got = await _said(served.generate, drafts, SAMPLED, rule=Rule.REJECTION)
+            assert set(got.completion.stats.drafted_by) == PROPOSERS[drafts]
+        plain = await _said(served.generate, Drafts.NONE, SAMPLED, rule=Rule.REJECTION)
+        assert plain.token_ids == oracle(PROMPT, SAMPLED, COUNT)
 
 
-def test_without_drafts_or_with_lookup_neither_a_slot_of_the_draft_model_nor_features_are_taken() -> None:
-    async def test() -> None:
-        async with target_site(toy(), features=()) as target:
-            for choice in (LOOKUP_FIRST, {"kind": "hybrid", "model": "head"}):
-                config = _config(**choice)
-                async with worker_site(target.address, config=config, pipeline=Pipeline.OFF) as worker:
-                    assert worker.engine
-                    slots = [await worker.engine.slots.acquire(0.1) for _ in range(4)]
-                    async with worker.client() as client:
-                        for drafts in (Drafts.NONE, L):
-                            got = await _said(client.generate, drafts, GREEDY)
-                            assert got.completion.stats.undrafted_rounds == got.completion.stats.feature_bytes == 0
-                    for slot in slots:
-                        worker.engine.slots.release(slot)
-
-    run(test())
+async def test_without_drafts_or_with_lookup_neither_a_slot_of_the_draft_model_nor_features_are_taken() -> None:
+    async with target_site(toy(), features=()) as target:
+        for choice in (LOOKUP_FIRST, {"kind": "hybrid", "model": "head"}):
+            config = _config(**choice)
+            async with worker_site(target.address, config=config, pipeline=Pipeline.OFF) as worker:
+                assert worker.engine
+                slots = [await worker.engine.slots.acquire(0.1) for _ in range(4)]
+                async with worker.client() as client:
+                    for drafts in (Drafts.NONE, L):
+                        got = await _said(client.generate, drafts, GREEDY)
+                        assert got.completion.stats.undrafted_rounds == got.completion.stats.feature_bytes == 0
+                for slot in slots:
+                    worker.engine.slots.release(slot)
 
 
 def test_no_drafts_and_a_length_of_them_contradict_each_other() -> None:
@@ -154,25 +144,19 @@ def test_no_drafts_and_a_length_of_them_contradict_each_other() -> None:
         Request(drafts=Drafts.NONE, speculation_length=3)
 
 
-def test_a_value_that_the_contract_does_not_know_is_refused_by_name() -> None:
-    async def test() -> None:
-        async with target_site(toy()) as target, raw_stub(target.address) as stub:
-            asked = pb.Generation(token_ids=pb.TokenIds(ids=PROMPT))
-            asked.drafts = 77  # type: ignore[assignment]
-            refusal = await refused(stub.Generate(target_verifier_pb2.TargetVerifierGenerateRequest(generation=asked)))
-            assert (refusal.code, refusal.field) == ("INVALID_ARGUMENT", "drafts") and "77" in refusal.message
-
-    run(test())
+async def test_a_value_that_the_contract_does_not_know_is_refused_by_name() -> None:
+    async with target_site(toy()) as target, raw_stub(target.address) as stub:
+        asked = pb.Generation(token_ids=pb.TokenIds(ids=PROMPT))
+        asked.drafts = 77  # type: ignore[assignment]
+        refusal = await refused(stub.Generate(target_verifier_pb2.TargetVerifierGenerateRequest(generation=asked)))
+        assert (refusal.code, refusal.field) == ("INVALID_ARGUMENT", "drafts") and "77" in refusal.message
 
 
-def test_a_worker_refuses_proposals_of_what_it_does_not_have_and_keeps_no_session() -> None:
-    async def test() -> None:
-        async with worker_site(None, config=_config(**NGRAM)) as site, raw_stub(site.address, site.service) as worker:
-            asked = worker_pb.ProposeRequest(tokens=PROMPT, sampling=pb.Sampling(temperature=0.0))
-            for value, named in ((pb.DRAFTS_MODEL, "auto, none, lookup"), (77, "77")):
-                asked.drafts = value  # type: ignore[assignment]
-                refusal = await refused(worker.Propose(iter([asked])))
-                assert (refusal.code, refusal.field) == ("INVALID_ARGUMENT", "drafts") and named in refusal.message
-            assert site.proposals and not len(site.proposals.sessions)
-
-    run(test())
+async def test_a_worker_refuses_proposals_of_what_it_does_not_have_and_keeps_no_session() -> None:
+    async with worker_site(None, config=_config(**NGRAM)) as site, raw_stub(site.address, site.service) as worker:
+        asked = worker_pb.ProposeRequest(tokens=PROMPT, sampling=pb.Sampling(temperature=0.0))
+        for value, named in ((pb.DRAFTS_MODEL, "auto, none, lookup"), (77, "77")):
+            asked.drafts = value  # type: ignore[assignment]
+            refusal = await refused(worker.Propose(iter([asked])))
+            assert (refusal.code, refusal.field) == ("INVALID_ARGUMENT", "drafts") and named in refusal.message
+        assert site.proposals and not len(site.proposals.sessions)

@@ -249,22 +249,19 @@ def test_a_log_that_hangs_does_not_keep_a_process(monkeypatch: pytest.MonkeyPatc
     written.set()
 
 
-def test_a_part_of_the_end_that_hangs_or_fails_is_logged_and_left(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_part_of_the_end_that_hangs_or_fails_is_logged_and_left(caplog: pytest.LogCaptureFixture) -> None:
     async def fails() -> None:
         raise RuntimeError("not today")
 
     def breaks() -> None:
         raise RuntimeError("nor today")
 
-    async def test() -> None:
-        held = threading.Event()
-        await bounded(asyncio.Event().wait(), "a port", 0.01)
-        await bounded(fails(), "a socket")
-        await bounded_call(held.wait, "a collector", 0.01)
-        await bounded_call(breaks, "another")
-        held.set()
-
-    run(test())
+    held = threading.Event()
+    await bounded(asyncio.Event().wait(), "a port", 0.01)
+    await bounded(fails(), "a socket")
+    await bounded_call(held.wait, "a collector", 0.01)
+    await bounded_call(breaks, "another")
+    held.set()
     said: list[Any] = [record.getMessage() for record in caplog.records]
     assert said == [
         "stopping: a port took more than 0.01 s and is abandoned",

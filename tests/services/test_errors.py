@@ -25,7 +25,6 @@ from tests.support import (
     ids,
     oracle,
     raw_stub,
-    run,
     target_site,
     toy,
     until,
@@ -83,20 +82,17 @@ def untouched(site: Site) -> bool:
     return site.engine.batcher.steps == 0 and site.free == 4
 
 
-def test_a_speculation_length_above_the_maximum_is_refused_where_something_drafts() -> None:
-    async def test() -> None:
-        async with every_service() as sites:
-            for site in sites:
-                async with site.client() as client:
-                    request = ids(b"abc", 4, speculation_length=6)
-                    if site.service == TARGET:
-                        assert (await answer(client.generate, request)).token_ids == oracle(b"abc", GREEDY, 4)
-                        continue
-                    with pytest.raises(TandemError, match="speculation_length: 6 is above the maximum 5") as caught:
-                        await answer(client.generate, request)
-                    assert (caught.value.code, caught.value.field) == ("INVALID_ARGUMENT", "speculation_length")
-
-    run(test())
+async def test_a_speculation_length_above_the_maximum_is_refused_where_something_drafts() -> None:
+    async with every_service() as sites:
+        for site in sites:
+            async with site.client() as client:
+                request = ids(b"abc", 4, speculation_length=6)
+                if site.service == TARGET:
+                    assert (await answer(client.generate, request)).token_ids == oracle(b"abc", GREEDY, 4)
+                    continue
+                with pytest.raises(TandemError, match="speculation_length: 6 is above the maximum 5") as caught:
+                    await answer(client.generate, request)
+                assert (caught.value.code, caught.value.field) == ("INVALID_ARGUMENT", "speculation_length")
 
 
 def test_a_field_that_another_server_refused_is_passed_on_by_name() -> None:
@@ -119,19 +115,17 @@ def test_every_status_that_servers_send_has_its_outcome() -> None:
     ("changes", "value"),
     [({"weights_revision": "toy:9"}, "toy:9"), ({"dtype": "bfloat16"}, "bfloat16"), ({"vocab_size": 259}, "259")],
 )
-def test_another_target_than_the_client_expects_is_a_failed_precondition(changes: dict[str, Any], value: str) -> None:
+async def test_another_target_than_the_client_expects_is_a_failed_precondition(
+    changes: dict[str, Any], value: str
+) -> None:
     """G8: whoever answers at this address now."""
-
-    async def test() -> None:
-        async with target_site() as site, raw_stub(site.address) as target:
-            refused = await refusal(target.OpenSession(opening(**changes)))
-            assert (refused.code, refused.reason) == ("FAILED_PRECONDITION", "MODEL_MISMATCH")
-            assert value in refused.message
-            assert untouched(site)
-            same = {"weights_revision": "toy:0", "dtype": "float32", "vocab_size": 258}
-            assert (await target.OpenSession(opening(**same))).committed_length == 3
-
-    run(test())
+    async with target_site() as site, raw_stub(site.address) as target:
+        refused = await refusal(target.OpenSession(opening(**changes)))
+        assert (refused.code, refused.reason) == ("FAILED_PRECONDITION", "MODEL_MISMATCH")
+        assert value in refused.message
+        assert untouched(site)
+        same = {"weights_revision": "toy:0", "dtype": "float32", "vocab_size": 258}
+        assert (await target.OpenSession(opening(**same))).committed_length == 3
 
 
 # --- failures of the model ---
@@ -144,17 +138,14 @@ def test_what_nobody_expected_is_internal_and_tells_no_secrets() -> None:
     assert to_status(DeviceLost("gone")).message == "gone"
 
 
-def test_a_draft_worker_hands_on_what_its_target_refused() -> None:
-    async def test() -> None:
-        async with (
-            target_site() as target,
-            worker_site(target.address, reconnect_seconds=0.3) as worker,
-            worker.client() as client,
-        ):
-            target.lifecycle.accepting = False
-            with pytest.raises(TandemError, match="stopping") as caught:
-                await answer(client.generate, ids(b"abc"))
-            assert caught.value.code == "UNAVAILABLE"
-            await until(lambda: worker.free == 4)
-
-    run(test())
+async def test_a_draft_worker_hands_on_what_its_target_refused() -> None:
+    async with (
+        target_site() as target,
+        worker_site(target.address, reconnect_seconds=0.3) as worker,
+        worker.client() as client,
+    ):
+        target.lifecycle.accepting = False
+        with pytest.raises(TandemError, match="stopping") as caught:
+            await answer(client.generate, ids(b"abc"))
+        assert caught.value.code == "UNAVAILABLE"
+        await until(lambda: worker.free == 4)

@@ -13,7 +13,6 @@ from tests.support import (
     answer,
     ids,
     oracle,
-    run,
 )
 
 DRAFTS = {"perfect": "salt=0", "noisy": "miss=0.3", "always wrong": "salt=9", "n-gram": None}
@@ -21,22 +20,16 @@ PROMPT = b"abcabcabc"
 
 
 @pytest.mark.parametrize("architecture", daily(ARCHITECTURES, 0, 1, 2, 6, 7))
-def test_a_sequence_may_be_filled_to_its_last_position(architecture: str) -> None:
-    async def test() -> None:
-        async with serving(architecture, "miss=0.3") as served:
-            got = await answer(served.generate, ids(PROMPT, None, ignore_end_of_sequence=True))
-        assert len(got.token_ids) == 160 - len(PROMPT)
-        assert got.token_ids == oracle(PROMPT, GREEDY, len(got.token_ids), past_the_end=True)
-        assert got.completion.finish_reason is FinishReason.LENGTH
-
-    run(test())
+async def test_a_sequence_may_be_filled_to_its_last_position(architecture: str) -> None:
+    async with serving(architecture, "miss=0.3") as served:
+        got = await answer(served.generate, ids(PROMPT, None, ignore_end_of_sequence=True))
+    assert len(got.token_ids) == 160 - len(PROMPT)
+    assert got.token_ids == oracle(PROMPT, GREEDY, len(got.token_ids), past_the_end=True)
+    assert got.completion.finish_reason is FinishReason.LENGTH
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_prompt_of_one_token_is_enough(architecture: str) -> None:
-    async def test() -> None:
-        async with serving(architecture, "miss=0.3") as served:
-            got = await answer(served.generate, ids([65], 10, sampling=SAMPLED))
-        assert got.token_ids == oracle([65], SAMPLED, 10)
-
-    run(test())
+async def test_a_prompt_of_one_token_is_enough(architecture: str) -> None:
+    async with serving(architecture, "miss=0.3") as served:
+        got = await answer(served.generate, ids([65], 10, sampling=SAMPLED))
+    assert got.token_ids == oracle([65], SAMPLED, 10)

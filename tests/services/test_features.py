@@ -46,61 +46,54 @@ def target(slots: int = 4, kind: Any = ToyRunner) -> ToyRunner:
 @pytest.mark.each_value
 @pytest.mark.parametrize("number_format", FeatureFormat)
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
-def test_a_head_elsewhere_that_gets_every_feature_is_always_right(sampling: Any, number_format: FeatureFormat) -> None:
-    async def test() -> None:
-        for context in (1, 256):
-            config = head_config(feature_context=context, feature_format=number_format)
-            async with (
-                target_site(target(), features=()) as site,
-                distributed(site.address, config=config) as (generator, _),
-            ):
-                for prompt, k in ((PROMPT, 1), (PROMPT, 5), (b"ab", 3), (b"a", 3)):
-                    asked = ids(prompt, 60, sampling=sampling, speculation_length=k)
-                    got = await answer(generator.generate, asked)
-                    assert got.token_ids == oracle(prompt, sampling, 60)
-                    stats = got.completion.stats
-                    assert stats.accepted == stats.drafted > 0, (prompt, k)
-                    assert stats.rounds <= -(-60 // (k + 1)) + 1
+async def test_a_head_elsewhere_that_gets_every_feature_is_always_right(
+    sampling: Any, number_format: FeatureFormat
+) -> None:
+    for context in (1, 256):
+        config = head_config(feature_context=context, feature_format=number_format)
+        async with (
+            target_site(target(), features=()) as site,
+            distributed(site.address, config=config) as (generator, _),
+        ):
+            for prompt, k in ((PROMPT, 1), (PROMPT, 5), (b"ab", 3), (b"a", 3)):
+                asked = ids(prompt, 60, sampling=sampling, speculation_length=k)
+                got = await answer(generator.generate, asked)
+                assert got.token_ids == oracle(prompt, sampling, 60)
+                stats = got.completion.stats
+                assert stats.accepted == stats.drafted > 0, (prompt, k)
+                assert stats.rounds <= -(-60 // (k + 1)) + 1
 
-    run(test())
 
-
-def test_without_features_lookup_drafts_alone_or_the_head_is_refused_by_name() -> None:
-    async def test() -> None:
-        async with target_site(target(kind=ForgetfulRunner)) as site:
-            for kind in ("hybrid", "auto"):
-                async with distributed(site.address, config=head_config(kind=kind)) as (generator, _):
-                    assert generator.info.draft_name == "ngram"
-                    got = await answer(generator.generate, ids(PROMPT, 60))
-                    assert got.token_ids == oracle(PROMPT, GREEDY, 60, memory=1)
-                    stats = got.completion.stats
-                    assert stats.accepted and not stats.feature_bytes and set(stats.drafted_by) == {"ngram"}
-            for kind in ("eagle", "model"):
-                with pytest.raises(ValueError, match="hands none out; start it with --hand_out_features"):
-                    async with distributed(site.address, config=head_config(kind=kind)):
-                        pass
-        async with target_site(target(), features=(1, 2)) as site:
-            with pytest.raises(ValueError, match=r"reads layer 3, and the target at .* --hand_out_features 3,1,2"):
-                async with distributed(site.address, config=head_config()):
+async def test_without_features_lookup_drafts_alone_or_the_head_is_refused_by_name() -> None:
+    async with target_site(target(kind=ForgetfulRunner)) as site:
+        for kind in ("hybrid", "auto"):
+            async with distributed(site.address, config=head_config(kind=kind)) as (generator, _):
+                assert generator.info.draft_name == "ngram"
+                got = await answer(generator.generate, ids(PROMPT, 60))
+                assert got.token_ids == oracle(PROMPT, GREEDY, 60, memory=1)
+                stats = got.completion.stats
+                assert stats.accepted and not stats.feature_bytes and set(stats.drafted_by) == {"ngram"}
+        for kind in ("eagle", "model"):
+            with pytest.raises(ValueError, match="hands none out; start it with --hand_out_features"):
+                async with distributed(site.address, config=head_config(kind=kind)):
                     pass
+    async with target_site(target(), features=(1, 2)) as site:
+        with pytest.raises(ValueError, match=r"reads layer 3, and the target at .* --hand_out_features 3,1,2"):
+            async with distributed(site.address, config=head_config()):
+                pass
 
-    run(test())
 
-
-def test_rejection_waits_for_its_features_and_repeats() -> None:
-    async def test() -> None:
-        config = draft_config(None, 4, 200, kind="eagle", model="head,miss=0.4")
-        async with target_site(target(), features=()) as site:
-            said = set()
-            for pipeline in (Pipeline.OFF, *WAYS):
-                async with distributed(site.address, pipeline=pipeline, config=config) as (generator, _):
-                    asked = ids(PROMPT, 40, sampling=SAMPLED, rule=Rule.REJECTION, speculation_length=4)
-                    got = await answer(generator.generate, asked)
-                    assert got.completion.stats.accepted
-                    said.add(got.token_ids)
-            assert len(said) == 1
-
-    run(test())
+async def test_rejection_waits_for_its_features_and_repeats() -> None:
+    config = draft_config(None, 4, 200, kind="eagle", model="head,miss=0.4")
+    async with target_site(target(), features=()) as site:
+        said = set()
+        for pipeline in (Pipeline.OFF, *WAYS):
+            async with distributed(site.address, pipeline=pipeline, config=config) as (generator, _):
+                asked = ids(PROMPT, 40, sampling=SAMPLED, rule=Rule.REJECTION, speculation_length=4)
+                got = await answer(generator.generate, asked)
+                assert got.completion.stats.accepted
+                said.add(got.token_ids)
+        assert len(said) == 1
 
 
 def test_features_that_are_no_whole_positions_end_the_request_by_name() -> None:
@@ -175,19 +168,16 @@ class FixedSteps(ToyRunner):
         raise ValueError("graphs were made without them")
 
 
-def test_a_target_that_cannot_hand_out_says_so_by_name() -> None:
+async def test_a_target_that_cannot_hand_out_says_so_by_name() -> None:
     async def refusal(runner: Any, layers: tuple[int, ...] = ()) -> str:
         with pytest.raises(ValueError) as refused:
             async with target_site(runner, features=layers):
                 pass
         return str(refused.value)
 
-    async def test() -> None:
-        assert "use --compile native or off: graphs were made" in await refusal(target(kind=FixedSteps))
-        assert "layers 1, 9 are not all within 1 to 3" in await refusal(target(), (1, 9))
-        assert "toy hands out no hidden states: its steps cannot" in await refusal(Bare(target()))
-
-    run(test())
+    assert "use --compile native or off: graphs were made" in await refusal(target(kind=FixedSteps))
+    assert "layers 1, 9 are not all within 1 to 3" in await refusal(target(), (1, 9))
+    assert "toy hands out no hidden states: its steps cannot" in await refusal(Bare(target()))
 
 
 class Bare:

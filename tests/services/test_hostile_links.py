@@ -15,7 +15,7 @@ from tandem.comparison.links.settings import Impairments, LinkSettings
 from tandem.engine.generator import Generator
 from tandem.speculation.types import SamplingParams
 from tandem.speculation.verification_mode import Pipeline
-from tests.support import GREEDY, SAMPLED, answer, distributed, ids, oracle, remote_draft, run, target_site, toy
+from tests.support import GREEDY, SAMPLED, answer, distributed, ids, oracle, remote_draft, target_site, toy
 from tests.support import worker_site as worker
 from tests.toy import ToyConfig
 
@@ -75,24 +75,18 @@ async def all_tokens_are_the_targets(generator: Generator, sampling: SamplingPar
 
 @pytest.mark.parametrize("pipeline", list(Pipeline))
 @pytest.mark.parametrize("hostile", [doubling, outages, narrow_up, jittery])
-def test_a_remote_target_on_a_hostile_link(hostile: Hostile, pipeline: Pipeline, tmp_path: Path) -> None:
-    async def test() -> None:
-        async with target_site(toy(config=STEP)) as site, on_a_link(hostile, tmp_path) as link:
-            across = await link.listen(site.address)
-            async with distributed(across, DRAFT, pipeline=pipeline, k=None) as (generator, _):
-                await all_tokens_are_the_targets(generator, SAMPLED if pipeline is Pipeline.ON else GREEDY)
-            assert site.free == 4
-
-    run(test())
+async def test_a_remote_target_on_a_hostile_link(hostile: Hostile, pipeline: Pipeline, tmp_path: Path) -> None:
+    async with target_site(toy(config=STEP)) as site, on_a_link(hostile, tmp_path) as link:
+        across = await link.listen(site.address)
+        async with distributed(across, DRAFT, pipeline=pipeline, k=None) as (generator, _):
+            await all_tokens_are_the_targets(generator, SAMPLED if pipeline is Pipeline.ON else GREEDY)
+        assert site.free == 4
 
 
 @pytest.mark.parametrize("pipeline", [Pipeline.OFF, Pipeline.NEVER_WAITING, Pipeline.AUTO])
 @pytest.mark.parametrize("hostile", [doubling, outages, narrow_up, jittery])
-def test_a_remote_draft_on_a_hostile_link(hostile: Hostile, pipeline: Pipeline, tmp_path: Path) -> None:
-    async def test() -> None:
-        async with worker(None, DRAFT) as site, on_a_link(hostile, tmp_path) as link:
-            across = await link.listen(site.address, back=True)
-            async with remote_draft(across, toy(config=STEP), k=None, pipeline=pipeline) as (generator, _):
-                await all_tokens_are_the_targets(generator, GREEDY)
-
-    run(test())
+async def test_a_remote_draft_on_a_hostile_link(hostile: Hostile, pipeline: Pipeline, tmp_path: Path) -> None:
+    async with worker(None, DRAFT) as site, on_a_link(hostile, tmp_path) as link:
+        across = await link.listen(site.address, back=True)
+        async with remote_draft(across, toy(config=STEP), k=None, pipeline=pipeline) as (generator, _):
+            await all_tokens_are_the_targets(generator, GREEDY)

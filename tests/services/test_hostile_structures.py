@@ -119,24 +119,20 @@ def replaced(structure: Structure, number: int) -> Structure:
 
 
 @pytest.mark.parametrize("architecture", daily(ARCHITECTURES, 2))
-def test_it_ends_as_the_caller_s_error_in_every_architecture_and_drafters_go_on(architecture: str) -> None:
+async def test_it_ends_as_the_caller_s_error_in_every_architecture_and_drafters_go_on(architecture: str) -> None:
     prompts = (bytes([65, i]) for i in range(256))
     prompt = next(each for each in prompts if logit(each, ord("z")) > logit(each, END))
-
-    async def test() -> None:
-        async with serving(architecture) as served:
-            for sampling in (SamplingParams(), SamplingParams(logit_bias=STEERED)):
-                request = ids(prompt, 24, sampling=replace(sampling, structure=late(1)), speculation_length=3)
-                beside = asyncio.create_task(answer(served.generate, ids(PROMPT, 60, speculation_length=3)))
-                with pytest.raises((InvalidField, TandemError), match="structure: the grammar cannot be enforced: it"):
-                    await answer(served.generate, request)
-                assert (await beside).token_ids == oracle(PROMPT, GREEDY, 60)
-            got = await answer(served.generate, ids(PROMPT, 24, speculation_length=3))
-            assert got.token_ids == oracle(PROMPT, GREEDY, 24)
-            drafts = architecture in WAITING and architecture != "autoregressive"  # else it depends on when they come
-            assert got.completion.stats.accepted or not drafts, "the draft model is still asked"
-
-    run(test())
+    async with serving(architecture) as served:
+        for sampling in (SamplingParams(), SamplingParams(logit_bias=STEERED)):
+            request = ids(prompt, 24, sampling=replace(sampling, structure=late(1)), speculation_length=3)
+            beside = asyncio.create_task(answer(served.generate, ids(PROMPT, 60, speculation_length=3)))
+            with pytest.raises((InvalidField, TandemError), match="structure: the grammar cannot be enforced: it"):
+                await answer(served.generate, request)
+            assert (await beside).token_ids == oracle(PROMPT, GREEDY, 60)
+        got = await answer(served.generate, ids(PROMPT, 24, speculation_length=3))
+        assert got.token_ids == oracle(PROMPT, GREEDY, 24)
+        drafts = architecture in WAITING and architecture != "autoregressive"  # else it depends on when they come
+        assert got.completion.stats.accepted or not drafts, "the draft model is still asked"
 
 
 def logit(prompt: bytes, token: int) -> float:

@@ -19,7 +19,7 @@ from tandem.rpc.verifier_client import Deadlines
 from tandem.speculation.verification_mode import Pipeline
 from tandem.v1.target_verifier_pb2_grpc import TargetVerifierServicer, add_TargetVerifierServicer_to_server
 from tests.daily import daily
-from tests.support import SAMPLED, Site, answer, distributed, ids, listening, oracle, run, target_site, until
+from tests.support import SAMPLED, Site, answer, distributed, ids, listening, oracle, target_site, until
 
 PROMPT = list(b"abcabcabcab")
 REQUEST = ids(PROMPT, 60, sampling=SAMPLED, ignore_end_of_sequence=True)
@@ -105,72 +105,59 @@ async def first_hangs(pipeline: Pipeline = Pipeline.OFF, deadlines: Deadlines = 
 @pytest.mark.each_value
 @BOTH
 @pytest.mark.parametrize("seconds", daily([None, 30.0], 1), ids=["no deadline", "deadline"])
-def test_a_request_is_opened_at_the_second(pipeline: Pipeline, seconds: float | None) -> None:
-    async def test() -> None:
-        async with first_hangs(pipeline) as (first, second, _, loop, client):
-            first.going.clear()
-            deadline = seconds and time.monotonic() + seconds
-            assert (await answer(loop.generate, replace(REQUEST, deadline=deadline))).token_ids == TRUTH
-            assert first.calls["OpenSession"] == 1 and second.calls["OpenSession"] >= 1
-            assert not client.endpoint.suspect  # it said what it runs before a session went there
-            assert (await answer(loop.generate, REQUEST)).token_ids == TRUTH
-            assert first.calls["OpenSession"] == 1, "the next request asks the second at once"
-
-    run(test())
+async def test_a_request_is_opened_at_the_second(pipeline: Pipeline, seconds: float | None) -> None:
+    async with first_hangs(pipeline) as (first, second, _, loop, client):
+        first.going.clear()
+        deadline = seconds and time.monotonic() + seconds
+        assert (await answer(loop.generate, replace(REQUEST, deadline=deadline))).token_ids == TRUTH
+        assert first.calls["OpenSession"] == 1 and second.calls["OpenSession"] >= 1
+        assert not client.endpoint.suspect  # it said what it runs before a session went there
+        assert (await answer(loop.generate, REQUEST)).token_ids == TRUTH
+        assert first.calls["OpenSession"] == 1, "the next request asks the second at once"
 
 
 @pytest.mark.each_value
 @BOTH
 @pytest.mark.parametrize("seconds", daily([None, 30.0], 1), ids=["no deadline", "deadline"])
-def test_a_request_that_is_under_way_goes_on_at_the_second(
+async def test_a_request_that_is_under_way_goes_on_at_the_second(
     pipeline: Pipeline, seconds: float | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test() -> None:
-        async with first_hangs(pipeline) as (first, second, _, loop, _client):
-            first.hangs_after = 5
-            deadline = seconds and time.monotonic() + seconds
-            assert (await answer(loop.generate, replace(REQUEST, deadline=deadline))).token_ids == TRUTH
-            assert first.rounds >= 6 and second.calls["OpenSession"] >= 1 and second.rounds > 5
-
-    run(test())
+    async with first_hangs(pipeline) as (first, second, _, loop, _client):
+        first.hangs_after = 5
+        deadline = seconds and time.monotonic() + seconds
+        assert (await answer(loop.generate, replace(REQUEST, deadline=deadline))).token_ids == TRUTH
+        assert first.rounds >= 6 and second.calls["OpenSession"] >= 1 and second.rounds > 5
     said = [record.getMessage() for record in caplog.records if " failed (" in record.getMessage()]
     assert "no answer came within" in said[0]
 
 
-def test_a_long_prefill_is_no_hang(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_long_prefill_is_no_hang(caplog: pytest.LogCaptureFixture) -> None:
     """Both take long: the first is waited for, and has not failed."""
-
-    async def test() -> None:
-        async with first_hangs() as (first, second, (one, two), loop, client):
-            first.going.clear()
-            second.going.clear()
-            asking = asyncio.create_task(answer(loop.generate, REQUEST))
-            await until(lambda: second.calls["OpenSession"] == 1, 30.0)
-            first.going.set()
-            assert (await asking).token_ids == TRUTH
-            assert (first.calls["OpenSession"], second.calls["OpenSession"], second.rounds) == (1, 1, 0)
-            assert client.address == client.pool.addresses[0] and not client.endpoints[client.address].suspect
-            assert one.free == two.free == 4
-
-    run(test())
+    async with first_hangs() as (first, second, (one, two), loop, client):
+        first.going.clear()
+        second.going.clear()
+        asking = asyncio.create_task(answer(loop.generate, REQUEST))
+        await until(lambda: second.calls["OpenSession"] == 1, 30.0)
+        first.going.set()
+        assert (await asking).token_ids == TRUTH
+        assert (first.calls["OpenSession"], second.calls["OpenSession"], second.rounds) == (1, 1, 0)
+        assert client.address == client.pool.addresses[0] and not client.endpoints[client.address].suspect
+        assert one.free == two.free == 4
     assert " failed (" not in caplog.text
 
 
 @BOTH
-def test_one_verifier_alone_is_waited_for(pipeline: Pipeline) -> None:
-    async def test() -> None:
-        async with (
-            target_site() as site,
-            hanging_site(site) as (only, address),
-            distributed(address, "miss=0.3", pipeline=pipeline) as (loop, client),
-        ):
-            client.deadlines = Deadlines(stall=0.01)
-            only.hangs_after = 5
-            asking = asyncio.create_task(answer(loop.generate, REQUEST))
-            await until(lambda: not only.going.is_set())
-            await asyncio.sleep(0.1)
-            only.going.set()
-            assert (await asking).token_ids == TRUTH
-            assert only.calls["OpenSession"] == 1
-
-    run(test())
+async def test_one_verifier_alone_is_waited_for(pipeline: Pipeline) -> None:
+    async with (
+        target_site() as site,
+        hanging_site(site) as (only, address),
+        distributed(address, "miss=0.3", pipeline=pipeline) as (loop, client),
+    ):
+        client.deadlines = Deadlines(stall=0.01)
+        only.hangs_after = 5
+        asking = asyncio.create_task(answer(loop.generate, REQUEST))
+        await until(lambda: not only.going.is_set())
+        await asyncio.sleep(0.1)
+        only.going.set()
+        assert (await asking).token_ids == TRUTH
+        assert only.calls["OpenSession"] == 1

@@ -9,7 +9,6 @@ from tests.services.test_target_verifier import opening, verifying
 from tests.support import (
     Site,
     raw_stub,
-    run,
     target_site,
     toy,
 )
@@ -22,21 +21,18 @@ def limit(site: Site, given: int) -> None:
     limit_kv_memory(site.engine.slots, site.engine.batcher, [site.engine.runner], given)
 
 
-def test_sessions_are_admitted_by_what_they_may_take_and_refused_with_a_time_to_come_back() -> None:
-    async def test() -> None:
-        async with target_site(opening_seconds=0.01) as site, raw_stub(site.address) as target:
-            limit(site, WHOLE)
-            for name in ("a", "b"):
-                await target.OpenSession(opening(name, max_total_tokens=60))
-            assert (site.free, site.engine.slots.memory.reserved) == (2, 2 * toy().kv_bytes(60))
-            refused = await refusal(target.OpenSession(opening("c", max_total_tokens=80)))
-            assert (refused.code, refused.reason) == ("RESOURCE_EXHAUSTED", "NO_SLOT")
-            assert refused.retry and "kv_cache_mb" in refused.message
-            await target.CloseSession(pb.CloseSessionRequest(session_id="a"))
-            await target.OpenSession(opening("c", max_total_tokens=80))
-            await target.Verify(verifying([*opening().prefix], name="b"))
-            for name in ("b", "c"):
-                await target.CloseSession(pb.CloseSessionRequest(session_id=name))
-            assert (site.free, site.engine.slots.memory.reserved) == (4, 0)
-
-    run(test())
+async def test_sessions_are_admitted_by_what_they_may_take_and_refused_with_a_time_to_come_back() -> None:
+    async with target_site(opening_seconds=0.01) as site, raw_stub(site.address) as target:
+        limit(site, WHOLE)
+        for name in ("a", "b"):
+            await target.OpenSession(opening(name, max_total_tokens=60))
+        assert (site.free, site.engine.slots.memory.reserved) == (2, 2 * toy().kv_bytes(60))
+        refused = await refusal(target.OpenSession(opening("c", max_total_tokens=80)))
+        assert (refused.code, refused.reason) == ("RESOURCE_EXHAUSTED", "NO_SLOT")
+        assert refused.retry and "kv_cache_mb" in refused.message
+        await target.CloseSession(pb.CloseSessionRequest(session_id="a"))
+        await target.OpenSession(opening("c", max_total_tokens=80))
+        await target.Verify(verifying([*opening().prefix], name="b"))
+        for name in ("b", "c"):
+            await target.CloseSession(pb.CloseSessionRequest(session_id=name))
+        assert (site.free, site.engine.slots.memory.reserved) == (4, 0)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from tandem.speculation.request import Drafts
 from tandem.speculation.types import Rule, SamplingParams
 from tests.services.test_sampling_features import PROMPT
-from tests.support import ForgetfulRunner, Generate, answer, fused_site, ids, run, toy
+from tests.support import ForgetfulRunner, Generate, answer, fused_site, ids, toy
 from tests.toy import END, ToyConfig
 
 STEADY = ToyConfig(step_seconds=0.002)
@@ -24,13 +24,10 @@ async def copying(k: int | None = None, beside_a_model: bool = False) -> AsyncIt
         yield client.generate
 
 
-def test_where_tokens_depend_on_drafts_copies_do_not_depend_on_time() -> None:
-    async def test() -> None:
-        sampling = SamplingParams(temperature=0.7, seed=11)
-        request = ids(PROMPT, COUNT, sampling=sampling, rule=Rule.REJECTION, drafts=Drafts.LOOKUP)
-        async with copying(3) as generate:
-            answers = [await answer(generate, request) for _ in range(3)]
-        assert len({got.token_ids for got in answers}) == 1 and END not in answers[0].token_ids[:-1]
-        assert len({got.completion.stats.drafted for got in answers}) == 1 and answers[0].completion.stats.drafted > 10
-
-    run(test())
+async def test_where_tokens_depend_on_drafts_copies_do_not_depend_on_time() -> None:
+    sampling = SamplingParams(temperature=0.7, seed=11)
+    request = ids(PROMPT, COUNT, sampling=sampling, rule=Rule.REJECTION, drafts=Drafts.LOOKUP)
+    async with copying(3) as generate:
+        answers = [await answer(generate, request) for _ in range(3)]
+    assert len({got.token_ids for got in answers}) == 1 and END not in answers[0].token_ids[:-1]
+    assert len({got.completion.stats.drafted for got in answers}) == 1 and answers[0].completion.stats.drafted > 10

@@ -34,7 +34,6 @@ from tests.support import (
     distributed,
     ids,
     raw_stub,
-    run,
     target_site,
     until,
 )
@@ -106,19 +105,15 @@ class WithoutFlag(Watched):
 @pytest.mark.parametrize(
     ("kind", "trips"), daily([(Watched, 1), (WithoutFlag, 2)], 0), ids=["in one flight", "an older server"]
 )
-def test_round_trips_to_the_first_token(monkeypatch: pytest.MonkeyPatch, kind: type[Watched], trips: int) -> None:
+async def test_round_trips_to_the_first_token(monkeypatch: pytest.MonkeyPatch, kind: type[Watched], trips: int) -> None:
     """At 200 ms each way. The best of three: a machine that is busy only adds."""
     serve(monkeypatch, kind)
-
-    async def test() -> None:
-        async with target_site() as site, DelayLink() as link:
-            await link.set(LinkSettings(RTT * 1000))
-            async with distributed(await link.listen(site.address), pipeline=NEVER) as (generator, _):
-                took = min([await seconds_to_first_token(generator) for _ in range(3)])
-                assert trips * RTT <= took < (trips + 0.8) * RTT
-            await until(lambda: site.free == 4)
-
-    run(test())
+    async with target_site() as site, DelayLink() as link:
+        await link.set(LinkSettings(RTT * 1000))
+        async with distributed(await link.listen(site.address), pipeline=NEVER) as (generator, _):
+            took = min([await seconds_to_first_token(generator) for _ in range(3)])
+            assert trips * RTT <= took < (trips + 0.8) * RTT
+        await until(lambda: site.free == 4)
 
 
 # --- servers of other versions ---
@@ -145,7 +140,7 @@ class Refuses(Watched):
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_a_refused_opening_is_the_requests_error_as_without_a_run(
+async def test_a_refused_opening_is_the_requests_error_as_without_a_run(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     serve(monkeypatch, Refuses)
@@ -161,10 +156,7 @@ def test_a_refused_opening_is_the_requests_error_as_without_a_run(
             await until(lambda: len(asyncio.all_tasks()) <= tasks)
             return caught.value.code, caught.value.reason, caught.value.message.replace(site.address, "there")
 
-    async def test() -> None:
-        assert await refused(NEVER) == await refused(Pipeline.OFF)
-
-    run(test())
+    assert await refused(NEVER) == await refused(Pipeline.OFF)
 
 
 # --- the wire ---
@@ -186,63 +178,53 @@ class raw_stub_of_site:
         await self._site.__aexit__(*error)
 
 
-def test_a_run_whose_session_never_opens_ends_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_whose_session_never_opens_ends_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tandem.services.verify_runs.OPENING_COMES", 0.05)
-
-    async def test() -> None:
-        async with raw_stub_of_site() as (target, site):
-            tasks = len(asyncio.all_tasks())
-            for name in ("guessed", "s" * 128):
-                call = target.VerifyStream()
-                await call.write(running(PROMPT, session_id=name, opening_sent=True))
-                assert (await status(call))[0] == "NOT_FOUND"
-            await until(lambda: len(asyncio.all_tasks()) <= tasks)
-            assert (len(site.verifier.sessions), site.free) == (0, 4)
-
-    run(test())
+    async with raw_stub_of_site() as (target, site):
+        tasks = len(asyncio.all_tasks())
+        for name in ("guessed", "s" * 128):
+            call = target.VerifyStream()
+            await call.write(running(PROMPT, session_id=name, opening_sent=True))
+            assert (await status(call))[0] == "NOT_FOUND"
+        await until(lambda: len(asyncio.all_tasks()) <= tasks)
+        assert (len(site.verifier.sessions), site.free) == (0, 4)
 
 
-def test_a_run_whose_opening_fails_after_its_slot_was_taken_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_whose_opening_fails_after_its_slot_was_taken_does_not_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The opening holds the session when the run comes to it: without the opening's parameters no step is made."""
+    async with raw_stub_of_site() as (target, site):
 
-    async def test() -> None:
-        async with raw_stub_of_site() as (target, site):
+        async def processing(*arguments: Any) -> None:
+            await until(lambda: next(iter(site.verifier.sessions)).in_use == 2)
+            raise InvalidField("sampling", "it cannot be compiled")
 
-            async def processing(*arguments: Any) -> None:
-                await until(lambda: next(iter(site.verifier.sessions)).in_use == 2)
-                raise InvalidField("sampling", "it cannot be compiled")
-
-            monkeypatch.setattr(site.engine, "processing", processing)
-            call = target.VerifyStream()
-            await call.write(running(PROMPT, opening_sent=True))
-            await until(lambda: len(Watched.seen) == 1)
-            refused = await refusal(target.OpenSession(opening("s")))
-            assert (refused.code, refused.reason) == ("INVALID_ARGUMENT", "INVALID_FIELD")
-            code, details = await status(call)
-            assert code == "NOT_FOUND" and details == "no session s: its opening failed"
-            await until(lambda: (len(site.verifier.sessions), site.free) == (0, 4))
-            again = await refusal(target.Verify(pb.VerifyRequest(session_id="s", base_length=1)))
-            assert again.code == "NOT_FOUND"
-
-    run(test())
+        monkeypatch.setattr(site.engine, "processing", processing)
+        call = target.VerifyStream()
+        await call.write(running(PROMPT, opening_sent=True))
+        await until(lambda: len(Watched.seen) == 1)
+        refused = await refusal(target.OpenSession(opening("s")))
+        assert (refused.code, refused.reason) == ("INVALID_ARGUMENT", "INVALID_FIELD")
+        code, details = await status(call)
+        assert code == "NOT_FOUND" and details == "no session s: its opening failed"
+        await until(lambda: (len(site.verifier.sessions), site.free) == (0, 4))
+        again = await refusal(target.Verify(pb.VerifyRequest(session_id="s", base_length=1)))
+        assert again.code == "NOT_FOUND"
 
 
-def test_messages_that_come_before_the_opening_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_that_come_before_the_opening_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tandem.services.verify_runs.OPENING_COMES", 1.0)
+    async with raw_stub_of_site() as (target, _):
+        call = target.VerifyStream()
 
-    async def test() -> None:
-        async with raw_stub_of_site() as (target, _):
-            call = target.VerifyStream()
+        async def flood() -> None:
+            while True:
+                await call.write(running(PROMPT, [1] * 5, stop_token_ids=[1] * 10_000, opening_sent=True))
 
-            async def flood() -> None:
-                while True:
-                    await call.write(running(PROMPT, [1] * 5, stop_token_ids=[1] * 10_000, opening_sent=True))
-
-            with pytest.raises((grpc.RpcError, asyncio.InvalidStateError)):  # writes wait until the call has ended
-                await flood()
-            assert len(Watched.seen) <= MAX_AHEAD + 3
-
-    run(test())
+        with pytest.raises((grpc.RpcError, asyncio.InvalidStateError)):  # writes wait until the call has ended
+            await flood()
+        assert len(Watched.seen) <= MAX_AHEAD + 3
 
 
 # --- going elsewhere ---

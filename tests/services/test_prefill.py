@@ -32,7 +32,6 @@ from tests.support import (
     SAMPLED,
     oracle,
     raw_stub,
-    run,
     target_site,
     toy,
     until,
@@ -56,101 +55,88 @@ def fallbacks(engine: Engine) -> dict[str, int]:
 
 @both_samplings
 @pytest.mark.parametrize("shares", ["identity", "off"])
-def test_a_long_prompt_is_computed_elsewhere_and_only_its_end_here(sampling: SamplingParams, shares: str) -> None:
-    async def test() -> None:
-        async with prefill_site() as worker, asking_engine(worker.address, shares=shares) as engine:
-            assert await said(engine, PROMPT, sampling, 24) == (truth(PROMPT, sampling, 24), 0)
-            assert engine.runner.processed == REST + PAGE, "its end, and the page that is compared"
-            assert worker.runner.processed == WHOLE
-            assert counted(engine).pages == WHOLE // PAGE and fallbacks(engine) == {}
-            assert counted(engine).bytes == WHOLE // PAGE * engine.runner.page_bytes
-            short = PROMPT[-20:]
-            assert await said(engine, short, sampling) == (truth(short, sampling), 0)
-            assert worker.faults.asked == 1, "a short prompt is processed in place"
-            await until(lambda: worker.engine.slots.free == worker.engine.slots.count)
-            assert engine.slots.free == engine.slots.count
-
-    run(test())
+async def test_a_long_prompt_is_computed_elsewhere_and_only_its_end_here(sampling: SamplingParams, shares: str) -> None:
+    async with prefill_site() as worker, asking_engine(worker.address, shares=shares) as engine:
+        assert await said(engine, PROMPT, sampling, 24) == (truth(PROMPT, sampling, 24), 0)
+        assert engine.runner.processed == REST + PAGE, "its end, and the page that is compared"
+        assert worker.runner.processed == WHOLE
+        assert counted(engine).pages == WHOLE // PAGE and fallbacks(engine) == {}
+        assert counted(engine).bytes == WHOLE // PAGE * engine.runner.page_bytes
+        short = PROMPT[-20:]
+        assert await said(engine, short, sampling) == (truth(short, sampling), 0)
+        assert worker.faults.asked == 1, "a short prompt is processed in place"
+        await until(lambda: worker.engine.slots.free == worker.engine.slots.count)
+        assert engine.slots.free == engine.slots.count
 
 
-def test_adapters_have_pages_of_their_own_and_one_that_differs_there_is_processed_here() -> None:
-    async def test() -> None:
-        async with prefill_site() as worker, asking_engine(worker.address) as engine:
-            await with_adapters(worker.engine)
-            await with_adapters(engine)
-            for name in NAMES:
-                verifier, tokens = LocalVerifier(engine, Request(GREEDY, adapter=name)), list(PROMPT)
-                await verifier.open(tokens)
-                while len(tokens) < len(PROMPT) + 8:
-                    tokens += (await verifier.verify(tokens, ())).token_ids
-                await verifier.close()
-                expected = oracle(PROMPT, GREEDY, 8, past_the_end=True, adapter=name)
-                assert tuple(tokens[len(PROMPT) :]) == expected
-            assert counted(engine).pages == len(NAMES) * WHOLE // PAGE and not fallbacks(engine)
-            worker.engine.adapters._by_name["red"].revision = "another"
-            assert engine.prefixes
-            engine.prefixes.tree.clear()
-            verifier = LocalVerifier(engine, Request(GREEDY, adapter="red"))
-            await verifier.open(PROMPT)
-            reply = await verifier.verify(PROMPT, ())
+async def test_adapters_have_pages_of_their_own_and_one_that_differs_there_is_processed_here() -> None:
+    async with prefill_site() as worker, asking_engine(worker.address) as engine:
+        await with_adapters(worker.engine)
+        await with_adapters(engine)
+        for name in NAMES:
+            verifier, tokens = LocalVerifier(engine, Request(GREEDY, adapter=name)), list(PROMPT)
+            await verifier.open(tokens)
+            while len(tokens) < len(PROMPT) + 8:
+                tokens += (await verifier.verify(tokens, ())).token_ids
             await verifier.close()
-            assert reply.token_ids == oracle(PROMPT, GREEDY, 1, past_the_end=True, adapter="red")
-            assert fallbacks(engine) == {"refused": 1}
-            assert worker.engine.adapters.running == []
-
-    run(test())
+            expected = oracle(PROMPT, GREEDY, 8, past_the_end=True, adapter=name)
+            assert tuple(tokens[len(PROMPT) :]) == expected
+        assert counted(engine).pages == len(NAMES) * WHOLE // PAGE and not fallbacks(engine)
+        worker.engine.adapters._by_name["red"].revision = "another"
+        assert engine.prefixes
+        engine.prefixes.tree.clear()
+        verifier = LocalVerifier(engine, Request(GREEDY, adapter="red"))
+        await verifier.open(PROMPT)
+        reply = await verifier.verify(PROMPT, ())
+        await verifier.close()
+        assert reply.token_ids == oracle(PROMPT, GREEDY, 1, past_the_end=True, adapter="red")
+        assert fallbacks(engine) == {"refused": 1}
+        assert worker.engine.adapters.running == []
 
 
 # --- others go on meanwhile ---
 
 
-def test_a_request_that_is_cancelled_ends_the_work_there_too() -> None:
-    async def test() -> None:
-        async with prefill_site() as worker, asking_engine(worker.address) as engine:
+async def test_a_request_that_is_cancelled_ends_the_work_there_too() -> None:
+    async with prefill_site() as worker, asking_engine(worker.address) as engine:
 
-            async def held(replies: Any, context: Any) -> Any:
-                for _ in range(2):
-                    yield await anext(replies)
-                await asyncio.Event().wait()
+        async def held(replies: Any, context: Any) -> Any:
+            for _ in range(2):
+                yield await anext(replies)
+            await asyncio.Event().wait()
 
-            worker.faults.answer = held
-            task = asyncio.create_task(said(engine, PROMPT))
-            await until(lambda: counted(engine).pages == 2)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            await until(lambda: worker.engine.slots.free == worker.engine.slots.count)
-            worker.faults.answer = None
-            assert engine.remote_prefill
-            assert engine.slots.free == engine.slots.count
-            assert (await said(engine, PROMPT))[0] == truth(PROMPT)
-
-    run(test())
+        worker.faults.answer = held
+        task = asyncio.create_task(said(engine, PROMPT))
+        await until(lambda: counted(engine).pages == 2)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await until(lambda: worker.engine.slots.free == worker.engine.slots.count)
+        worker.faults.answer = None
+        assert engine.remote_prefill
+        assert engine.slots.free == engine.slots.count
+        assert (await said(engine, PROMPT))[0] == truth(PROMPT)
 
 
 # --- who may ask, and for what ---
 
 
-def test_a_prefix_stays_in_the_scope_of_its_caller_there_and_here(tmp_path: Any) -> None:
+async def test_a_prefix_stays_in_the_scope_of_its_caller_there_and_here(tmp_path: Any) -> None:
     callers = ByToken(tmp_path)
-
-    async def test() -> None:
-        async with (
-            prefill_site() as worker,
-            target_site(toy(kind=Counting), security=callers.security) as site,
-            raw_stub(site.address, credentials=callers.credentials("alice")) as alice,
-            raw_stub(site.address, credentials=callers.credentials("bob")) as bob,
-        ):
-            assert site.engine
-            elsewhere = await asks(site.engine, worker.address)
-            await share_prefixes([worker.engine], PrefixSharing("identity", 1), prefix_scope)
-            for number, stub in enumerate((alice, bob, alice)):
-                opened = await stub.OpenSession(opening(str(number), PROMPT))
-                assert opened.reused_length == (WHOLE if number == 2 else 0)
-            assert len(set(worker.faults.scopes)) == worker.faults.asked == 2 and "" not in worker.faults.scopes
-            assert worker.runner.processed == 2 * WHOLE, "bob's was not found among alice's"
-            await elsewhere.close()
-
-    run(test())
+    async with (
+        prefill_site() as worker,
+        target_site(toy(kind=Counting), security=callers.security) as site,
+        raw_stub(site.address, credentials=callers.credentials("alice")) as alice,
+        raw_stub(site.address, credentials=callers.credentials("bob")) as bob,
+    ):
+        assert site.engine
+        elsewhere = await asks(site.engine, worker.address)
+        await share_prefixes([worker.engine], PrefixSharing("identity", 1), prefix_scope)
+        for number, stub in enumerate((alice, bob, alice)):
+            opened = await stub.OpenSession(opening(str(number), PROMPT))
+            assert opened.reused_length == (WHOLE if number == 2 else 0)
+        assert len(set(worker.faults.scopes)) == worker.faults.asked == 2 and "" not in worker.faults.scopes
+        assert worker.runner.processed == 2 * WHOLE, "bob's was not found among alice's"
+        await elsewhere.close()
 
 
 def asked(own: PageLayout, **fields: Any) -> pb.PrefillRequest:
@@ -171,40 +157,34 @@ def asked(own: PageLayout, **fields: Any) -> pb.PrefillRequest:
         ({"adapter": "\n"}, "INVALID_ARGUMENT", "adapter"),
     ],
 )
-def test_a_bad_field_is_named_before_anything_is_computed(fields: Any, code: str, said: str) -> None:
-    async def test() -> None:
-        async with prefill_site() as worker, open_channel(worker.address) as channel:
-            call = PrefillWorkerStub(channel).Prefill(asked(worker.pages.layout, **fields))
-            with pytest.raises(grpc.RpcError, match=said.replace("(", r"\(")) as caught:
-                async for _ in call:
-                    pass
-            assert caught.value.code().name == code
-            assert worker.runner.processed == 0 and worker.engine.slots.free == worker.engine.slots.count
-
-    run(test())
+async def test_a_bad_field_is_named_before_anything_is_computed(fields: Any, code: str, said: str) -> None:
+    async with prefill_site() as worker, open_channel(worker.address) as channel:
+        call = PrefillWorkerStub(channel).Prefill(asked(worker.pages.layout, **fields))
+        with pytest.raises(grpc.RpcError, match=said.replace("(", r"\(")) as caught:
+            async for _ in call:
+                pass
+        assert caught.value.code().name == code
+        assert worker.runner.processed == 0 and worker.engine.slots.free == worker.engine.slots.count
 
 
-def test_a_worker_that_drains_refuses_new_prompts_and_finishes_those_it_has() -> None:
-    async def test() -> None:
-        async with prefill_site() as worker, asking_engine(worker.address) as engine:
-            release = asyncio.Event()
+async def test_a_worker_that_drains_refuses_new_prompts_and_finishes_those_it_has() -> None:
+    async with prefill_site() as worker, asking_engine(worker.address) as engine:
+        release = asyncio.Event()
 
-            async def held(replies: Any, context: Any) -> Any:
-                async for reply in replies:
-                    yield reply
-                    await release.wait()
+        async def held(replies: Any, context: Any) -> Any:
+            async for reply in replies:
+                yield reply
+                await release.wait()
 
-            worker.faults.answer = held
-            first = asyncio.create_task(said(engine, PROMPT))
-            await until(lambda: worker.lifecycle.running == 1)
-            worker.lifecycle.accepting, worker.faults.answer = False, None
-            other = [1, *PROMPT]
-            assert (await said(engine, other))[0] == truth(other)
-            release.set()
-            assert (await first)[0] == truth(PROMPT)
-            assert fallbacks(engine) == {"unavailable": 1} and counted(engine).pages == WHOLE // PAGE
-
-    run(test())
+        worker.faults.answer = held
+        first = asyncio.create_task(said(engine, PROMPT))
+        await until(lambda: worker.lifecycle.running == 1)
+        worker.lifecycle.accepting, worker.faults.answer = False, None
+        other = [1, *PROMPT]
+        assert (await said(engine, other))[0] == truth(other)
+        release.set()
+        assert (await first)[0] == truth(PROMPT)
+        assert fallbacks(engine) == {"unavailable": 1} and counted(engine).pages == WHOLE // PAGE
 
 
 @pytest.mark.parametrize(
@@ -221,17 +201,14 @@ def test_a_bad_flag_is_named(given: Any, said: str) -> None:
         PrefillConfig(*given)
 
 
-def test_a_model_whose_pages_cannot_be_copied_is_refused_in_one_line() -> None:
+async def test_a_model_whose_pages_cannot_be_copied_is_refused_in_one_line() -> None:
     class Unable(Counting):
         @property
         def capabilities(self) -> Capabilities:
             return dataclasses.replace(super().capabilities, traits=frozenset({Trait.GRAPHS}))
 
-    async def test() -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            with pytest.raises(
-                ValueError, match="prefill: toy copies no keys and values out of its slots: no graph copies pages"
-            ):
-                await stack.enter_async_context(prefill_site(toy(kind=Unable)))
-
-    run(test())
+    async with contextlib.AsyncExitStack() as stack:
+        with pytest.raises(
+            ValueError, match="prefill: toy copies no keys and values out of its slots: no graph copies pages"
+        ):
+            await stack.enter_async_context(prefill_site(toy(kind=Unable)))

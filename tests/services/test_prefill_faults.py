@@ -102,24 +102,21 @@ FAULTS = [
 
 @both_samplings
 @pytest.mark.parametrize(("fault", "reason", "pages"), FAULTS, ids=lambda value: getattr(value, "__name__", str(value)))
-def test_whatever_goes_wrong_there_the_rest_is_processed_here(
+async def test_whatever_goes_wrong_there_the_rest_is_processed_here(
     fault: Any, reason: str, pages: int, sampling: SamplingParams
 ) -> None:
-    async def test() -> None:
-        seconds = 0.3 if reason == "late" else 30.0
-        async with prefill_site() as worker, asking_engine(worker.address, seconds=seconds) as engine:
-            worker.faults.answer = fault
-            assert await said(engine, PROMPT, sampling, 24) == (truth(PROMPT, sampling, 24), 0)
-            assert fallbacks(engine) == {reason: 1}
-            assert counted(engine).pages == pages
-            assert source_of(engine).endpoints[0].rests_until
-            compared = PAGE if pages else 0
-            assert engine.runner.processed == len(PROMPT) - 1 - pages * PAGE + compared
-            assert await said(engine, PROMPT, sampling, 24) == (truth(PROMPT, sampling, 24), WHOLE)
-            assert engine.slots.free == engine.slots.count
-            await until(lambda: worker.engine.slots.free == worker.engine.slots.count)
-
-    run(test())
+    seconds = 0.3 if reason == "late" else 30.0
+    async with prefill_site() as worker, asking_engine(worker.address, seconds=seconds) as engine:
+        worker.faults.answer = fault
+        assert await said(engine, PROMPT, sampling, 24) == (truth(PROMPT, sampling, 24), 0)
+        assert fallbacks(engine) == {reason: 1}
+        assert counted(engine).pages == pages
+        assert source_of(engine).endpoints[0].rests_until
+        compared = PAGE if pages else 0
+        assert engine.runner.processed == len(PROMPT) - 1 - pages * PAGE + compared
+        assert await said(engine, PROMPT, sampling, 24) == (truth(PROMPT, sampling, 24), WHOLE)
+        assert engine.slots.free == engine.slots.count
+        await until(lambda: worker.engine.slots.free == worker.engine.slots.count)
 
 
 def test_a_worker_that_is_not_there_rests_and_is_found_once_it_is() -> None:
@@ -149,19 +146,16 @@ def test_a_worker_that_is_not_there_rests_and_is_found_once_it_is() -> None:
     run(test())
 
 
-def test_a_worker_of_another_model_is_refused_before_it_computes_anything() -> None:
-    async def test() -> None:
-        async with (
-            prefill_site(toy(ToyConfig(salt=1), kind=Counting)) as worker,
-            asking_engine(worker.address) as engine,
-        ):
-            assert (await said(engine, PROMPT))[0] == truth(PROMPT)
-            assert fallbacks(engine) == {"mismatch": 1} and worker.runner.processed == 0
-
-    run(test())
+async def test_a_worker_of_another_model_is_refused_before_it_computes_anything() -> None:
+    async with (
+        prefill_site(toy(ToyConfig(salt=1), kind=Counting)) as worker,
+        asking_engine(worker.address) as engine,
+    ):
+        assert (await said(engine, PROMPT))[0] == truth(PROMPT)
+        assert fallbacks(engine) == {"mismatch": 1} and worker.runner.processed == 0
 
 
-def test_a_worker_whose_pages_are_wrong_is_found_at_its_first_prompt_and_nothing_of_it_is_used() -> None:
+async def test_a_worker_whose_pages_are_wrong_is_found_at_its_first_prompt_and_nothing_of_it_is_used() -> None:
     def lie(reply: pb.PrefillResponse, n: int) -> pb.PrefillResponse:
         """Pages of other tokens, with the right checksums."""
         data = bytearray(reply.pages.data)
@@ -169,20 +163,17 @@ def test_a_worker_whose_pages_are_wrong_is_found_at_its_first_prompt_and_nothing
         reply.pages.data, reply.pages.checksums[:] = bytes(data), [zlib.crc32(data)]
         return reply
 
-    async def test() -> None:
-        async with prefill_site() as worker, asking_engine(worker.address) as engine:
-            worker.faults.answer = changed(lie)
-            assert (await said(engine, PROMPT))[0] == truth(PROMPT)
-            assert fallbacks(engine) == {"wrong": 1} and counted(engine).pages == 1
-            assert engine.runner.processed == len(PROMPT) - 1 + PAGE
-            assert source_of(engine).endpoints[0].rests_until
-            assert await said(engine, PROMPT) == (truth(PROMPT), WHOLE), "what is kept is its own"
-            assert worker.faults.asked == 1
-
-    run(test())
+    async with prefill_site() as worker, asking_engine(worker.address) as engine:
+        worker.faults.answer = changed(lie)
+        assert (await said(engine, PROMPT))[0] == truth(PROMPT)
+        assert fallbacks(engine) == {"wrong": 1} and counted(engine).pages == 1
+        assert engine.runner.processed == len(PROMPT) - 1 + PAGE
+        assert source_of(engine).endpoints[0].rests_until
+        assert await said(engine, PROMPT) == (truth(PROMPT), WHOLE), "what is kept is its own"
+        assert worker.faults.asked == 1
 
 
-def test_more_pages_in_a_message_than_are_copied_at_once_cost_no_process() -> None:
+async def test_more_pages_in_a_message_than_are_copied_at_once_cost_no_process() -> None:
     prompt = [byte % 250 for byte in range(90 * PAGE + 5)]
 
     async def all_in_one(replies: Any, context: Any) -> Any:
@@ -193,12 +184,9 @@ def test_more_pages_in_a_message_than_are_copied_at_once_cost_no_process() -> No
         assert len(whole.pages.checksums) == 90 > MOST_PAGES
         yield whole
 
-    async def test() -> None:
-        big = [toy(slots=2, max_length=len(prompt) + 20, kind=Counting) for _ in range(2)]
-        async with prefill_site(big[0]) as worker, asking_engine(worker.address, big[1]) as engine:
-            worker.faults.answer = all_in_one
-            assert (await said(engine, prompt))[0] == truth(prompt)
-            assert counted(engine).pages == 90 and not fallbacks(engine) and not engine.lost.is_set()
-            assert engine.runner.processed == 4 + PAGE, "its end, and the page that is compared"
-
-    run(test())
+    big = [toy(slots=2, max_length=len(prompt) + 20, kind=Counting) for _ in range(2)]
+    async with prefill_site(big[0]) as worker, asking_engine(worker.address, big[1]) as engine:
+        worker.faults.answer = all_in_one
+        assert (await said(engine, prompt))[0] == truth(prompt)
+        assert counted(engine).pages == 90 and not fallbacks(engine) and not engine.lost.is_set()
+        assert engine.runner.processed == 4 + PAGE, "its end, and the page that is compared"

@@ -60,22 +60,19 @@ def test_a_callers_prefixes_are_found_by_its_own_calls_alone_unless_all_share(
     assert run(test()) == [0, bobs, again, again]
 
 
-def test_a_forwarded_scope_divides_a_callers_prefixes_and_opens_nobody_elses(callers: Any) -> None:
-    async def test() -> None:
-        async with (
-            sharing_site(security=callers.security) as site,
-            raw_stub(site.address, TARGET, callers.credentials("alice")) as alice,
-            raw_stub(site.address, TARGET, callers.credentials("bob")) as bob,
-        ):
-            assert await reused(alice, "1", scope="carol") == 0
-            assert await reused(alice, "2", scope="dave") == 0
-            assert await reused(alice, "3") == 0
-            assert await reused(bob, "4", scope="carol") == 0
-            for guess in ("alice", "alice.example", hashed("alice"), hashed("alice", "carol"), "x" * 2000):
-                assert await reused(bob, guess[:20], scope=guess) == 0
-            assert await reused(alice, "5", scope="carol") == WHOLE
-
-    run(test())
+async def test_a_forwarded_scope_divides_a_callers_prefixes_and_opens_nobody_elses(callers: Any) -> None:
+    async with (
+        sharing_site(security=callers.security) as site,
+        raw_stub(site.address, TARGET, callers.credentials("alice")) as alice,
+        raw_stub(site.address, TARGET, callers.credentials("bob")) as bob,
+    ):
+        assert await reused(alice, "1", scope="carol") == 0
+        assert await reused(alice, "2", scope="dave") == 0
+        assert await reused(alice, "3") == 0
+        assert await reused(bob, "4", scope="carol") == 0
+        for guess in ("alice", "alice.example", hashed("alice"), hashed("alice", "carol"), "x" * 2000):
+            assert await reused(bob, guess[:20], scope=guess) == 0
+        assert await reused(alice, "5", scope="carol") == WHOLE
 
 
 def hashed(identity: str, forwarded: str = "") -> str:
@@ -97,16 +94,13 @@ def test_the_scope_that_is_sent_on_is_a_hash_and_nobodys_is_not_sent() -> None:
     assert sent == ((PREFIX_SCOPE, scopes[0]),)
 
 
-def test_completions_say_what_was_cached_and_the_openai_port_says_it_too() -> None:
-    async def test() -> None:
-        async with sharing_site() as site:
-            client = site.client()
-            request = GenerationRequest(token_ids=tuple(PROMPT), max_new_tokens=4)
-            ends = []
-            for _ in range(2):
-                events = [event async for event in client.generate(request)]
-                ends.append(events[-1].stats.cached_prompt_tokens)  # type: ignore[union-attr]
-            await client.close()
-            assert ends == [0, WHOLE]
-
-    run(test())
+async def test_completions_say_what_was_cached_and_the_openai_port_says_it_too() -> None:
+    async with sharing_site() as site:
+        client = site.client()
+        request = GenerationRequest(token_ids=tuple(PROMPT), max_new_tokens=4)
+        ends = []
+        for _ in range(2):
+            events = [event async for event in client.generate(request)]
+            ends.append(events[-1].stats.cached_prompt_tokens)  # type: ignore[union-attr]
+        await client.close()
+        assert ends == [0, WHOLE]

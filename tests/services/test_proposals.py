@@ -22,7 +22,6 @@ from tests.support import (
     ids,
     oracle,
     raw_stub,
-    run,
     until,
     worker_site,
 )
@@ -73,81 +72,65 @@ def idle(site: Site, slots: int = 4) -> bool:
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_a_session_gets_what_is_new_and_answers_with_the_models_draws(sampling: SamplingParams) -> None:
+async def test_a_session_gets_what_is_new_and_answers_with_the_models_draws(sampling: SamplingParams) -> None:
     truth = list(oracle(PROMPT, sampling, 12, past_the_end=True))
-
-    async def test() -> None:
-        async with worker_site(None) as site, calling(site) as caller:
-            reply = await caller.ask(asking(PROMPT, sampling=sampling))
-            assert list(reply.draft_tokens) == truth[:4]
-            assert list(reply.proposed_by) == ["model"] * 4
-            assert reply.server_seconds >= reply.compute_seconds > 0
-            for held, now in ((0, 1), (1, 6), (6, 8), (8, 8)):
-                reply = await caller.ask(further(truth[held:now], 2))
-                assert list(reply.draft_tokens) == truth[now : now + 2]
-                assert reply.base_length == len(PROMPT) + now
-            assert site.free == 3
-            await caller.end()
-            assert idle(site)
-
-    run(test())
+    async with worker_site(None) as site, calling(site) as caller:
+        reply = await caller.ask(asking(PROMPT, sampling=sampling))
+        assert list(reply.draft_tokens) == truth[:4]
+        assert list(reply.proposed_by) == ["model"] * 4
+        assert reply.server_seconds >= reply.compute_seconds > 0
+        for held, now in ((0, 1), (1, 6), (6, 8), (8, 8)):
+            reply = await caller.ask(further(truth[held:now], 2))
+            assert list(reply.draft_tokens) == truth[now : now + 2]
+            assert reply.base_length == len(PROMPT) + now
+        assert site.free == 3
+        await caller.end()
+        assert idle(site)
 
 
 # --- bad input ---
 
 
-def test_a_worker_without_a_free_slot_says_when_to_come_again() -> None:
-    async def test() -> None:
-        async with worker_site(None, slots=1) as site, calling(site) as caller, raw_stub(site.address, DRAFT) as worker:
-            await caller.ask(asking(PROMPT))
-            refused = await asked_once(worker, asking(PROMPT))
-            assert (refused.code, refused.reason, refused.retry) == ("RESOURCE_EXHAUSTED", "NO_SLOT", 0.1)
-            assert len(site.proposals.sessions) == 1
-            await caller.end()
-            assert (await Caller(worker).ask(asking(PROMPT))).draft_tokens
-
-    run(test())
+async def test_a_worker_without_a_free_slot_says_when_to_come_again() -> None:
+    async with worker_site(None, slots=1) as site, calling(site) as caller, raw_stub(site.address, DRAFT) as worker:
+        await caller.ask(asking(PROMPT))
+        refused = await asked_once(worker, asking(PROMPT))
+        assert (refused.code, refused.reason, refused.retry) == ("RESOURCE_EXHAUSTED", "NO_SLOT", 0.1)
+        assert len(site.proposals.sessions) == 1
+        await caller.end()
+        assert (await Caller(worker).ask(asking(PROMPT))).draft_tokens
 
 
 # --- leases, cancellation ---
 
 
-def test_a_stream_that_is_cancelled_while_its_prompt_is_processed_leaves_no_slot_behind() -> None:
-    async def test() -> None:
-        async with worker_site(None, "step=0.05") as site, calling(site) as caller:
-            await caller.call.write(asking([1] * 150))
-            await until(lambda: site.free == 3)
-            caller.call.cancel()
-            await until(lambda: idle(site))
-
-    run(test())
+async def test_a_stream_that_is_cancelled_while_its_prompt_is_processed_leaves_no_slot_behind() -> None:
+    async with worker_site(None, "step=0.05") as site, calling(site) as caller:
+        await caller.call.write(asking([1] * 150))
+        await until(lambda: site.free == 3)
+        caller.call.cancel()
+        await until(lambda: idle(site))
 
 
-def test_a_step_that_fails_is_an_error_of_that_stream_and_leaves_no_slot_behind(
+async def test_a_step_that_fails_is_an_error_of_that_stream_and_leaves_no_slot_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def test() -> None:
-        async with worker_site(None) as site, raw_stub(site.address, DRAFT) as worker:
-            with monkeypatch.context() as broken:
-                broken.setattr(ToyRunner, "propose", lambda self, rows: 1 / 0)
-                assert (await asked_once(worker, asking(PROMPT))).reason == "ENGINE_LOST"
-                await until(lambda: idle(site))
-            assert (await Caller(worker).ask(asking(PROMPT))).draft_tokens
-
-    run(test())
+    async with worker_site(None) as site, raw_stub(site.address, DRAFT) as worker:
+        with monkeypatch.context() as broken:
+            broken.setattr(ToyRunner, "propose", lambda self, rows: 1 / 0)
+            assert (await asked_once(worker, asking(PROMPT))).reason == "ENGINE_LOST"
+            await until(lambda: idle(site))
+        assert (await Caller(worker).ask(asking(PROMPT))).draft_tokens
 
 
 # --- with and without a target ---
 
 
-def test_a_worker_that_only_proposes_says_what_drafts_and_generates_nothing() -> None:
-    async def test() -> None:
-        async with worker_site(None, "miss=0.1") as site, site.client() as client:
-            info = await client.model_info()
-            assert (info.model_name, info.draft_name, info.tokenizer_sha256) == ("", "toy", "toy")
-            assert (info.vocab_size, info.max_sequence_length, info.max_speculation_length) == (258, 160, 5)
-            with pytest.raises(TandemError, match="only proposes") as caught:
-                await answer(client.generate, ids(b"x"))
-            assert caught.value.code == "UNIMPLEMENTED"
-
-    run(test())
+async def test_a_worker_that_only_proposes_says_what_drafts_and_generates_nothing() -> None:
+    async with worker_site(None, "miss=0.1") as site, site.client() as client:
+        info = await client.model_info()
+        assert (info.model_name, info.draft_name, info.tokenizer_sha256) == ("", "toy", "toy")
+        assert (info.vocab_size, info.max_sequence_length, info.max_speculation_length) == (258, 160, 5)
+        with pytest.raises(TandemError, match="only proposes") as caught:
+            await answer(client.generate, ids(b"x"))
+        assert caught.value.code == "UNIMPLEMENTED"

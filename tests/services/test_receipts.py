@@ -126,35 +126,31 @@ async def _findings(signed: Signed, sample: int | None = None, adapter: str = "r
     ("name", "pipeline"),
     daily([("penalised", Pipeline.OFF), ("structured", Pipeline.ON), ("adapted", Pipeline.NEVER_WAITING)], 2),
 )
-def test_a_session_that_was_resumed_changes_no_receipt(name: str, pipeline: Pipeline, keys: Keys) -> None:
+async def test_a_session_that_was_resumed_changes_no_receipt(name: str, pipeline: Pipeline, keys: Keys) -> None:
     """The target forgets its sessions after every chunk of the first half; who drafts opens them again."""
     options = REQUESTS[name]
+    async with _plain(keys) as generate:
+        plain = await _receipt(generate, **options)
+    resumed = 0
+    async with target_site(toy(ToyConfig(step_seconds=0.001))) as target:
+        assert target.engine and target.verifier
+        await target.engine.adapters.add(AdapterChoice("red", "red"), BACKEND.adapter)
+        worker = worker_site(target.address, config=LOOKUP_FIRST, pipeline=pipeline, reconnect_seconds=HANG)
 
-    async def test() -> None:
-        async with _plain(keys) as generate:
-            plain = await _receipt(generate, **options)
-        resumed = 0
-        async with target_site(toy(ToyConfig(step_seconds=0.001))) as target:
-            assert target.engine and target.verifier
-            await target.engine.adapters.add(AdapterChoice("red", "red"), BACKEND.adapter)
-            worker = worker_site(target.address, config=LOOKUP_FIRST, pipeline=pipeline, reconnect_seconds=HANG)
+        async def interrupted(generate: Generate, request: GenerationRequest) -> AsyncIterator[Any]:
+            nonlocal resumed
+            seen = 0
+            async for event in generate(request):
+                yield event
+                seen += len(getattr(event, "token_ids", ()))
+                if seen < len(plain.receipt.token_ids) // 2:
+                    resumed += len(target.verifier.sessions)
+                    await let_all_expire(target)
 
-            async def interrupted(generate: Generate, request: GenerationRequest) -> AsyncIterator[Any]:
-                nonlocal resumed
-                seen = 0
-                async for event in generate(request):
-                    yield event
-                    seen += len(getattr(event, "token_ids", ()))
-                    if seen < len(plain.receipt.token_ids) // 2:
-                        resumed += len(target.verifier.sessions)
-                        await let_all_expire(target)
-
-            async with _signing(worker, keys) as generate:
-                signed = await _receipt(lambda request: interrupted(generate, request), **options)
-        assert resumed and signed.receipt.answer == plain.receipt.answer
-        assert len(signed.receipt.served.verifiers) == 1 and signed.receipt.chained()
-
-    run(test())
+        async with _signing(worker, keys) as generate:
+            signed = await _receipt(lambda request: interrupted(generate, request), **options)
+    assert resumed and signed.receipt.answer == plain.receipt.answer
+    assert len(signed.receipt.served.verifiers) == 1 and signed.receipt.chained()
 
 
 def _resigned(keys: Keys, signed: Signed, **changes: Any) -> Signed:
@@ -212,116 +208,96 @@ def penalised(keys: Keys) -> Signed:
 
 
 @pytest.mark.parametrize("name", FORGERIES)
-def test_what_a_server_with_the_key_forges_is_found_and_named(name: str, keys: Keys, penalised: Signed) -> None:
-    async def test() -> None:
-        signed = penalised
-        forged = _resigned(keys, signed, **FORGERIES[name].made(signed.receipt))
-        assert signature_right(forged) and forged.receipt.chained()
-        findings = await _findings(forged)
-        assert overall(findings) is CheckOutcome.FORGED
-        assert next(each.what for each in findings if each.outcome is CheckOutcome.FORGED) == FORGERIES[name].found
-
-    run(test())
+async def test_what_a_server_with_the_key_forges_is_found_and_named(name: str, keys: Keys, penalised: Signed) -> None:
+    signed = penalised
+    forged = _resigned(keys, signed, **FORGERIES[name].made(signed.receipt))
+    assert signature_right(forged) and forged.receipt.chained()
+    findings = await _findings(forged)
+    assert overall(findings) is CheckOutcome.FORGED
+    assert next(each.what for each in findings if each.outcome is CheckOutcome.FORGED) == FORGERIES[name].found
 
 
-def test_tokens_of_another_model_under_this_ones_name_are_forged_and_under_their_own_other_weights(keys: Keys) -> None:
-    async def test() -> None:
-        async with _signing(target_site(toy(ToyConfig(salt=1))), keys) as generate:
-            signed = await _receipt(generate, sampling=SAMPLED)
-        there = await _findings(signed)
-        assert overall(there) is CheckOutcome.OTHER_WEIGHTS and "weights_revision" in there[0].note
-        model = replace(signed.receipt.model, weights_revision=toy().identity.weights_revision)
-        assert overall(await _findings(_resigned(keys, signed, model=model))) is CheckOutcome.FORGED
-        assert overall(await _findings(signed, config=ToyConfig(salt=1))) is CheckOutcome.RIGHT
-
-    run(test())
-
-
-def test_another_prompt_or_adapter_is_named_and_what_is_not_here_cannot_be_checked(keys: Keys) -> None:
-    async def test() -> None:
-        async with _plain(keys) as generate:
-            signed = await _receipt(generate, sampling=SAMPLED, adapter="red")
-        other = prompt_digest(signed.salt, b"other")
-        forged = _resigned(keys, signed, prompt_digest=other, prompt_tokens=5)
-        assert [each.what for each in await _findings(forged) if each.outcome is CheckOutcome.FORGED] == ["prompt"]
-        assert overall(await _findings(signed, adapter="blue")) is CheckOutcome.OTHER_WEIGHTS
-        unknown = _resigned(keys, signed, adapter=("green", "toy:green"))
-        findings = await _findings(unknown)
-        assert overall(findings) is CheckOutcome.CANNOT_CHECK and "--adapters green=DIR" in str(findings)
-
-    run(test())
+async def test_tokens_of_another_model_under_this_ones_name_are_forged_and_under_their_own_other_weights(
+    keys: Keys,
+) -> None:
+    async with _signing(target_site(toy(ToyConfig(salt=1))), keys) as generate:
+        signed = await _receipt(generate, sampling=SAMPLED)
+    there = await _findings(signed)
+    assert overall(there) is CheckOutcome.OTHER_WEIGHTS and "weights_revision" in there[0].note
+    model = replace(signed.receipt.model, weights_revision=toy().identity.weights_revision)
+    assert overall(await _findings(_resigned(keys, signed, model=model))) is CheckOutcome.FORGED
+    assert overall(await _findings(signed, config=ToyConfig(salt=1))) is CheckOutcome.RIGHT
 
 
-def test_bits_of_another_arithmetic_are_no_forgery_while_scores_are_near(keys: Keys) -> None:
-    async def test() -> None:
-        async with _plain(keys) as generate:
-            signed = await _receipt(generate, sampling=SAMPLED)
-        served = replace(signed.receipt.served, arithmetic="tokens, avx512_bf16")
-        findings = await _findings(_resigned(keys, signed, served=served))
-        assert overall(findings) is CheckOutcome.RIGHT, "every token was drawn again all the same"
-        assert [each.outcome for each in findings if each.what == "arithmetic"] == [None]
-        token = signed.receipt.token_ids[5] ^ 1
-        wrong = (*signed.receipt.token_ids[:5], token, *signed.receipt.token_ids[6:])
-        assert overall(await _findings(_resigned(keys, signed, served=served, token_ids=wrong))) is CheckOutcome.FORGED
-
-    run(test())
+async def test_another_prompt_or_adapter_is_named_and_what_is_not_here_cannot_be_checked(keys: Keys) -> None:
+    async with _plain(keys) as generate:
+        signed = await _receipt(generate, sampling=SAMPLED, adapter="red")
+    other = prompt_digest(signed.salt, b"other")
+    forged = _resigned(keys, signed, prompt_digest=other, prompt_tokens=5)
+    assert [each.what for each in await _findings(forged) if each.outcome is CheckOutcome.FORGED] == ["prompt"]
+    assert overall(await _findings(signed, adapter="blue")) is CheckOutcome.OTHER_WEIGHTS
+    unknown = _resigned(keys, signed, adapter=("green", "toy:green"))
+    findings = await _findings(unknown)
+    assert overall(findings) is CheckOutcome.CANNOT_CHECK and "--adapters green=DIR" in str(findings)
 
 
-def test_without_keys_or_under_rejection_a_receipt_is_refused_before_any_work(keys: Keys) -> None:
-    async def test() -> None:
-        async with target_site(toy()) as site, site.client() as client:
-            with pytest.raises(TandemError, match=r"receipt: this server signs none: .* without --receipt_keys"):
-                await answer(client.generate, ids(PROMPT, receipt=True))
-        with pytest.raises(InvalidField, match="receipt: under rejection tokens depend on drafts"):
-            GenerationRequest(text="x", receipt=True, rule=Rule.REJECTION)
+async def test_bits_of_another_arithmetic_are_no_forgery_while_scores_are_near(keys: Keys) -> None:
+    async with _plain(keys) as generate:
+        signed = await _receipt(generate, sampling=SAMPLED)
+    served = replace(signed.receipt.served, arithmetic="tokens, avx512_bf16")
+    findings = await _findings(_resigned(keys, signed, served=served))
+    assert overall(findings) is CheckOutcome.RIGHT, "every token was drawn again all the same"
+    assert [each.outcome for each in findings if each.what == "arithmetic"] == [None]
+    token = signed.receipt.token_ids[5] ^ 1
+    wrong = (*signed.receipt.token_ids[:5], token, *signed.receipt.token_ids[6:])
+    assert overall(await _findings(_resigned(keys, signed, served=served, token_ids=wrong))) is CheckOutcome.FORGED
 
-    run(test())
+
+async def test_without_keys_or_under_rejection_a_receipt_is_refused_before_any_work(keys: Keys) -> None:
+    async with target_site(toy()) as site, site.client() as client:
+        with pytest.raises(TandemError, match=r"receipt: this server signs none: .* without --receipt_keys"):
+            await answer(client.generate, ids(PROMPT, receipt=True))
+    with pytest.raises(InvalidField, match="receipt: under rejection tokens depend on drafts"):
+        GenerationRequest(text="x", receipt=True, rule=Rule.REJECTION)
 
 
-def test_no_prompt_and_no_key_leave_with_a_receipt(tmp_path: Path) -> None:
+async def test_no_prompt_and_no_key_leave_with_a_receipt(tmp_path: Path) -> None:
     keys = open_keys(tmp_path, 90)
     secret = "my password is Swordfish-7"
-
-    async def test() -> None:
-        async with _signing(target_site(toy()), keys) as generate:
-            request = GenerationRequest(text=secret, max_new_tokens=8, receipt=True, sampling=SAMPLED)
-            text = (await answer(generate, request)).completion.receipt
-            private = (tmp_path / "signing.pem").read_text()
-            tokens = ",".join(map(str, secret.encode()))
-            for hidden in (secret, "Swordfish", secret.encode().hex(), tokens, tokens.replace(",", ", "), private):
-                assert hidden not in text
-            for line in private.splitlines()[1:-1]:
-                assert line not in text
-            raw = keys.private.private_bytes_raw()
-            assert raw.hex() not in text
-            bare = json.loads(text)
-            del bare["salt"]  # then nobody can try prompts
-            assert secret.encode().hex() not in json.dumps(bare)
-
-    run(test())
+    async with _signing(target_site(toy()), keys) as generate:
+        request = GenerationRequest(text=secret, max_new_tokens=8, receipt=True, sampling=SAMPLED)
+        text = (await answer(generate, request)).completion.receipt
+        private = (tmp_path / "signing.pem").read_text()
+        tokens = ",".join(map(str, secret.encode()))
+        for hidden in (secret, "Swordfish", secret.encode().hex(), tokens, tokens.replace(",", ", "), private):
+            assert hidden not in text
+        for line in private.splitlines()[1:-1]:
+            assert line not in text
+        raw = keys.private.private_bytes_raw()
+        assert raw.hex() not in text
+        bare = json.loads(text)
+        del bare["salt"]  # then nobody can try prompts
+        assert secret.encode().hex() not in json.dumps(bare)
 
 
-def test_over_http_each_choice_has_its_receipt_and_the_keys_are_published(keys: Keys) -> None:
-    async def test() -> None:
-        async with door() as site:
-            assert (await site.http.get("/v1/receipt_keys")).json() == {"keys": []}
-            refusal = await site.refused("/v1/completions", {"prompt": "hello", "receipt": True})
-            assert "signs none" in str(refusal)
-            site.generate.receipts = Receipts(keys, "FusedSpeculativeServer", dict)
-            assert (await site.http.get("/v1/receipt_keys")).json() == keys.json
-            body = {"prompt": list(PROMPT), "receipt": True, "n": 2, "max_tokens": 70, "seed": 4, "temperature": 0.8}
-            whole = (await site.post("/v1/completions", body)).json()
-            for choice in whole["choices"]:
-                signed = read_signed(json.dumps(choice["receipt"]))
-                assert signature_right(signed) and signed.receipt.request.sampling.seed == 4 + choice["index"]
-                assert overall(await _findings(signed)) is CheckOutcome.RIGHT
-            events = await site.events("/v1/completions", {**body, "n": 1, "stream": True})
-            (ending,) = [each for each in events if each["choices"] and "receipt" in each["choices"][0]]
-            assert ending["choices"][0]["finish_reason"]
-            again = read_signed(json.dumps(ending["choices"][0]["receipt"]))
-            assert again.receipt.answer == read_signed(json.dumps(whole["choices"][0]["receipt"])).receipt.answer
-
-    run(test())
+async def test_over_http_each_choice_has_its_receipt_and_the_keys_are_published(keys: Keys) -> None:
+    async with door() as site:
+        assert (await site.http.get("/v1/receipt_keys")).json() == {"keys": []}
+        refusal = await site.refused("/v1/completions", {"prompt": "hello", "receipt": True})
+        assert "signs none" in str(refusal)
+        site.generate.receipts = Receipts(keys, "FusedSpeculativeServer", dict)
+        assert (await site.http.get("/v1/receipt_keys")).json() == keys.json
+        body = {"prompt": list(PROMPT), "receipt": True, "n": 2, "max_tokens": 70, "seed": 4, "temperature": 0.8}
+        whole = (await site.post("/v1/completions", body)).json()
+        for choice in whole["choices"]:
+            signed = read_signed(json.dumps(choice["receipt"]))
+            assert signature_right(signed) and signed.receipt.request.sampling.seed == 4 + choice["index"]
+            assert overall(await _findings(signed)) is CheckOutcome.RIGHT
+        events = await site.events("/v1/completions", {**body, "n": 1, "stream": True})
+        (ending,) = [each for each in events if each["choices"] and "receipt" in each["choices"][0]]
+        assert ending["choices"][0]["finish_reason"]
+        again = read_signed(json.dumps(ending["choices"][0]["receipt"]))
+        assert again.receipt.answer == read_signed(json.dumps(whole["choices"][0]["receipt"])).receipt.answer
 
 
 def _check(tmp_path: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:

@@ -41,7 +41,6 @@ from tests.support import (
     listening,
     oracle,
     raw_stub,
-    run,
     target_site,
     toy,
     worker_site,
@@ -79,42 +78,36 @@ SAMPLINGS, LENGTHS = (FREE, SAMPLED, replace(SAMPLED, temperature=1.5, seed=2**6
 
 @pytest.mark.parametrize("asking", daily([[*zip(SAMPLINGS, LENGTHS, strict=True)], [*product(SAMPLINGS, LENGTHS)]], 0))
 @pytest.mark.parametrize("draft", daily(DRAFTS, 1))
-def test_one_draft_one_seed_one_output_wherever_the_draft_runs(
+async def test_one_draft_one_seed_one_output_wherever_the_draft_runs(
     draft: str, asking: list[tuple[SamplingParams, int]]
 ) -> None:
-    async def test() -> None:
-        async with everywhere(DRAFTS[draft]) as generates:
-            for sampling, k in asking:
-                answers = [await answer(generate, asked(sampling, k)) for generate in generates.values()]
-                assert len({got.token_ids for got in answers}) == 1
-                stats = [got.completion.stats for got in answers]
-                assert len({(s.rounds, s.drafted, s.accepted) for s in stats}) == 1
-                again = await answer(generates["worker"], asked(sampling, k))
-                assert again.token_ids == answers[0].token_ids
-                if draft == "noisy" and k > 1:
-                    assert 0 < stats[0].accepted < stats[0].drafted
-
-    run(test())
+    async with everywhere(DRAFTS[draft]) as generates:
+        for sampling, k in asking:
+            answers = [await answer(generate, asked(sampling, k)) for generate in generates.values()]
+            assert len({got.token_ids for got in answers}) == 1
+            stats = [got.completion.stats for got in answers]
+            assert len({(s.rounds, s.drafted, s.accepted) for s in stats}) == 1
+            again = await answer(generates["worker"], asked(sampling, k))
+            assert again.token_ids == answers[0].token_ids
+            if draft == "noisy" and k > 1:
+                assert 0 < stats[0].accepted < stats[0].drafted
 
 
 @pytest.mark.thorough
-def test_the_output_over_the_wire_follows_the_targets_law() -> None:
+async def test_the_output_over_the_wire_follows_the_targets_law() -> None:
     """Chi-square over seeds of three tokens, each of which can be three, drafted two at a time by another model."""
     sampling, seeds = SamplingParams(temperature=3.0, top_k=3), 700
 
     def alone(context: Sequence[int]) -> np.ndarray:
         return reference_law(toy_logits([*PROMPT, *context[3:]], ToyConfig()).tolist(), sampling)
 
-    async def test() -> list[tuple[int, ...]]:
-        async with target_site() as target, distributed(target.address, "miss=0.5") as (generator, _):
-            requests = [asked(replace(sampling, seed=seed), 2, 3) for seed in range(seeds)]
-            said = []
-            for start in range(0, seeds, 4):
-                answers = await asyncio.gather(*(answer(generator.generate, r) for r in requests[start : start + 4]))
-                said += [got.token_ids for got in answers]
-            return said
-
-    outputs = run(test())
+    async with target_site() as target, distributed(target.address, "miss=0.5") as (generator, _):
+        requests = [asked(replace(sampling, seed=seed), 2, 3) for seed in range(seeds)]
+        said = []
+        for start in range(0, seeds, 4):
+            answers = await asyncio.gather(*(answer(generator.generate, r) for r in requests[start : start + 4]))
+            said += [got.token_ids for got in answers]
+        outputs = said
     law = chain_law(alone, 3, frozenset())
     assert set(outputs) <= set(law)
     counts = np.array([outputs.count(tokens) for tokens in law])
@@ -137,7 +130,7 @@ def faulty(inner: Any, fault: Callable[[Any, Any, Any], Any], method: str = "Ver
     return listening(partial(target_verifier_pb2_grpc.add_TargetVerifierServicer_to_server, servicer))
 
 
-def test_lost_replies_and_forgotten_sessions_change_no_token() -> None:
+async def test_lost_replies_and_forgotten_sessions_change_no_token() -> None:
     calls = 0
 
     async def fault(inner: Any, request: Any, context: Any) -> Any:
@@ -150,20 +143,17 @@ def test_lost_replies_and_forgotten_sessions_change_no_token() -> None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "lost")
         return reply
 
-    async def test() -> None:
-        async with target_site() as site:
-            async with distributed(site.address, "miss=0.3") as (generator, _):
-                undisturbed = await answer(generator.generate, asked(FREE, 3, 40))
-            async with (
-                faulty(site.verifier, fault) as address,
-                distributed(address, "miss=0.3") as (generator, _),
-            ):
-                got = await answer(generator.generate, asked(FREE, 3, 40))
-            assert calls > got.completion.stats.rounds
-            assert got.token_ids == undisturbed.token_ids
-            assert got.completion.stats.accepted == undisturbed.completion.stats.accepted
-
-    run(test())
+    async with target_site() as site:
+        async with distributed(site.address, "miss=0.3") as (generator, _):
+            undisturbed = await answer(generator.generate, asked(FREE, 3, 40))
+        async with (
+            faulty(site.verifier, fault) as address,
+            distributed(address, "miss=0.3") as (generator, _),
+        ):
+            got = await answer(generator.generate, asked(FREE, 3, 40))
+        assert calls > got.completion.stats.rounds
+        assert got.token_ids == undisturbed.token_ids
+        assert got.completion.stats.accepted == undisturbed.completion.stats.accepted
 
 
 def drafted(tokens: Sequence[int], k: int, sampling: SamplingParams, salt: int) -> tuple[list[int], list[Any]]:
@@ -192,42 +182,36 @@ def verifying(tokens: Sequence[int], draft: Sequence[int], distributions: Sequen
     )
 
 
-def test_a_rejected_round_is_replayed_and_decided_the_same_on_another_replica() -> None:
-    async def test() -> None:
-        draft, sent = drafted(PROMPT, 4, FREE, salt=9)
-        async with target_site() as site, raw_stub(site.address) as target:
-            opened = await target.OpenSession(opening(rule=REJECTION))
-            assert opened.rule == REJECTION
-            first = await target.Verify(verifying(PROMPT, draft, sent))
-            assert first.accepted < 4 and first.token_ids[first.accepted] != draft[first.accepted]
-            steps = site.engine.batcher.steps
-            for again in (verifying(PROMPT, draft, sent), verifying(PROMPT, draft), verifying(PROMPT, [])):
-                reply = await target.Verify(again)
-                assert reply.replayed and list(reply.token_ids) == list(first.token_ids)
-            assert site.engine.batcher.steps == steps
-            await target.OpenSession(opening("other", rule=REJECTION))
-            fresh = await target.Verify(verifying(PROMPT, draft, sent, "other"))
-            assert not fresh.replayed and list(fresh.token_ids) == list(first.token_ids)
-
-    run(test())
+async def test_a_rejected_round_is_replayed_and_decided_the_same_on_another_replica() -> None:
+    draft, sent = drafted(PROMPT, 4, FREE, salt=9)
+    async with target_site() as site, raw_stub(site.address) as target:
+        opened = await target.OpenSession(opening(rule=REJECTION))
+        assert opened.rule == REJECTION
+        first = await target.Verify(verifying(PROMPT, draft, sent))
+        assert first.accepted < 4 and first.token_ids[first.accepted] != draft[first.accepted]
+        steps = site.engine.batcher.steps
+        for again in (verifying(PROMPT, draft, sent), verifying(PROMPT, draft), verifying(PROMPT, [])):
+            reply = await target.Verify(again)
+            assert reply.replayed and list(reply.token_ids) == list(first.token_ids)
+        assert site.engine.batcher.steps == steps
+        await target.OpenSession(opening("other", rule=REJECTION))
+        fresh = await target.Verify(verifying(PROMPT, draft, sent, "other"))
+        assert not fresh.replayed and list(fresh.token_ids) == list(first.token_ids)
 
 
-def test_the_reply_says_which_rule_holds_and_unspecified_is_agreement() -> None:
-    async def test() -> None:
-        async with target_site() as site, raw_stub(site.address) as target:
-            for asked_for, holds in (
-                (0, generation_pb2.VERIFICATION_RULE_AGREEMENT),
-                (1, generation_pb2.VERIFICATION_RULE_AGREEMENT),
-                (2, REJECTION),
-            ):
-                assert (await target.OpenSession(opening(f"s{asked_for}", rule=asked_for))).rule == holds
-            assert (await target.OpenSession(opening("s0", rule=1))).rule == 1
-            for name, other in (("s0", 2), ("s2", 1), ("s2", 0)):
-                with pytest.raises(grpc.RpcError, match="is open with the rule") as caught:
-                    await target.OpenSession(opening(name, rule=other))
-                assert caught.value.code().name == "ALREADY_EXISTS"
-
-    run(test())
+async def test_the_reply_says_which_rule_holds_and_unspecified_is_agreement() -> None:
+    async with target_site() as site, raw_stub(site.address) as target:
+        for asked_for, holds in (
+            (0, generation_pb2.VERIFICATION_RULE_AGREEMENT),
+            (1, generation_pb2.VERIFICATION_RULE_AGREEMENT),
+            (2, REJECTION),
+        ):
+            assert (await target.OpenSession(opening(f"s{asked_for}", rule=asked_for))).rule == holds
+        assert (await target.OpenSession(opening("s0", rule=1))).rule == 1
+        for name, other in (("s0", 2), ("s2", 1), ("s2", 0)):
+            with pytest.raises(grpc.RpcError, match="is open with the rule") as caught:
+                await target.OpenSession(opening(name, rule=other))
+            assert caught.value.code().name == "ALREADY_EXISTS"
 
 
 ONE = generation_pb2.SparseDistribution(token_ids=[5, 7], weights=[1.0, 0.5])
@@ -250,48 +234,38 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_distributions_that_cannot_be_are_refused_and_the_session_lives_on(case: str) -> None:
+async def test_distributions_that_cannot_be_are_refused_and_the_session_lives_on(case: str) -> None:
     draft, distributions, said = WRONG[case]
-
-    async def test() -> None:
-        async with target_site() as site, raw_stub(site.address) as target:
-            await target.OpenSession(opening(rule=REJECTION))
-            with pytest.raises(grpc.RpcError, match=said) as caught:
-                await target.Verify(verifying(PROMPT, draft, distributions))
-            assert caught.value.code().name == "INVALID_ARGUMENT"
-            assert (await target.Verify(verifying(PROMPT, [5], [ONE]))).committed_length > len(PROMPT)
-
-    run(test())
+    async with target_site() as site, raw_stub(site.address) as target:
+        await target.OpenSession(opening(rule=REJECTION))
+        with pytest.raises(grpc.RpcError, match=said) as caught:
+            await target.Verify(verifying(PROMPT, draft, distributions))
+        assert caught.value.code().name == "INVALID_ARGUMENT"
+        assert (await target.Verify(verifying(PROMPT, [5], [ONE]))).committed_length > len(PROMPT)
 
 
-def test_distributions_under_agreement_are_refused() -> None:
-    async def test() -> None:
-        async with target_site() as site, raw_stub(site.address) as target:
-            await target.OpenSession(opening())
-            with pytest.raises(grpc.RpcError, match="distributions: 1, but agreement takes none") as caught:
-                await target.Verify(verifying(PROMPT, [5], [ONE]))
-            assert caught.value.code().name == "INVALID_ARGUMENT"
-
-    run(test())
+async def test_distributions_under_agreement_are_refused() -> None:
+    async with target_site() as site, raw_stub(site.address) as target:
+        await target.OpenSession(opening())
+        with pytest.raises(grpc.RpcError, match="distributions: 1, but agreement takes none") as caught:
+            await target.Verify(verifying(PROMPT, [5], [ONE]))
+        assert caught.value.code().name == "INVALID_ARGUMENT"
 
 
 @pytest.mark.parametrize(("replied", "says"), [(0, "nothing"), (1, "agreement"), (7, "7")])
-def test_a_server_that_verifies_by_another_rule_is_not_gone_on_with(replied: int, says: str) -> None:
+async def test_a_server_that_verifies_by_another_rule_is_not_gone_on_with(replied: int, says: str) -> None:
     async def old(inner: Any, request: Any, context: Any) -> Any:
         request.rule = 0
         reply = await inner.OpenSession(request, context)
         reply.rule = replied
         return reply
 
-    async def test() -> None:
-        async with target_site() as site, faulty(site.verifier, old, "OpenSession") as address:
-            async with distributed(address, "miss=0.3") as (generator, _):
-                with pytest.raises(TandemError, match=f"does not verify by rejection, .* reports {says}") as caught:
-                    await answer(generator.generate, asked(FREE))
-                assert caught.value.code == "FAILED_PRECONDITION"
-                if replied < 2:
-                    got = await answer(generator.generate, asked(SAMPLED, rule=Rule.AGREEMENT))
-                    assert got.token_ids == oracle(PROMPT, SAMPLED, 24)
-            assert site.free == 4
-
-    run(test())
+    async with target_site() as site, faulty(site.verifier, old, "OpenSession") as address:
+        async with distributed(address, "miss=0.3") as (generator, _):
+            with pytest.raises(TandemError, match=f"does not verify by rejection, .* reports {says}") as caught:
+                await answer(generator.generate, asked(FREE))
+            assert caught.value.code == "FAILED_PRECONDITION"
+            if replied < 2:
+                got = await answer(generator.generate, asked(SAMPLED, rule=Rule.AGREEMENT))
+                assert got.token_ids == oracle(PROMPT, SAMPLED, 24)
+        assert site.free == 4

@@ -179,18 +179,15 @@ def matches(got: Answer, structure: Structure) -> None:
 @pytest.mark.each_value
 @pytest.mark.parametrize("rule", Rule)
 @pytest.mark.parametrize("structure", [JSON, CHOICE])
-def test_output_matches_its_structure_and_ends_where_it_does(structure: Structure, rule: Rule) -> None:
-    async def test() -> None:
-        async with fused_site(toy(), toy()) as site, site.client() as client:
-            for seed in range(12):
-                # The toy's choices are random, so that whitespace would go on: it is made unlikely.
-                rare = ((9, -50.0), (10, -20.0), (32, -50.0))
-                sampling = SamplingParams(1.0, seed=seed, structure=structure, logit_bias=rare)
-                got = await answer(client.generate, ids(PROMPT, 140, sampling=sampling, rule=rule, logprobs=0))
-                matches(got, structure)
-                assert len(got.logprobs) == len(got.token_ids)
-
-    run(test())
+async def test_output_matches_its_structure_and_ends_where_it_does(structure: Structure, rule: Rule) -> None:
+    async with fused_site(toy(), toy()) as site, site.client() as client:
+        for seed in range(12):
+            # The toy's choices are random, so that whitespace would go on: it is made unlikely.
+            rare = ((9, -50.0), (10, -20.0), (32, -50.0))
+            sampling = SamplingParams(1.0, seed=seed, structure=structure, logit_bias=rare)
+            got = await answer(client.generate, ids(PROMPT, 140, sampling=sampling, rule=rule, logprobs=0))
+            matches(got, structure)
+            assert len(got.logprobs) == len(got.token_ids)
 
 
 # --- sessions ---
@@ -208,7 +205,7 @@ def opening(
     )
 
 
-def test_a_session_replays_log_probabilities_and_goes_on_from_any_prefix() -> None:
+async def test_a_session_replays_log_probabilities_and_goes_on_from_any_prefix() -> None:
     sampling = sampled(FEATURES["all"])
     tokens, logprobs = reference(sampling, 24)
 
@@ -228,24 +225,21 @@ def test_a_session_replays_log_probabilities_and_goes_on_from_any_prefix() -> No
         assert verdict.token_ids == tokens[done:end] and verdict.logprobs == logprobs[done:end]
         return end
 
-    async def test() -> None:
-        async with target_site() as site, raw_stub(site.address) as stub:
-            opened = await stub.OpenSession(opening(sampling, logprobs=3))
-            assert tuple(opened.processed_fields) == sampling.processed
-            done = await verified(stub, 0, tokens[:3])
-            assert await verified(stub, 0, tokens[:3], replayed=True) == done == 4
-            done = await verified(stub, done, [*tokens[done : done + 2], 0])
-            # The client lost the last round's reply; then it goes back further.
-            reopened = await stub.OpenSession(opening(sampling, [*PROMPT, *tokens[:4]], logprobs=3))
-            assert reopened.committed_length == len(PROMPT) + done
-            assert await verified(stub, 4, [*tokens[4:6], 0], replayed=True) == done
-            await stub.OpenSession(opening(sampling, [*PROMPT, *tokens[:2]], logprobs=3))
-            assert await verified(stub, 2, [0, 0]) == 3
-        async with target_site() as other, raw_stub(other.address) as stub:
-            await stub.OpenSession(opening(sampling, [*PROMPT, *tokens[:done]], "elsewhere", logprobs=3))
-            await verified(stub, done, tokens[done : done + 5], "elsewhere")
-
-    run(test())
+    async with target_site() as site, raw_stub(site.address) as stub:
+        opened = await stub.OpenSession(opening(sampling, logprobs=3))
+        assert tuple(opened.processed_fields) == sampling.processed
+        done = await verified(stub, 0, tokens[:3])
+        assert await verified(stub, 0, tokens[:3], replayed=True) == done == 4
+        done = await verified(stub, done, [*tokens[done : done + 2], 0])
+        # The client lost the last round's reply; then it goes back further.
+        reopened = await stub.OpenSession(opening(sampling, [*PROMPT, *tokens[:4]], logprobs=3))
+        assert reopened.committed_length == len(PROMPT) + done
+        assert await verified(stub, 4, [*tokens[4:6], 0], replayed=True) == done
+        await stub.OpenSession(opening(sampling, [*PROMPT, *tokens[:2]], logprobs=3))
+        assert await verified(stub, 2, [0, 0]) == 3
+    async with target_site() as other, raw_stub(other.address) as stub:
+        await stub.OpenSession(opening(sampling, [*PROMPT, *tokens[:done]], "elsewhere", logprobs=3))
+        await verified(stub, done, tokens[done : done + 5], "elsewhere")
 
 
 # --- what is refused ---
@@ -272,57 +266,46 @@ async def refusal(asked: Any) -> TandemError:
 
 
 @pytest.mark.parametrize("architecture", ["autoregressive", "fused", "draft_worker"])
-def test_what_cannot_be_done_is_refused_by_the_name_of_its_field(architecture: str) -> None:
-    async def test() -> None:
-        async with serving(architecture, "miss=0.3") as served:
-            for field, values, why in REFUSED:
-                error = await refusal(answer(served.generate, ids(PROMPT, 4, sampling=SamplingParams(**values))))
-                assert error.code == "INVALID_ARGUMENT" and error.message.startswith(f"{field}: ") and why in str(error)
-
-    run(test())
+async def test_what_cannot_be_done_is_refused_by_the_name_of_its_field(architecture: str) -> None:
+    async with serving(architecture, "miss=0.3") as served:
+        for field, values, why in REFUSED:
+            error = await refusal(answer(served.generate, ids(PROMPT, 4, sampling=SamplingParams(**values))))
+            assert error.code == "INVALID_ARGUMENT" and error.message.startswith(f"{field}: ") and why in str(error)
 
 
-def test_a_session_refuses_what_it_cannot_continue_exactly() -> None:
+async def test_a_session_refuses_what_it_cannot_continue_exactly() -> None:
     sampling = FEATURES["choice"]
+    async with target_site() as site, raw_stub(site.address) as stub:
 
-    async def test() -> None:
-        async with target_site() as site, raw_stub(site.address) as stub:
+        async def refused(call: Any) -> str:
+            with pytest.raises(grpc.RpcError) as caught:
+                await call
+            return f"{caught.value.code().name} {caught.value.details()}"
 
-            async def refused(call: Any) -> str:
-                with pytest.raises(grpc.RpcError) as caught:
-                    await call
-                return f"{caught.value.code().name} {caught.value.details()}"
-
-            wrong = await refused(stub.OpenSession(opening(sampling, b"abcabcabcmaybe")))
-            assert wrong == "INVALID_ARGUMENT prefix: the output in it does not match the structure"
-            await stub.OpenSession(opening(sampling))
-            other = opening(sampling)
-            other.prompt_length = 4
-            assert "does not match the structure" in await refused(stub.OpenSession(other))
-            penalized = opening(FEATURES["penalties"], session="p")
-            await stub.OpenSession(penalized)
-            penalized.prompt_length = 4
-            assert "is open with a prompt of 9 tokens" in await refused(stub.OpenSession(penalized))
-            beyond = opening(sampling, session="l", logprobs=21)
-            assert (await refused(stub.OpenSession(beyond))).startswith("INVALID_ARGUMENT logprobs: 21")
-            assert site.free == 2, "what was refused holds nothing"
-
-    run(test())
+        wrong = await refused(stub.OpenSession(opening(sampling, b"abcabcabcmaybe")))
+        assert wrong == "INVALID_ARGUMENT prefix: the output in it does not match the structure"
+        await stub.OpenSession(opening(sampling))
+        other = opening(sampling)
+        other.prompt_length = 4
+        assert "does not match the structure" in await refused(stub.OpenSession(other))
+        penalized = opening(FEATURES["penalties"], session="p")
+        await stub.OpenSession(penalized)
+        penalized.prompt_length = 4
+        assert "is open with a prompt of 9 tokens" in await refused(stub.OpenSession(penalized))
+        beyond = opening(sampling, session="l", logprobs=21)
+        assert (await refused(stub.OpenSession(beyond))).startswith("INVALID_ARGUMENT logprobs: 21")
+        assert site.free == 2, "what was refused holds nothing"
 
 
-def test_without_llguidance_only_structures_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_llguidance_only_structures_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "llguidance", None)
-
-    async def test() -> None:
-        async with serving("fused", "miss=0.3") as served:
-            error = await refusal(answer(served.generate, ids(PROMPT, 4, sampling=FEATURES["json"])))
-            assert error.code == "INVALID_ARGUMENT" and "tandem-speculative[structured]" in error.message
-            got = await answer(served.generate, ids(PROMPT, 24, sampling=FEATURES["penalties"]))
-            assert got.token_ids == reference(FEATURES["penalties"], 24)[0]
-
-    run(test())
+    async with serving("fused", "miss=0.3") as served:
+        error = await refusal(answer(served.generate, ids(PROMPT, 4, sampling=FEATURES["json"])))
+        assert error.code == "INVALID_ARGUMENT" and "tandem-speculative[structured]" in error.message
+        got = await answer(served.generate, ids(PROMPT, 24, sampling=FEATURES["penalties"]))
+        assert got.token_ids == reference(FEATURES["penalties"], 24)[0]
 
 
 class OlderVerifier(TargetVerifierService):
@@ -338,21 +321,19 @@ class OlderVerifier(TargetVerifierService):
 @pytest.mark.parametrize(
     "pipeline", [Pipeline.OFF, Pipeline.ON, Pipeline.NEVER_WAITING], ids=["unary", "stream", "run"]
 )
-def test_a_target_that_does_not_know_a_field_is_noticed(monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline) -> None:
+async def test_a_target_that_does_not_know_a_field_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline
+) -> None:
     """An older one ignores it: the tokens would be wrong, and nobody would be told."""
     monkeypatch.setattr("tests.support.TargetVerifierService", OlderVerifier)
-
-    async def test() -> None:
-        async with target_site() as site, distributed(site.address, pipeline=pipeline) as (generator, _):
-            for field, request in (
-                ("structure", ids(PROMPT, 4, sampling=FEATURES["json"])),
-                ("logit_bias", ids(PROMPT, 4, sampling=FEATURES["bias"])),
-                ("logprobs", ids(PROMPT, 4, logprobs=2)),
-            ):
-                error = await refusal(answer(generator.generate, request))
-                if field == "logprobs":
-                    assert error.code == "UNAVAILABLE" and "broke the contract: logprobs: 0 for " in error.message
-                else:
-                    assert error.code == "FAILED_PRECONDITION" and error.message.startswith(f"{field}: ")
-
-    run(test())
+    async with target_site() as site, distributed(site.address, pipeline=pipeline) as (generator, _):
+        for field, request in (
+            ("structure", ids(PROMPT, 4, sampling=FEATURES["json"])),
+            ("logit_bias", ids(PROMPT, 4, sampling=FEATURES["bias"])),
+            ("logprobs", ids(PROMPT, 4, logprobs=2)),
+        ):
+            error = await refusal(answer(generator.generate, request))
+            if field == "logprobs":
+                assert error.code == "UNAVAILABLE" and "broke the contract: logprobs: 0 for " in error.message
+            else:
+                assert error.code == "FAILED_PRECONDITION" and error.message.startswith(f"{field}: ")

@@ -65,23 +65,19 @@ def test_a_lost_device_ends_the_process_and_its_sessions_go_on_elsewhere(tmp_pat
         assert "the model's device is lost, and all sessions with it" in log and "Traceback" not in log
 
 
-def test_a_new_request_goes_to_the_verifier_that_is_not_stopping() -> None:
+async def test_a_new_request_goes_to_the_verifier_that_is_not_stopping() -> None:
     """G11: a server that drains is as good as gone to whoever begins."""
-
-    async def test() -> None:
-        async with (
-            target_site() as stopping,
-            target_site() as other,
-            distributed(f"{stopping.address},{other.address}", "miss=0.3") as (generator, client),
-        ):
-            client.pool.current = stopping.address
-            stopping.lifecycle.accepting = False
-            assert (await answer(generator.generate, ids(PROMPT, 9))).token_ids == oracle(PROMPT, GREEDY, 9)
-            assert client.address == other.address
-            other.lifecycle.accepting = False
-            with pytest.raises(TandemError) as caught:
-                client.persistence = type(client.persistence)(0.2)
-                await answer(generator.generate, ids(PROMPT, 9))
-            assert (caught.value.code, caught.value.reason) == ("UNAVAILABLE", "DRAINING")
-
-    run(test())
+    async with (
+        target_site() as stopping,
+        target_site() as other,
+        distributed(f"{stopping.address},{other.address}", "miss=0.3") as (generator, client),
+    ):
+        client.pool.current = stopping.address
+        stopping.lifecycle.accepting = False
+        assert (await answer(generator.generate, ids(PROMPT, 9))).token_ids == oracle(PROMPT, GREEDY, 9)
+        assert client.address == other.address
+        other.lifecycle.accepting = False
+        with pytest.raises(TandemError) as caught:
+            client.persistence = type(client.persistence)(0.2)
+            await answer(generator.generate, ids(PROMPT, 9))
+        assert (caught.value.code, caught.value.reason) == ("UNAVAILABLE", "DRAINING")

@@ -13,7 +13,7 @@ from tandem.rpc import wire
 from tandem.speculation.types import SamplingParams
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.gate import Gate
-from tests.support import GREEDY, oracle, raw_stub, run, target_site, toy, until
+from tests.support import GREEDY, oracle, raw_stub, target_site, toy, until
 from tests.toy import ToyConfig, toy_digest
 
 PROMPT = list(b"the prompt, long enough for three chunks of prefill")
@@ -35,25 +35,21 @@ async def code(call: Any) -> str:
     return caught.value.code().name
 
 
-def test_a_slot_is_never_lent_twice_when_a_session_closes_while_it_prefills() -> None:
+async def test_a_slot_is_never_lent_twice_when_a_session_closes_while_it_prefills() -> None:
     """The first session's later chunks must not be written into the slot of the second, which overtakes it."""
     truth = list(oracle([65], GREEDY, 30))
-
-    async def test() -> None:
-        runner = toy(ToyConfig(step_seconds=0.002), slots=1, chunk=1)
-        async with target_site(runner) as site, raw_stub(site.address) as target:
-            first = asyncio.ensure_future(target.OpenSession(opening("first", [1] * 60)))
-            await until(lambda: runner.digests[0, 0] == toy_digest((1,)))
-            assert (await target.CloseSession(pb.CloseSessionRequest(session_id="first"))).closed
-            await open_when_free(target, opening("second", [65]))
-            for at in range(0, 30, 6):
-                reply = await target.Verify(verifying([65, *truth[:at]], truth[at : at + 5], "second"))
-                assert list(reply.token_ids) == truth[at : at + 6]
-            await asyncio.gather(first, return_exceptions=True)
-            await target.CloseSession(pb.CloseSessionRequest(session_id="second"))
-            assert site.free == 1
-
-    run(test())
+    runner = toy(ToyConfig(step_seconds=0.002), slots=1, chunk=1)
+    async with target_site(runner) as site, raw_stub(site.address) as target:
+        first = asyncio.ensure_future(target.OpenSession(opening("first", [1] * 60)))
+        await until(lambda: runner.digests[0, 0] == toy_digest((1,)))
+        assert (await target.CloseSession(pb.CloseSessionRequest(session_id="first"))).closed
+        await open_when_free(target, opening("second", [65]))
+        for at in range(0, 30, 6):
+            reply = await target.Verify(verifying([65, *truth[:at]], truth[at : at + 5], "second"))
+            assert list(reply.token_ids) == truth[at : at + 6]
+        await asyncio.gather(first, return_exceptions=True)
+        await target.CloseSession(pb.CloseSessionRequest(session_id="second"))
+        assert site.free == 1
 
 
 async def open_when_free(target: Any, request: Any) -> Any:
@@ -65,117 +61,94 @@ async def open_when_free(target: Any, request: Any) -> Any:
             await asyncio.sleep(0.005)
 
 
-def test_a_round_that_waited_for_a_session_that_was_closed_meanwhile_is_not_found() -> None:
-    async def test() -> None:
-        gate = Gate()
-        async with target_site(gate.guards(toy())) as site, raw_stub(site.address) as target:
-            gate.close()
-            first = asyncio.ensure_future(target.OpenSession(opening()))
-            await until(lambda: site.free == 3)
-            waiting = asyncio.ensure_future(target.Verify(verifying(PROMPT)))
-            await until(lambda: next(iter(site.verifier.sessions)).in_use == 2)
-            await target.CloseSession(pb.CloseSessionRequest(session_id="s"))
-            gate.open()
-            assert await code(waiting) == "NOT_FOUND"
-            await asyncio.gather(first, return_exceptions=True)
-            await until(lambda: site.free == 4)
-
-    run(test())
+async def test_a_round_that_waited_for_a_session_that_was_closed_meanwhile_is_not_found() -> None:
+    gate = Gate()
+    async with target_site(gate.guards(toy())) as site, raw_stub(site.address) as target:
+        gate.close()
+        first = asyncio.ensure_future(target.OpenSession(opening()))
+        await until(lambda: site.free == 3)
+        waiting = asyncio.ensure_future(target.Verify(verifying(PROMPT)))
+        await until(lambda: next(iter(site.verifier.sessions)).in_use == 2)
+        await target.CloseSession(pb.CloseSessionRequest(session_id="s"))
+        gate.open()
+        assert await code(waiting) == "NOT_FOUND"
+        await asyncio.gather(first, return_exceptions=True)
+        await until(lambda: site.free == 4)
 
 
-def test_a_second_open_outlives_the_cancelled_first_one() -> None:
+async def test_a_second_open_outlives_the_cancelled_first_one() -> None:
     """A client that gave up and asks again under the same id gets a session with a slot of its own."""
-
-    async def test() -> None:
-        gate = Gate()
-        async with target_site(gate.guards(toy(slots=2))) as site, raw_stub(site.address) as target:
-            gate.close()
-            first = target.OpenSession(opening())
-            await until(lambda: site.free == 1)
-            second = asyncio.ensure_future(target.OpenSession(opening()))
-            await until(lambda: next(iter(site.verifier.sessions)).in_use == 2)
-            first.cancel()
-            await until(lambda: next(iter(site.verifier.sessions)).in_use == 1)  # the server has heard of it
-            gate.open()
-            assert (await second).committed_length == len(PROMPT)
-            assert site.free == 1
-            assert list((await target.Verify(verifying(PROMPT))).token_ids) == list(oracle(PROMPT, GREEDY, 1))
-            await target.CloseSession(pb.CloseSessionRequest(session_id="s"))
-            assert site.free == 2
-
-    run(test())
+    gate = Gate()
+    async with target_site(gate.guards(toy(slots=2))) as site, raw_stub(site.address) as target:
+        gate.close()
+        first = target.OpenSession(opening())
+        await until(lambda: site.free == 1)
+        second = asyncio.ensure_future(target.OpenSession(opening()))
+        await until(lambda: next(iter(site.verifier.sessions)).in_use == 2)
+        first.cancel()
+        await until(lambda: next(iter(site.verifier.sessions)).in_use == 1)  # the server has heard of it
+        gate.open()
+        assert (await second).committed_length == len(PROMPT)
+        assert site.free == 1
+        assert list((await target.Verify(verifying(PROMPT))).token_ids) == list(oracle(PROMPT, GREEDY, 1))
+        await target.CloseSession(pb.CloseSessionRequest(session_id="s"))
+        assert site.free == 2
 
 
-def test_a_cancelled_verify_commits_nothing_and_the_round_may_be_repeated() -> None:
+async def test_a_cancelled_verify_commits_nothing_and_the_round_may_be_repeated() -> None:
     """G2, G7: the step ran; what it said is forgotten whole."""
     truth = list(oracle(PROMPT, GREEDY, 3))
-
-    async def test() -> None:
-        gate = Gate()
-        async with target_site(gate.guards(toy(chunk=64))) as site, raw_stub(site.address) as target:
-            await target.OpenSession(opening())
-            gate.close()
-            call = target.Verify(verifying(PROMPT, [1, 2, 3]))
-            await until(lambda: gate.held > 0)
-            call.cancel()
-            await until(lambda: next(iter(site.verifier.sessions)).in_use == 0)  # the server has heard of it
-            gate.open()
-            reply = await target.Verify(verifying(PROMPT, truth[:2]))
-            assert list(reply.token_ids) == truth
-
-    run(test())
+    gate = Gate()
+    async with target_site(gate.guards(toy(chunk=64))) as site, raw_stub(site.address) as target:
+        await target.OpenSession(opening())
+        gate.close()
+        call = target.Verify(verifying(PROMPT, [1, 2, 3]))
+        await until(lambda: gate.held > 0)
+        call.cancel()
+        await until(lambda: next(iter(site.verifier.sessions)).in_use == 0)  # the server has heard of it
+        gate.open()
+        reply = await target.Verify(verifying(PROMPT, truth[:2]))
+        assert list(reply.token_ids) == truth
 
 
-def test_closing_during_a_round_frees_the_slot_after_it_and_the_round_is_answered() -> None:
+async def test_closing_during_a_round_frees_the_slot_after_it_and_the_round_is_answered() -> None:
     """G7."""
     truth = list(oracle(PROMPT, GREEDY, 3))
-
-    async def test() -> None:
-        gate = Gate()
-        async with target_site(gate.guards(toy(slots=1))) as site, raw_stub(site.address) as target:
-            await target.OpenSession(opening())
-            gate.close()
-            steps = site.engine.batcher.steps
-            computing = asyncio.ensure_future(target.Verify(verifying(PROMPT, truth[:2])))
-            await until(lambda: next(iter(site.verifier.sessions)).in_use == 1)
-            assert (await target.CloseSession(pb.CloseSessionRequest(session_id="s"))).closed
-            assert site.free == 0 and not computing.done()
-            gate.open()
-            assert list((await computing).token_ids) == truth
-            assert site.free == 1 and site.engine.batcher.steps == steps + 1
-            assert await code(target.Verify(verifying(PROMPT))) == "NOT_FOUND"
-
-    run(test())
+    gate = Gate()
+    async with target_site(gate.guards(toy(slots=1))) as site, raw_stub(site.address) as target:
+        await target.OpenSession(opening())
+        gate.close()
+        steps = site.engine.batcher.steps
+        computing = asyncio.ensure_future(target.Verify(verifying(PROMPT, truth[:2])))
+        await until(lambda: next(iter(site.verifier.sessions)).in_use == 1)
+        assert (await target.CloseSession(pb.CloseSessionRequest(session_id="s"))).closed
+        assert site.free == 0 and not computing.done()
+        gate.open()
+        assert list((await computing).token_ids) == truth
+        assert site.free == 1 and site.engine.batcher.steps == steps + 1
+        assert await code(target.Verify(verifying(PROMPT))) == "NOT_FOUND"
 
 
-def test_a_full_server_collects_what_ran_out_before_it_refuses() -> None:
+async def test_a_full_server_collects_what_ran_out_before_it_refuses() -> None:
     """G5, G6: also where nobody has looked yet."""
-
-    async def test() -> None:
-        async with target_site(toy(slots=1)) as site, raw_stub(site.address) as target:
-            await target.OpenSession(opening())
-            assert await code(target.OpenSession(opening("new"))) == "RESOURCE_EXHAUSTED"
-            for session in site.verifier.sessions:
-                session.expires = float("-inf")
-            assert (await target.OpenSession(opening("new"))).committed_length == len(PROMPT)
-            with pytest.raises(grpc.RpcError, match="its lease expired"):
-                await target.Verify(verifying(PROMPT))
-
-    run(test())
+    async with target_site(toy(slots=1)) as site, raw_stub(site.address) as target:
+        await target.OpenSession(opening())
+        assert await code(target.OpenSession(opening("new"))) == "RESOURCE_EXHAUSTED"
+        for session in site.verifier.sessions:
+            session.expires = float("-inf")
+        assert (await target.OpenSession(opening("new"))).committed_length == len(PROMPT)
+        with pytest.raises(grpc.RpcError, match="its lease expired"):
+            await target.Verify(verifying(PROMPT))
 
 
 @pytest.mark.parametrize("drafted", [0, 2])
-def test_a_round_may_fill_the_total_that_was_asked_for_and_not_exceed_it_by_one(drafted: int) -> None:
+async def test_a_round_may_fill_the_total_that_was_asked_for_and_not_exceed_it_by_one(drafted: int) -> None:
     """G9: the base, what is drafted, and the token of the target's own."""
-
-    async def test() -> None:
-        async with target_site() as site, raw_stub(site.address) as target:
-            total = len(PROMPT) + drafted + 1
-            await target.OpenSession(opening("fits", max_total_tokens=total))
-            await target.OpenSession(opening("one less", max_total_tokens=total - 1 if drafted else total))
-            assert (await target.Verify(verifying(PROMPT, [1] * drafted, "fits"))).token_ids
-            assert await code(target.Verify(verifying(PROMPT, [1] * (drafted + 1), "fits"))) == "OUT_OF_RANGE"
-            if drafted:
-                assert await code(target.Verify(verifying(PROMPT, [1] * drafted, "one less"))) == "OUT_OF_RANGE"
-
-    run(test())
+    async with target_site() as site, raw_stub(site.address) as target:
+        total = len(PROMPT) + drafted + 1
+        await target.OpenSession(opening("fits", max_total_tokens=total))
+        await target.OpenSession(opening("one less", max_total_tokens=total - 1 if drafted else total))
+        assert (await target.Verify(verifying(PROMPT, [1] * drafted, "fits"))).token_ids
+        assert await code(target.Verify(verifying(PROMPT, [1] * (drafted + 1), "fits"))) == "OUT_OF_RANGE"
+        if drafted:
+            assert await code(target.Verify(verifying(PROMPT, [1] * drafted, "one less"))) == "OUT_OF_RANGE"

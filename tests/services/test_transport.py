@@ -84,77 +84,64 @@ async def bare(address: str) -> AsyncIterator[Bare]:
 # --- replies that nobody reads ---
 
 
-def test_finished_requests_whose_readers_never_read_hold_no_place() -> None:
-    async def test() -> None:
-        async with target_site(toy(slots=1), queue=2) as site, bare(site.address) as attacker:
-            for n in range(6):
-                attacker.call(GENERATE, generating().SerializeToString())
-                await until(lambda n=n: site.lifecycle.running == n + 1 and not site.method.under_way)
-            async with site.client() as client:
-                assert (await answer(client.generate, ids(b"abc", 4))).token_ids == oracle(b"abc", GREEDY, 4)
-
-    run(test())
+async def test_finished_requests_whose_readers_never_read_hold_no_place() -> None:
+    async with target_site(toy(slots=1), queue=2) as site, bare(site.address) as attacker:
+        for n in range(6):
+            attacker.call(GENERATE, generating().SerializeToString())
+            await until(lambda n=n: site.lifecycle.running == n + 1 and not site.method.under_way)
+        async with site.client() as client:
+            assert (await answer(client.generate, ids(b"abc", 4))).token_ids == oracle(b"abc", GREEDY, 4)
 
 
-def test_replies_that_are_not_read_in_time_end_their_call() -> None:
+async def test_replies_that_are_not_read_in_time_end_their_call() -> None:
     """A window of 0, which no status can pass either; and one that takes some, which then reads why."""
     security = Security(limits=ServerLimits(unread_seconds=0.1))
-
-    async def test() -> tuple[str, str, list[str]]:
-        async with target_site(tokenizer=Wordy(), security=security) as site, bare(site.address) as attacker:
-            attacker.call(GENERATE, generating().SerializeToString())
+    async with target_site(tokenizer=Wordy(), security=security) as site, bare(site.address) as attacker:
+        attacker.call(GENERATE, generating().SerializeToString())
+        await until(lambda: site.lifecycle.running == 1)
+        await until(lambda: site.lifecycle.running == 0)
+        async with raw_stub(site.address) as target:
+            call = target.Generate(generating(100))
             await until(lambda: site.lifecycle.running == 1)
             await until(lambda: site.lifecycle.running == 0)
-            async with raw_stub(site.address) as target:
-                call = target.Generate(generating(100))
-                await until(lambda: site.lifecycle.running == 1)
-                await until(lambda: site.lifecycle.running == 0)
 
-                async def rest() -> None:
-                    async for _ in call:
-                        pass
+            async def rest() -> None:
+                async for _ in call:
+                    pass
 
-                return await status_of(rest())
-
-    assert run(test())[::2] == ("DEADLINE_EXCEEDED", ["NOT_READ"])
+            found = await status_of(rest())
+    assert found[::2] == ("DEADLINE_EXCEEDED", ["NOT_READ"])
 
 
-def test_some_places_are_kept_for_callers_who_have_none(tmp_path) -> None:
+async def test_some_places_are_kept_for_callers_who_have_none(tmp_path) -> None:
     callers = ByToken(tmp_path)
-
-    async def test() -> list[list[str]]:
-        async with (
-            target_site(toy(slots=1), security=callers.security, queue=2) as site,
-            raw_stub(site.address, TARGET, callers.credentials("alice")) as alice,
-            raw_stub(site.address, TARGET, callers.credentials("bob")) as bob,
-        ):
-            held = site.engine.slots.take()
-            waiting = [alice.Generate(generating()) for _ in range(3)]
-            await until(lambda: site.method.under_way == 3)
-            refused = [(await status_of(alice.Generate(generating()).read()))[2]]
-            waiting.append(bob.Generate(generating()))
-            await until(lambda: site.method.under_way == 4)
-            refused.append((await status_of(bob.Generate(generating()).read()))[2])
-            site.engine.slots.release(held)
-            for call in waiting:
-                assert [reply async for reply in call]
-            return refused
-
-    assert run(test()) == [["QUEUE_FULL"]] * 2
+    async with (
+        target_site(toy(slots=1), security=callers.security, queue=2) as site,
+        raw_stub(site.address, TARGET, callers.credentials("alice")) as alice,
+        raw_stub(site.address, TARGET, callers.credentials("bob")) as bob,
+    ):
+        held = site.engine.slots.take()
+        waiting = [alice.Generate(generating()) for _ in range(3)]
+        await until(lambda: site.method.under_way == 3)
+        refused = [(await status_of(alice.Generate(generating()).read()))[2]]
+        waiting.append(bob.Generate(generating()))
+        await until(lambda: site.method.under_way == 4)
+        refused.append((await status_of(bob.Generate(generating()).read()))[2])
+        site.engine.slots.release(held)
+        for call in waiting:
+            assert [reply async for reply in call]
+        found = refused
+    assert found == [["QUEUE_FULL"]] * 2
 
 
 # --- requests that do not come, or are none ---
 
 
 @pytest.mark.parametrize("path", [GENERATE, OPEN])
-def test_a_call_whose_request_never_comes_is_ended(path) -> None:
+async def test_a_call_whose_request_never_comes_is_ended(path) -> None:
     security = Security(limits=ServerLimits(message_seconds=0.05))
-
-    async def test() -> None:
-        async with target_site(security=security) as site, bare(site.address) as attacker:
-            await attacker.ended(attacker.call(path))
-
-    run(test())
+    async with target_site(security=security) as site, bare(site.address) as attacker:
+        await attacker.ended(attacker.call(path))
 
 
 def test_bytes_that_are_no_message_are_refused_in_one_word_and_without_a_traceback(caplog) -> None:
@@ -194,51 +181,43 @@ class Parsing(grpc.GenericRpcHandler):
 
 
 @pytest.mark.parametrize("path", [GENERATE, OPEN, VERIFY_STREAM])
-def test_without_a_token_nothing_of_a_request_is_waited_for_or_parsed(path, tmp_path) -> None:
+async def test_without_a_token_nothing_of_a_request_is_waited_for_or_parsed(path, tmp_path) -> None:
     handlers, callers = Parsing(), ByToken(tmp_path)
-
-    async def test() -> None:
-        register = lambda server: server.add_generic_rpc_handlers((handlers,))  # noqa: E731
-        async with listening(register, security=callers.security) as address:
-            async with bare(address) as stranger:
-                await stranger.ended(stranger.call(path))
-                await stranger.ended(stranger.call(path, b"x" * 1000))
-            assert handlers.parsed == 0
-            async with open_channel(address, callers.credentials("alice")) as channel:
-                await channel.unary_unary(OPEN)(b"x")
-            assert handlers.parsed == 1
-
-    run(test())
+    register = lambda server: server.add_generic_rpc_handlers((handlers,))  # noqa: E731
+    async with listening(register, security=callers.security) as address:
+        async with bare(address) as stranger:
+            await stranger.ended(stranger.call(path))
+            await stranger.ended(stranger.call(path, b"x" * 1000))
+        assert handlers.parsed == 0
+        async with open_channel(address, callers.credentials("alice")) as channel:
+            await channel.unary_unary(OPEN)(b"x")
+        assert handlers.parsed == 1
 
 
 # --- so many calls ---
 
 
-def test_one_caller_has_so_many_calls_and_another_its_own(tmp_path) -> None:
+async def test_one_caller_has_so_many_calls_and_another_its_own(tmp_path) -> None:
     tokens = ByToken(tmp_path).security.tokens
     security = Security(tokens=tokens, limits=ServerLimits(max_calls_per_caller=2, max_calls=3))
     callers = ByToken(tmp_path)
-
-    async def test() -> list[tuple[str, str, list[str]]]:
-        async with (
-            target_site(security=security) as site,
-            raw_stub(site.address, TARGET, callers.credentials("alice")) as one,
-            raw_stub(site.address, TARGET, callers.credentials("alice")) as more,
-            raw_stub(site.address, TARGET, callers.credentials("bob")) as bob,
-        ):
-            await one.OpenSession(opening())
-            streams = [await answered_stream(one), await answered_stream(one)]
-            refused = [await status_of(more.Verify(verifying()))]
-            await bob.OpenSession(opening())
-            streams.append(await answered_stream(bob))
-            refused.append(await status_of(bob.Verify(verifying())))
-            streams[0].cancel()
-            await until_served(lambda: bob.Verify(verifying()))
-            for stream in streams:
-                stream.cancel()
-            return refused
-
-    alices, everybodys = run(test())
+    async with (
+        target_site(security=security) as site,
+        raw_stub(site.address, TARGET, callers.credentials("alice")) as one,
+        raw_stub(site.address, TARGET, callers.credentials("alice")) as more,
+        raw_stub(site.address, TARGET, callers.credentials("bob")) as bob,
+    ):
+        await one.OpenSession(opening())
+        streams = [await answered_stream(one), await answered_stream(one)]
+        refused = [await status_of(more.Verify(verifying()))]
+        await bob.OpenSession(opening())
+        streams.append(await answered_stream(bob))
+        refused.append(await status_of(bob.Verify(verifying())))
+        streams[0].cancel()
+        await until_served(lambda: bob.Verify(verifying()))
+        for stream in streams:
+            stream.cancel()
+        alices, everybodys = refused
     assert (alices[0], alices[2]) == (everybodys[0], everybodys[2]) == ("RESOURCE_EXHAUSTED", ["IDENTITY_LIMIT"])
     assert alices[1] == "calls: 2 of yours are running, the limit is 2"
     assert everybodys[1] == "calls: 3 are running, the limit is 3"
@@ -262,71 +241,64 @@ async def until_served(call: Any) -> None:
     raise AssertionError("never served")
 
 
-def test_watchers_of_health_need_no_token_and_have_a_limit_of_their_own(tmp_path) -> None:
+async def test_watchers_of_health_need_no_token_and_have_a_limit_of_their_own(tmp_path) -> None:
     callers, health = ByToken(tmp_path), HealthServicer()
     security = Security(tokens=callers.security.tokens, limits=ServerLimits(max_probes_per_caller=2))
 
     def register(server: grpc.aio.Server) -> None:
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
 
-    async def test() -> tuple[str, int]:
-        async with listening(register, security=security) as address, open_channel(address) as channel:
-            stub, request = health_pb2_grpc.HealthStub(channel), health_pb2.HealthCheckRequest()
-            await health.set("", health_pb2.HealthCheckResponse.SERVING)
-            watches = [stub.Watch(request) for _ in range(2)]
-            for watch in watches:
-                await watch.read()
-            refused = await status_of(stub.Watch(request).read())
-            checked = await stub.Check(request)  # which others' watching does not hinder
-            for watch in watches:
-                watch.cancel()
-            return refused[0], checked.status
-
-    assert run(test()) == ("RESOURCE_EXHAUSTED", health_pb2.HealthCheckResponse.SERVING)
+    async with listening(register, security=security) as address, open_channel(address) as channel:
+        stub, request = health_pb2_grpc.HealthStub(channel), health_pb2.HealthCheckRequest()
+        await health.set("", health_pb2.HealthCheckResponse.SERVING)
+        watches = [stub.Watch(request) for _ in range(2)]
+        for watch in watches:
+            await watch.read()
+        refused = await status_of(stub.Watch(request).read())
+        checked = await stub.Check(request)  # which others' watching does not hinder
+        for watch in watches:
+            watch.cancel()
+        found = refused[0], checked.status
+    assert found == ("RESOURCE_EXHAUSTED", health_pb2.HealthCheckResponse.SERVING)
 
 
 # --- streams without rounds ---
 
 
-def test_a_stream_without_rounds_ends_when_its_sessions_have() -> None:
-    async def test() -> tuple[str, str, list[str]]:
-        async with target_site(lease_seconds=0.1) as site, raw_stub(site.address) as target:
-            call = target.VerifyStream()
-            return await status_of(call.read())
-
-    assert run(test()) == (
+async def test_a_stream_without_rounds_ends_when_its_sessions_have() -> None:
+    async with target_site(lease_seconds=0.1) as site, raw_stub(site.address) as target:
+        call = target.VerifyStream()
+        found = await status_of(call.read())
+    assert found == (
         "NOT_FOUND",
         "no round came for 0.1 s: the sessions have expired",
         ["STREAM_IDLE"],
     )
 
 
-def test_a_round_that_takes_long_and_a_reader_that_takes_long_are_no_idleness() -> None:
-    async def test() -> None:
-        async def requests() -> AsyncIterator[int]:
-            yield 1
-            yield 2
-            await asyncio.Event().wait()
+async def test_a_round_that_takes_long_and_a_reader_that_takes_long_are_no_idleness() -> None:
+    async def requests() -> AsyncIterator[int]:
+        yield 1
+        yield 2
+        await asyncio.Event().wait()
 
-        async def slow(request: int, arrived: float) -> int:
-            await asyncio.sleep(0.08)
-            return request
+    async def slow(request: int, arrived: float) -> int:
+        await asyncio.sleep(0.08)
+        return request
 
-        replies = answered_in_order(requests(), slow, idle_seconds=0.05)
-        said = [await anext(replies)]
-        await asyncio.sleep(0.08)  # the reader takes its time
-        said.append(await anext(replies))
-        assert said == [1, 2]
-        with pytest.raises(StreamIdle):
-            await anext(replies)
-
-    run(test())
+    replies = answered_in_order(requests(), slow, idle_seconds=0.05)
+    said = [await anext(replies)]
+    await asyncio.sleep(0.08)  # the reader takes its time
+    said.append(await anext(replies))
+    assert said == [1, 2]
+    with pytest.raises(StreamIdle):
+        await anext(replies)
 
 
 # --- the clock behind it ---
 
 
-def test_a_reply_to_a_caller_who_has_left_ends_the_call_as_cancelled_and_closes_what_answers() -> None:
+async def test_a_reply_to_a_caller_who_has_left_ends_the_call_as_cancelled_and_closes_what_answers() -> None:
     """The core refuses to write to a call that has ended, with an error that would be logged with its traceback."""
     closed: list[bool] = []
 
@@ -353,11 +325,8 @@ def test_a_reply_to_a_caller_who_has_left_ends_the_call_as_cancelled_and_closes_
     async def found(details: Any) -> Any:
         return grpc.stream_stream_rpc_method_handler(replies)
 
-    async def test() -> None:
-        details = SimpleNamespace(method=VERIFY_STREAM, invocation_metadata=())
-        handler = await TransportInterceptor(ServerLimits(), CallPolicy()).intercept_service(found, details)
-        with pytest.raises(asyncio.CancelledError):
-            await handler.stream_stream(None, Gone())
-
-    run(test())
+    details = SimpleNamespace(method=VERIFY_STREAM, invocation_metadata=())
+    handler = await TransportInterceptor(ServerLimits(), CallPolicy()).intercept_service(found, details)
+    with pytest.raises(asyncio.CancelledError):
+        await handler.stream_stream(None, Gone())
     assert closed == [True]

@@ -13,7 +13,7 @@ import pytest
 from tandem.services.duplex import MAX_AHEAD, answered_in_order
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.services.test_target_verifier import PROMPT, opening, verifying
-from tests.support import GREEDY, oracle, raw_stub, run, target_site, toy, until
+from tests.support import GREEDY, oracle, raw_stub, target_site, toy, until
 from tests.toy import ToyConfig
 
 
@@ -33,55 +33,47 @@ async def status(call: Any) -> tuple[str, str]:
         (verifying([*PROMPT, *[1] * 200]), "OUT_OF_RANGE", "above the sequence length"),
     ],
 )
-def test_an_invalid_round_ends_the_stream_as_it_would_end_a_verify_and_harms_no_session(
+async def test_an_invalid_round_ends_the_stream_as_it_would_end_a_verify_and_harms_no_session(
     bad: Any, code: str, says: str
 ) -> None:
     truth = list(oracle(PROMPT, GREEDY, 6))
-
-    async def test() -> None:
-        async with target_site() as site, raw_stub(site.address) as target:
-            await target.OpenSession(opening())
-            call = target.VerifyStream()
-            await call.write(verifying(PROMPT, truth[:1]))
-            await call.write(bad)
-            assert list((await call.read()).token_ids) == truth[:2]
-            got, message = await status(call)
-            assert (got, says in message) == (code, True), message
-            assert list((await target.Verify(verifying(PROMPT + truth[:2]))).token_ids) == truth[2:3]
-            with pytest.raises(grpc.RpcError) as caught:
-                await target.Verify(bad)
-            assert (caught.value.code().name, caught.value.details()) == (code, message)
-
-    run(test())
+    async with target_site() as site, raw_stub(site.address) as target:
+        await target.OpenSession(opening())
+        call = target.VerifyStream()
+        await call.write(verifying(PROMPT, truth[:1]))
+        await call.write(bad)
+        assert list((await call.read()).token_ids) == truth[:2]
+        got, message = await status(call)
+        assert (got, says in message) == (code, True), message
+        assert list((await target.Verify(verifying(PROMPT + truth[:2]))).token_ids) == truth[2:3]
+        with pytest.raises(grpc.RpcError) as caught:
+            await target.Verify(bad)
+        assert (caught.value.code().name, caught.value.details()) == (code, message)
 
 
-def test_a_stream_that_is_cancelled_or_half_closed_leaves_no_task_and_no_slot_taken() -> None:
+async def test_a_stream_that_is_cancelled_or_half_closed_leaves_no_task_and_no_slot_taken() -> None:
     truth = list(oracle(PROMPT, GREEDY, 12))
-
-    async def test() -> None:
-        runner = toy(ToyConfig(step_seconds=0.02))
-        async with target_site(runner) as site, raw_stub(site.address) as target:
-            tasks = len(asyncio.all_tasks())
-            for leave in ("cancel", "done_writing"):
-                await target.OpenSession(opening(leave))
-                call = target.VerifyStream()
-                for n in (0, 3, 6):
-                    await call.write(verifying(PROMPT + truth[:n], truth[n : n + 2], leave))
-                await call.read()
-                if leave == "cancel":
-                    call.cancel()
-                else:
-                    await call.done_writing()
-                    assert [len((await call.read()).token_ids) for _ in range(2)] == [3, 3]
-                    assert await call.read() is grpc.aio.EOF
-                assert (await target.CloseSession(pb.CloseSessionRequest(session_id=leave))).closed
-                await until(lambda: site.free == 4)
-            await until(lambda: len(asyncio.all_tasks()) <= tasks)
-
-    run(test())
+    runner = toy(ToyConfig(step_seconds=0.02))
+    async with target_site(runner) as site, raw_stub(site.address) as target:
+        tasks = len(asyncio.all_tasks())
+        for leave in ("cancel", "done_writing"):
+            await target.OpenSession(opening(leave))
+            call = target.VerifyStream()
+            for n in (0, 3, 6):
+                await call.write(verifying(PROMPT + truth[:n], truth[n : n + 2], leave))
+            await call.read()
+            if leave == "cancel":
+                call.cancel()
+            else:
+                await call.done_writing()
+                assert [len((await call.read()).token_ids) for _ in range(2)] == [3, 3]
+                assert await call.read() is grpc.aio.EOF
+            assert (await target.CloseSession(pb.CloseSessionRequest(session_id=leave))).closed
+            await until(lambda: site.free == 4)
+        await until(lambda: len(asyncio.all_tasks()) <= tasks)
 
 
-def test_reading_ahead_is_bounded_and_goes_on_while_a_round_is_verified() -> None:
+async def test_reading_ahead_is_bounded_and_goes_on_while_a_round_is_verified() -> None:
     read: list[int] = []
     release = asyncio.Event()
 
@@ -94,20 +86,17 @@ def test_reading_ahead_is_bounded_and_goes_on_while_a_round_is_verified() -> Non
         await release.wait()
         return request
 
-    async def test() -> None:
-        replies = answered_in_order(requests(), slow, idle_seconds=60)
-        first = asyncio.create_task(anext(replies))
-        await until(lambda: len(read) >= MAX_AHEAD + 2)
-        for _ in range(100):
-            await asyncio.sleep(0)
-        assert len(read) == MAX_AHEAD + 2  # one is verified, one waits for room
-        release.set()
-        assert await first == 0
-        assert [reply async for reply in replies] == list(range(1, 100))
-        reading = [t for t in asyncio.all_tasks() if t.get_name() == "read stream"]
-        assert not reading
-
-    run(test())
+    replies = answered_in_order(requests(), slow, idle_seconds=60)
+    first = asyncio.create_task(anext(replies))
+    await until(lambda: len(read) >= MAX_AHEAD + 2)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert len(read) == MAX_AHEAD + 2  # one is verified, one waits for room
+    release.set()
+    assert await first == 0
+    assert [reply async for reply in replies] == list(range(1, 100))
+    reading = [t for t in asyncio.all_tasks() if t.get_name() == "read stream"]
+    assert not reading
 
 
 def objects() -> int:
@@ -118,23 +107,17 @@ def objects() -> int:
     )
 
 
-def test_streams_that_are_abandoned_leave_no_object_behind() -> None:
+async def test_streams_that_are_abandoned_leave_no_object_behind() -> None:
     """Counted: what stays resident after them is the allocator's, free for the next."""
-
-    async def test() -> None:
-        async with target_site() as site, raw_stub(site.address) as target:
-            await target.OpenSession(opening())
-            tasks, counted = len(asyncio.all_tasks()), list[int]()
-            for _ in range(4):
-                calls = [target.VerifyStream() for _ in range(100)]
-                await asyncio.gather(*(call.write(verifying(PROMPT)) for call in calls[::2]), return_exceptions=True)
-                for call in calls:
-                    call.cancel()
-                del calls, call
-                await until(
-                    lambda: len(asyncio.all_tasks()) <= tasks + 1 and not next(iter(site.verifier.sessions)).in_use
-                )
-                counted.append(objects())
-            assert counted[-1] - counted[1] < 100, f"{counted} objects, after 100 streams more each time"
-
-    run(test())
+    async with target_site() as site, raw_stub(site.address) as target:
+        await target.OpenSession(opening())
+        tasks, counted = len(asyncio.all_tasks()), list[int]()
+        for _ in range(4):
+            calls = [target.VerifyStream() for _ in range(100)]
+            await asyncio.gather(*(call.write(verifying(PROMPT)) for call in calls[::2]), return_exceptions=True)
+            for call in calls:
+                call.cancel()
+            del calls, call
+            await until(lambda: len(asyncio.all_tasks()) <= tasks + 1 and not next(iter(site.verifier.sessions)).in_use)
+            counted.append(objects())
+        assert counted[-1] - counted[1] < 100, f"{counted} objects, after 100 streams more each time"

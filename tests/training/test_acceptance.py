@@ -26,7 +26,7 @@ from tandem.speculation.stopping import Stopping, StopRules
 from tandem.speculation.types import Request, SamplingParams, SpeculationStats
 from tandem_train.accept import AcceptConfig, PairMeasurement, measure, print_measured
 from tandem_train.replay import Agreement, Continuation, PairCosts, RoundFigures, drafts_of
-from tests.support import GREEDY, SAMPLED, oracle, run, toy
+from tests.support import GREEDY, SAMPLED, oracle, toy
 from tests.toy import ToyConfig
 
 PROMPT = tuple(b"a prompt, a prompt, a pro")
@@ -55,29 +55,26 @@ async def deployed(drafter: ModelDrafter, engine: Engine, sampling: SamplingPara
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
-def test_a_replay_has_the_rounds_of_a_deployment(sampling: SamplingParams) -> None:
-    async def test() -> None:
-        batcher = Batcher("test")
-        target, draft = Engine(toy(), batcher), Engine(toy(MISSES), batcher)
-        one = said(sampling)
-        drafts = await drafts_of(ModelDrafter(draft, Request(sampling), 258), one, 5)
-        for k in (1, 3, 5):
-            real = await deployed(ModelDrafter(draft, Request(sampling), 258), target, sampling, k)
-            found = RoundFigures()
-            found.add(one.answer, drafts, k)
-            assert (found.rounds, found.drafted, found.accepted) == (real.rounds, real.drafted, real.accepted)
-            assert found.by_position == real.accepted_per_position and found.tokens == COUNT
-            assert found.model_rounds == real.drafted_per_position[0]
-            assert 0 < real.accepted < real.drafted
-        agreement, right = (
-            Agreement(),
-            [oracle(text, sampling, 1, MISSES, past_the_end=True)[0] for text in one.texts()],
-        )
-        agreement.add(one.answer, drafts)
-        assert agreement == Agreement(sum(map(int.__eq__, right, one.answer)), COUNT) and agreement.agreed < COUNT
-        await batcher.close()
-
-    run(test())
+async def test_a_replay_has_the_rounds_of_a_deployment(sampling: SamplingParams) -> None:
+    batcher = Batcher("test")
+    target, draft = Engine(toy(), batcher), Engine(toy(MISSES), batcher)
+    one = said(sampling)
+    drafts = await drafts_of(ModelDrafter(draft, Request(sampling), 258), one, 5)
+    for k in (1, 3, 5):
+        real = await deployed(ModelDrafter(draft, Request(sampling), 258), target, sampling, k)
+        found = RoundFigures()
+        found.add(one.answer, drafts, k)
+        assert (found.rounds, found.drafted, found.accepted) == (real.rounds, real.drafted, real.accepted)
+        assert found.by_position == real.accepted_per_position and found.tokens == COUNT
+        assert found.model_rounds == real.drafted_per_position[0]
+        assert 0 < real.accepted < real.drafted
+    agreement, right = (
+        Agreement(),
+        [oracle(text, sampling, 1, MISSES, past_the_end=True)[0] for text in one.texts()],
+    )
+    agreement.add(one.answer, drafts)
+    assert agreement == Agreement(sum(map(int.__eq__, right, one.answer)), COUNT) and agreement.agreed < COUNT
+    await batcher.close()
 
 
 def measured(draft: DraftChoice = DraftChoice("model", "miss=0.3,step=0.0002")) -> PairMeasurement:  # noqa: B008

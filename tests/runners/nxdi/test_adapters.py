@@ -111,41 +111,35 @@ def test_without_adapters_nothing_of_them_is_passed(bench: Bench) -> None:  # no
         runner.verify([verify_row(0, 0, 1, (), GREEDY, adapter=1)])
 
 
-def test_a_line_that_was_encoded_with_another_adapter_is_filled_again(
+async def test_a_line_that_was_encoded_with_another_adapter_is_filled_again(
     bench: Bench,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        target = await target_of(bench, tmp_path)
-        engine, prompt = target.engine, list(PROMPTS["blue"])
-        verifiers = {name: LocalVerifier(engine, Request(GREEDY, adapter=name)) for name in NAMES}
-        for verifier in verifiers.values():
-            await verifier.open(prompt)
-        slot = verifiers["red"].sequence.slot  # type: ignore[union-attr]
-        assert isinstance(engine.runner, NxdiRunner)
-        (failed,) = engine.runner.verify([verify_row(slot, len(prompt) - 1, prompt[-1], (), GREEDY)])
-        assert isinstance(failed, RowFailed) and "was encoded with adapter 1, and 0 is asked for" in str(failed)
-        for name, verifier in verifiers.items():
-            expected = oracle(prompt, GREEDY, 1, past_the_end=True, adapter=name)
-            assert (await verifier.verify(prompt, ())).token_ids == expected
-            await verifier.close()
-
-    run(scenario())
+    target = await target_of(bench, tmp_path)
+    engine, prompt = target.engine, list(PROMPTS["blue"])
+    verifiers = {name: LocalVerifier(engine, Request(GREEDY, adapter=name)) for name in NAMES}
+    for verifier in verifiers.values():
+        await verifier.open(prompt)
+    slot = verifiers["red"].sequence.slot  # type: ignore[union-attr]
+    assert isinstance(engine.runner, NxdiRunner)
+    (failed,) = engine.runner.verify([verify_row(slot, len(prompt) - 1, prompt[-1], (), GREEDY)])
+    assert isinstance(failed, RowFailed) and "was encoded with adapter 1, and 0 is asked for" in str(failed)
+    for name, verifier in verifiers.items():
+        expected = oracle(prompt, GREEDY, 1, past_the_end=True, adapter=name)
+        assert (await verifier.verify(prompt, ())).token_ids == expected
+        await verifier.close()
 
 
-def test_none_is_added_while_it_runs(bench: Bench, tmp_path: Path) -> None:  # noqa: F811
-    async def scenario() -> None:
-        engine = (await target_of(bench, tmp_path)).engine
-        said = "green: NxD Inference holds the adapters that it was started with: red, blue"
-        with pytest.raises(ValueError, match=said):
-            await engine.adapters.add(choice(tmp_path, "green"), BACKEND.adapter)
-        other = AdapterChoice("red", choice(tmp_path, "blue-too", rank=6).source)
-        with pytest.raises(ValueError, match="red: NxD Inference holds"):
-            await engine.adapters.add(other, BACKEND.adapter)
-        with pytest.raises(ValueError, match="names none"):
-            await Engine(bench.draft(), Batcher("d")).adapters.add(choices(tmp_path)[0], BACKEND.adapter)
-
-    run(scenario())
+async def test_none_is_added_while_it_runs(bench: Bench, tmp_path: Path) -> None:  # noqa: F811
+    engine = (await target_of(bench, tmp_path)).engine
+    said = "green: NxD Inference holds the adapters that it was started with: red, blue"
+    with pytest.raises(ValueError, match=said):
+        await engine.adapters.add(choice(tmp_path, "green"), BACKEND.adapter)
+    other = AdapterChoice("red", choice(tmp_path, "blue-too", rank=6).source)
+    with pytest.raises(ValueError, match="red: NxD Inference holds"):
+        await engine.adapters.add(other, BACKEND.adapter)
+    with pytest.raises(ValueError, match="names none"):
+        await Engine(bench.draft(), Batcher("d")).adapters.add(choices(tmp_path)[0], BACKEND.adapter)
 
 
 @pytest.mark.parametrize(

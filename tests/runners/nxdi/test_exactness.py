@@ -55,17 +55,14 @@ def test_plain_decoding_says_what_the_target_says_up_to_the_last_position(bench:
 
 @pytest.mark.parametrize("miss", daily([0.0, 0.3, 1.0], 1))
 @SAMPLED_DAILY
-def test_a_draft_model_beside_the_target_changes_nothing(bench: Bench, sampling, miss: float) -> None:  # noqa: F811
-    async def scenario() -> list[Answer]:
-        target, draft = loaded(bench.target(), Batcher("t")), loaded(bench.draft(miss), Batcher("d"))
+async def test_a_draft_model_beside_the_target_changes_nothing(bench: Bench, sampling, miss: float) -> None:  # noqa: F811
+    target, draft = loaded(bench.target(), Batcher("t")), loaded(bench.draft(miss), Batcher("d"))
 
-        def drafter(request, stats, times):
-            return ModelDrafter(draft.engine, request, target.runner.limits.vocab_size)
+    def drafter(request, stats, times):
+        return ModelDrafter(draft.engine, request, target.runner.limits.vocab_size)
 
-        generator = drafted_generator(target, 4, "draft", drafter, Pipeline.OFF)
-        return await together(generator, [asked(p, sampling, SHAPE.max_length) for p in PROMPTS])
-
-    answers = run(scenario())
+    generator = drafted_generator(target, 4, "draft", drafter, Pipeline.OFF)
+    answers = await together(generator, [asked(p, sampling, SHAPE.max_length) for p in PROMPTS])
     for prompt, got in zip(PROMPTS, answers, strict=True):
         assert got.token_ids == truth(prompt, sampling, SHAPE.max_length - len(prompt))
     if miss == 0:
@@ -75,17 +72,14 @@ def test_a_draft_model_beside_the_target_changes_nothing(bench: Bench, sampling,
 @pytest.mark.each_value
 @pytest.mark.parametrize("miss", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("model_type", ["llama", "qwen3"])
-def test_a_fused_graph_says_what_the_target_says_for_every_length(
+async def test_a_fused_graph_says_what_the_target_says_for_every_length(
     bench: Bench,  # noqa: F811
     miss: float,
     model_type: str,
 ) -> None:
-    async def scenario() -> list[Answer]:
-        async with fused_site(*bench.pair(miss, model_type=model_type), k=4) as site, site.client() as client:
-            requests = [asked(p, GREEDY, 64, speculation_length=k) for k, p in enumerate(PROMPTS)]
-            return await together(client, requests)
-
-    answers = run(scenario())
+    async with fused_site(*bench.pair(miss, model_type=model_type), k=4) as site, site.client() as client:
+        requests = [asked(p, GREEDY, 64, speculation_length=k) for k, p in enumerate(PROMPTS)]
+        answers = await together(client, requests)
     for prompt, got in zip(PROMPTS, answers, strict=True):
         assert got.token_ids == truth(prompt, GREEDY, 64 - len(prompt))
     assert [got.completion.stats.drafted > 0 for got in answers] == [False, True, True, True, True]

@@ -147,22 +147,19 @@ def test_a_head_has_no_place_but_beside_its_target(config: ModelConfig) -> None:
         run(load_pair(replace(wanted, draft=replace(wanted.draft, kind="eagle")), Batcher("test")))
 
 
-def test_a_target_and_a_draft_worker_load_each_their_own(config: ModelConfig) -> None:
-    async def scenario() -> None:
-        batcher = Batcher("test")
-        try:
-            target, draft = await load(config, batcher), await load_draft(config, batcher)
-            assert draft is not None
-            got = await answer(plain_generator(target).generate, ids(b"abc", 20, ignore_end_of_sequence=True))
-            assert got.token_ids == oracle(b"abc", GREEDY, 20, past_the_end=True)
-        finally:
-            await batcher.close()
-        info = plain_generator(target).info
-        assert (info.backend, info.device, info.dtype, info.plain_width) == ("nxdi", "neuron", "bfloat16", 5)
-        assert (info.max_sequence_length, info.max_speculation_length, info.kv_slots) == (64, 4, 2)
-        assert info.end_of_sequence_ids == (257,) and info.bit_exact
-
-    run(scenario())
+async def test_a_target_and_a_draft_worker_load_each_their_own(config: ModelConfig) -> None:
+    batcher = Batcher("test")
+    try:
+        target, draft = await load(config, batcher), await load_draft(config, batcher)
+        assert draft is not None
+        got = await answer(plain_generator(target).generate, ids(b"abc", 20, ignore_end_of_sequence=True))
+        assert got.token_ids == oracle(b"abc", GREEDY, 20, past_the_end=True)
+    finally:
+        await batcher.close()
+    info = plain_generator(target).info
+    assert (info.backend, info.device, info.dtype, info.plain_width) == ("nxdi", "neuron", "bfloat16", 5)
+    assert (info.max_sequence_length, info.max_speculation_length, info.kv_slots) == (64, 4, 2)
+    assert info.end_of_sequence_ids == (257,) and info.bit_exact
     assert [app.neuron_config.speculation_length for app in simulated.LOADED] == [5, 0]
 
 
