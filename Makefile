@@ -113,7 +113,7 @@ wheels: $(SERVE)
 
 compare: $(COMPARE)
 	@$(BIN)/python compare_architectures.py $(ARGS)
-	@$(if $(strip $(ARGS)),true,echo && echo 'The same, rehearsed on another device (docs/rehearsal.md):' && \
+	@$(if $(strip $(ARGS)),true,echo && echo 'The same, rehearsed on another device (docs/comparison.md):' && \
 		$(BIN)/python compare_architectures.py $(REHEARSED))
 
 serve: $(SERVE)

@@ -7,7 +7,7 @@ worker for each client (distributed); arXiv 2606.25091 expects 1 + g t_d / t_v t
 whose comparison is complete is not measured again. Prompts are of one chunk and outputs longer, since the law assumes
 that prompts cost nothing: while a request waits for the rounds under way before its first token, which the time per
 token does not count, the others are one fewer, and with fused that lasts longer. `--page` puts the figures into
-docs/links.md.
+docs/comparison.md.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.flag(
         "--max-new-tokens", type=positive, default=72, metavar="N", help="outputs of loads (default: %(default)s)"
     )
-    parser.flag("--page", action="store_true", help="put the figures into docs/links.md")
+    parser.flag("--page", action="store_true", help="put the figures into docs/comparison.md")
     parser.flag("--output", type=Path, default=Path("results/capacity"), help="folder (default: %(default)s)")
     args = parser.parse_args(argv)
     try:

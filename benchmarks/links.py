@@ -5,7 +5,7 @@
 is written before anything is judged. A cell whose comparison is complete is not measured again, so the benchmark can be
 interrupted, and its cells can be measured one by one, or several beside each other (`--only 10ms,recorded`); `--list`
 says how long each takes. At the end all that is there is judged; `--only none` measures nothing, and `--page` puts the
-figures into docs/links.md and draws docs/links.png (benchmarks/links_page.py).
+figures into docs/comparison.md and draws docs/links.png (benchmarks/links_page.py).
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--only", metavar="NAME,...", help=f"measure these parts ({', '.join(PARTS)}) or cells, or none (default: all)"
     )
     parser.flag("--list", action="store_true", help="print the cells, and how long they take")
-    parser.flag("--page", action="store_true", help="put the figures into docs/links.md, and draw docs/links.png")
+    parser.flag("--page", action="store_true", help="put the figures into docs/comparison.md, and draw docs/links.png")
     parser.flag("--rehearse", default="trn2-llama-8b", help="a preset or a file (default: %(default)s)")
     parser.flag("--prompts-per-workload", type=positive, default=4, metavar="N", help="of 5 kinds (default: 4)")
     parser.flag("--max-new-tokens", type=positive, default=48, metavar="N", help="(default: %(default)s)")

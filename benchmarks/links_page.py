@@ -1,4 +1,4 @@
-"""Puts the figures of benchmarks/links.py into docs/links.md, and draws docs/links.png from the page.
+"""Puts the figures of benchmarks/links.py into docs/comparison.md, and draws docs/links.png from the page.
 
     .venv/bin/python -m benchmarks.links --only none --page
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-PAGE, PICTURE = DOCS / "links.md", DOCS / "links.png"
+PAGE, PICTURE = DOCS / "comparison.md", DOCS / "links.png"
 MARK, END = "<!-- written by {} --page -->", "<!-- end -->"
 LINKS, CAPACITY = "benchmarks.links", "benchmarks.capacity"
 NOTHING = "–"

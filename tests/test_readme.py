@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
     ROOT / "README.md",
     *(ROOT / "docs" / f"{name}.md" for name in ("running", "openai", "python", "comparison", "how-it-works", "drafts")),
-    ROOT / "docs" / "prefill.md",
+    ROOT / "docs" / "sessions.md",
 ]
 EVERY_PAGE = (
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),

@@ -56,7 +56,7 @@ class CompareOptions:
     up_mbps: float | None = option("bandwidth from the draft's side to the target's, if it is another one")
     jitter_ms: float = option("delay segments by up to so much more each way, at random")
     link: tuple[str, ...] = option(
-        "a delay proxy on loopback (default), or a recorded link (docs/links.md), once for each of several",
+        "a delay proxy on loopback (default), or a recorded link (docs/comparison.md), once for each of several",
         default=(ComparisonConfig.link,),
         metavar="|".join(LINK_KINDS),
     )

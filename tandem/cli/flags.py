@@ -111,7 +111,7 @@ class Options:
     )
     max_speculation_length: int | None = option("a server's maximum (default: speculation_length; auto: 5)", SHAPED)
     rehearse: NAME | None = option(
-        "step times of another device, a preset or a file (docs/rehearsal.md)", SERVERS, OURS
+        "step times of another device, a preset or a file (docs/comparison.md)", SERVERS, OURS
     )
     tp_degree: int = option(
         "cores that share a target (torch: one process per core)",
@@ -158,7 +158,7 @@ class Options:
         "how long to retry a request while no server answers, or all are full", (*ASKING, "draft_worker"), default=60.0
     )
     queue: int = option("requests that may wait for a slot", SERVERS, default=256)
-    prefill: ADDRESSES | None = option("servers of --role prefill for long prompts (docs/prefill.md)", TARGETS, OURS)
+    prefill: ADDRESSES | None = option("servers of --role prefill for long prompts (docs/sessions.md)", TARGETS, OURS)
     prefill_min_tokens: int = option("prompts with fewer new tokens are processed in place", TARGETS, OURS, default=256)
     prefill_timeout_s: SECONDS = option("wait for the next part; then the rest is in place", TARGETS, OURS, default=5.0)
     timeout: SECONDS | None = option("deadline of a request (default: none)", ASKING)

@@ -1,4 +1,4 @@
-"""Which ways of running a model exclude which capabilities, and why: source of errors and docs/compatibility.md."""
+"""Which ways of running a model exclude which capabilities, and why: source of errors and docs/running.md."""
 
 from __future__ import annotations
 

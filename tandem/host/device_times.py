@@ -1,4 +1,4 @@
-"""Step times of a model on a device, and their file (docs/rehearsal.md)."""
+"""Step times of a model on a device, and their file (docs/comparison.md)."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_neuron_without_its_software_is_one_line_that_says_what_is_missing(
     (line,) = capsys.readouterr().err.splitlines()
     assert line == (
         "main.py: device: neuron is not available here (torch-neuronx is not installed; "
-        "docs/trainium-torchneuron.md explains how to install it)"
+        "docs/trainium.md explains how to install it)"
     )
 
 

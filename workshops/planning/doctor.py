@@ -75,7 +75,7 @@ def _steps(host: Host, neuron: Neuron, devices: dict[str, str | None], native: s
         wanted = dict.fromkeys(f"'{clash.name}{clash.wanted}'" for clash in neuron.clashes)
         yield f"Install the versions that are needed: python -m pip install {' '.join(wanted)}"
     if devices["neuron"] is None:
-        yield "Plan, compile, serve on TorchNeuron: python main.py --role plan --help; docs/trainium-torchneuron.md"
+        yield "Plan, compile, serve on TorchNeuron: python main.py --role plan --help; docs/trainium.md"
     if devices["nxdi"] is None:
         yield "Plan, compile, serve on NxD Inference: python main.py --role plan --help; docs/trainium-nxdi.md"
     if found.count or found.instance:

@@ -87,7 +87,7 @@ class PairMeasurement:
 
     @property
     def step_times(self) -> DeviceTimes | None:
-        """Step times for rehearsals elsewhere (docs/rehearsal.md); None if the clock saw none."""
+        """Step times for rehearsals elsewhere (docs/comparison.md); None if the clock saw none."""
         propose, length = self.costs.propose, self.context
         step = propose[max(propose)] / max(propose) if propose else None
         verify = tuple(

@@ -1,4 +1,4 @@
-"""Turns measurements into a file of step times for rehearsals (docs/rehearsal.md)."""
+"""Turns measurements into a file of step times for rehearsals (docs/comparison.md)."""
 
 from __future__ import annotations
 

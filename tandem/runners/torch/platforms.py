@@ -17,7 +17,7 @@ from tandem.host.host import first_processor
 from tandem.host.packages import clashes, installed_package, installed_packages, refusal
 from tandem.installing import install_command
 
-INSTALL = "docs/trainium-torchneuron.md explains how to install it"
+INSTALL = "docs/trainium.md explains how to install it"
 _GPUS = ("nvidia[0-9]*", "nvidiactl", "dxg", "kfd")  # of NVIDIA, of Windows' Linux, of AMD, which torch calls CUDA too
 COMPILE_ONLY, TARGET = "TORCH_NEURONX_COMPILE_ONLY", "NEURON_PLATFORM_TARGET_OVERRIDE"
 AWS_INDEX = "https://pip.repos.neuron.amazonaws.com"
