@@ -97,7 +97,7 @@ def eagle3_head(folder: Path, target: Path) -> None:
 
     published = folder.with_name(f"{folder.name}-published")
     published.mkdir()
-    write_head_config(published, HeadConfig(64, 4, 2, 16, 96, VOCABULARY, VOCABULARY // 2, 64), "specforge", "float32")
+    write_head_config(published, HeadConfig(64, 4, 2, 16, 96, VOCABULARY, VOCABULARY // 2, 64), "float32")
     torch.manual_seed(6)
     shapes = {"self_attn.q_proj": (64, 128), "self_attn.k_proj": (32, 128), "self_attn.v_proj": (32, 128)}
     shapes |= {
