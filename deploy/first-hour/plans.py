@@ -59,7 +59,7 @@ class Plan:
             hint = "hf download, as the page says, then python main.py --role plan --help"
             steps.append(_step("plan", 1, hint, f"python main.py --role plan --instance {self.name} {self.roles}"))
         if self.compile:
-            hint = "read docs/errors.md; compiled graphs are kept, so compiling goes on where it ended"
+            hint = "search the log with doctor --log; compiled graphs are kept, so compiling goes on where it ended"
             steps.append(_step("compile", 25, hint, *self.compile))
         same = f"python deploy/first-hour/first_hour.py same {folder}/probe"
         packages = (("python", "-m", "pip", "list", "--format", "freeze"),)

@@ -1,4 +1,4 @@
-"""Finds known errors in a log (`doctor --log FILE`), and writes the page of them."""
+"""Finds known errors in a log (`doctor --log FILE`)."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _lines(log: BinaryIO) -> Iterator[tuple[int, str]]:
 def found_lines(file: Path, found: list[Found]) -> Iterator[str]:
     """Found errors as a page's lines."""
     if not found:
-        yield f"{file}: none of the {len(known_errors())} errors of docs/errors.md"
+        yield f"{file}: none of the {len(known_errors())} known errors"
     for one in found:
         more = f" (and {one.count - 1} more)" if one.count > 1 else ""
         yield f"{file}:{one.line}: {one.text}{more}"
@@ -88,16 +88,3 @@ def run_log(file: Path, as_json: bool = False) -> int:
     found = read_log(file)
     print(json.dumps([asdict(one) for one in found], indent=2) if as_json else "\n".join(found_lines(file, found)))
     return 0 if found else 1
-
-
-def table_lines() -> Iterator[str]:
-    """The table of docs/errors.md."""
-    yield "| symptom | cause | command |"
-    yield "|---|---|---|"
-    for error in known_errors():
-        where = f"[reported]({error.where})" if error.where.startswith("https://") else f"(by {error.where})"
-        yield f"| {_cell(error.symptom)} {where} | {_cell(error.cause)} | `{error.command}` |"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("`", "")
