@@ -207,11 +207,11 @@ def test_what_is_compiled_is_what_the_comparison_serves(monkeypatch: pytest.Monk
     """On TorchNeuron: the degrees, rows, lengths and drafts of each server are among those compiled."""
     from tandem.cli import compare, main
     from tandem.host.devices import Devices
-    from tandem.host.instances import instance_named
+    from tandem.host.instances import family_of, instance_named
     from tests.planning.support import CONFIGS
 
     instance = instance_named("trn2.3xlarge")
-    chips = Devices(count=1, instance=instance.name, family=instance.chip.family)
+    chips = Devices(count=1, instance=instance.name, family=family_of(instance.name))
     monkeypatch.setattr(compare, "find_devices", lambda *where: chips)
     shapes: dict[str, set[tuple[object, ...]]] = {"compiled": set(), "served": set()}
     parts = {"target": "target", "fused_target": "fused", "draft_worker": "draft"}
