@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tandem.cli import main
+from tandem.cli.roles import ROLES
 from tests.daily import daily
 from tests.support import GREEDY, REPOSITORY, launch, oracle, run_client, server_process
 
@@ -68,7 +69,7 @@ def test_help_names_every_role_and_imports_nothing_heavy(tmp_path: Path) -> None
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for role in main.ROLES:
+    for role in ROLES:
         assert role in done.stdout
 
 
@@ -90,7 +91,7 @@ def test_a_missing_library_is_one_line_that_names_its_extra(
         def start(args: object, library: str = library) -> None:
             raise ModuleNotFoundError(f"No module named {library!r}", name=library)
 
-        monkeypatch.setitem(main.ROLES, "doctor", main.ROLES["doctor"]._replace(start=start))
+        monkeypatch.setattr(main, "start", start)
         assert main.main(["doctor"], program="tandem") == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert line == f"tandem: {library.partition('.')[0]} is not installed; install {extra}"

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from plans import Plan
+from plans import HourPlan
 
 ROOT = Path(__file__).resolve().parents[2]
 TAKEN = (".json", ".jsonl", ".log", ".csv", ".md")
@@ -43,7 +43,7 @@ def without_secrets(text: str) -> str:
     return SECRET.sub("(removed)", text).replace(home, "~") if len(home) > 1 else SECRET.sub("(removed)", text)
 
 
-def make_bundle(plan: Plan, folder: Path, state: dict[str, Any]) -> Path:
+def make_bundle(plan: HourPlan, folder: Path, state: dict[str, Any]) -> Path:
     """Writes FOLDER.tar.gz: state, records, figures, logs and versions. No plots, weights, or environment."""
     bundle = folder.with_name(f"{folder.name}.tar.gz")
     about = {"format": "tandem-first-hour-1", "plan": plan.name, "pair": plan.pair, "steps": state}

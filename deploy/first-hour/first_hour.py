@@ -23,7 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from bundle import add_bundle, differing, make_bundle
-from plans import PLANS, Plan, Step
+from plans import PLANS, HourPlan, Step
 
 ROOT = Path(__file__).resolve().parents[2]
 STATE = "state.json"
@@ -31,21 +31,21 @@ TAIL = 15
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepOutcome:
     """`status`: done or failed."""
 
     status: str
     seconds: float
 
 
-def read_state(folder: Path) -> dict[str, Outcome]:
+def read_state(folder: Path) -> dict[str, StepOutcome]:
     """Raises ValueError if the file is another program's."""
     file = folder / STATE
     if not file.exists():
         return {}
     try:
         return {
-            name: Outcome(str(s["status"]), float(s["seconds"])) for name, s in json.loads(file.read_text()).items()
+            name: StepOutcome(str(s["status"]), float(s["seconds"])) for name, s in json.loads(file.read_text()).items()
         }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
@@ -53,13 +53,13 @@ def read_state(folder: Path) -> dict[str, Outcome]:
         ) from None
 
 
-def write_state(folder: Path, state: dict[str, Outcome]) -> None:
+def write_state(folder: Path, state: dict[str, StepOutcome]) -> None:
     fresh = folder / f"{STATE}.new"
     fresh.write_text(json.dumps({name: vars(one) for name, one in state.items()}, indent=2) + "\n")
     fresh.replace(folder / STATE)
 
 
-def run_step(step: Step, folder: Path) -> Outcome:
+def run_step(step: Step, folder: Path) -> StepOutcome:
     began = time.monotonic()
     with (folder / f"{step.name}.log").open("w", encoding="utf-8") as log:
         for command in step.commands:
@@ -78,11 +78,11 @@ def run_step(step: Step, folder: Path) -> Outcome:
                     if step.shown:
                         print(line, end="", flush=True)
             if process.returncode:
-                return Outcome("failed", time.monotonic() - began)
-    return Outcome("done", time.monotonic() - began)
+                return StepOutcome("failed", time.monotonic() - began)
+    return StepOutcome("done", time.monotonic() - began)
 
 
-def failure(plan: Plan, step: Step, folder: Path) -> str:
+def failure(plan: HourPlan, step: Step, folder: Path) -> str:
     """The end of the step's log, the known error, and the next command."""
     log = folder / f"{step.name}.log"
     tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:])
@@ -93,7 +93,7 @@ def failure(plan: Plan, step: Step, folder: Path) -> str:
     return f"{tail}\n{found}step {step.name} failed; all of it is in {log}\nnext: {step.hint}\nthen: {again}"
 
 
-def run_plan(plan: Plan, folder: Path, despite: str | None = None) -> int:
+def run_plan(plan: HourPlan, folder: Path, despite: str | None = None) -> int:
     """Takes the steps that are not done; `despite`: a failed one to pass over. Returns 1 at a failure, else 0."""
     folder.mkdir(parents=True, exist_ok=True)
     state = read_state(folder)

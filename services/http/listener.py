@@ -94,9 +94,9 @@ class MetricsPort(Listener):
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         exchange = Exchange(scope, receive, send)
         if scope["path"] not in ("/", "/metrics"):
-            await exchange.answer(404, refused(404, "not_found", "metrics are at /metrics").content)
+            await exchange.answer(404, refused(404, "not_found", "metrics are at /metrics"))
         elif self.page is None:
-            await exchange.answer(503, refused(503, "starting", "the server is starting").content)
+            await exchange.answer(503, refused(503, "starting", "the server is starting"))
         else:
             data, kind = await self.page(exchange.header("accept") or "")
             await exchange.page(200, data, (("content-type", kind),))

@@ -36,7 +36,7 @@ class RoleParser(OptionParser[Options]):
 
     def __init__(self, program: str) -> None:
         command = f"{program} ROLE" if program != "main.py" else "main.py --role ROLE"
-        texts = {name: role.help for name, role in ROLES.items()} | COMMANDS
+        texts = ROLES | COMMANDS
         super().__init__(
             Options,
             FLAGS,

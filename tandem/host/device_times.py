@@ -139,7 +139,7 @@ def read_times(path: Path) -> DeviceTimes:
         parts = {part: _part(document.pop(part, None), part) for part in ("target", "draft")}
         _check(document, dict.fromkeys(("assumed", "device", "draft", "name", "source", "target"), str))
         named: dict[str, Any] = {"name": "", "device": "", "source": ""} | document
-        return DeviceTimes(**named, **parts)
+        return DeviceTimes(**named, target=parts["target"], draft=parts["draft"])
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"{path}: {why}") from None

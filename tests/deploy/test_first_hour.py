@@ -84,12 +84,12 @@ def commands_of_probe(script: ModuleType, folder: Path) -> tuple[tuple[str, ...]
 
 def of_steps(script: ModuleType, plan: str, **commands: str) -> object:
     """A plan whose steps are Python programs."""
-    from plans import PLANS, Plan, Step  # type: ignore[import-not-found]
+    from plans import PLANS, HourPlan, Step  # type: ignore[import-not-found]
 
     steps = [Step(name, (("python", "-c", program),), 1, f"mend {name}") for name, program in commands.items()]
     base = PLANS[plan](Path("/models"))
 
-    class Made(Plan):
+    class Made(HourPlan):
         def steps(self, folder: Path) -> list[object]:
             return steps
 
