@@ -43,8 +43,8 @@ def without_secrets(text: str) -> str:
     return SECRET.sub("(removed)", text).replace(home, "~") if len(home) > 1 else SECRET.sub("(removed)", text)
 
 
-def make_bundle(plan: HourPlan, folder: Path, state: dict[str, Any]) -> Path:
-    """Writes FOLDER.tar.gz: state, records, figures, logs and versions. No plots, weights, or environment."""
+def make_bundle(plan: HourPlan, folder: Path, state: dict[str, float | None]) -> Path:
+    """Writes FOLDER.tar.gz: seconds of steps (None: failed), records, figures, logs and versions."""
     bundle = folder.with_name(f"{folder.name}.tar.gz")
     about = {"format": "tandem-first-hour-1", "plan": plan.name, "pair": plan.pair, "steps": state}
     with tarfile.open(bundle, "w:gz") as packed:

@@ -17,7 +17,6 @@ import shlex
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -30,36 +29,28 @@ STATE = "state.json"
 TAIL = 15
 
 
-@dataclass(frozen=True)
-class StepOutcome:
-    """`status`: done or failed."""
-
-    status: str
-    seconds: float
-
-
-def read_state(folder: Path) -> dict[str, StepOutcome]:
-    """Raises ValueError if the file is another program's."""
+def read_state(folder: Path) -> dict[str, float | None]:
+    """Seconds of the steps that were taken; None: failed. Raises ValueError if the file is another program's."""
     file = folder / STATE
     if not file.exists():
         return {}
     try:
-        return {
-            name: StepOutcome(str(s["status"]), float(s["seconds"])) for name, s in json.loads(file.read_text()).items()
-        }
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        state = json.loads(file.read_text())
+        return {str(name): None if seconds is None else float(seconds) for name, seconds in state.items()}
+    except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(
             f"{file}: is not a state of this script ({error}); remove it, or give another --folder"
         ) from None
 
 
-def write_state(folder: Path, state: dict[str, StepOutcome]) -> None:
+def write_state(folder: Path, state: dict[str, float | None]) -> None:
     fresh = folder / f"{STATE}.new"
-    fresh.write_text(json.dumps({name: vars(one) for name, one in state.items()}, indent=2) + "\n")
+    fresh.write_text(json.dumps(state, indent=2) + "\n")
     fresh.replace(folder / STATE)
 
 
-def run_step(step: Step, folder: Path) -> StepOutcome:
+def run_step(step: Step, folder: Path) -> float | None:
+    """Returns the seconds it took; None: a command failed."""
     began = time.monotonic()
     with (folder / f"{step.name}.log").open("w", encoding="utf-8") as log:
         for command in step.commands:
@@ -78,8 +69,8 @@ def run_step(step: Step, folder: Path) -> StepOutcome:
                     if step.shown:
                         print(line, end="", flush=True)
             if process.returncode:
-                return StepOutcome("failed", time.monotonic() - began)
-    return StepOutcome("done", time.monotonic() - began)
+                return None
+    return time.monotonic() - began
 
 
 def failure(plan: HourPlan, step: Step, folder: Path) -> str:
@@ -100,19 +91,19 @@ def run_plan(plan: HourPlan, folder: Path, despite: str | None = None) -> int:
     if despite is not None and despite not in state:
         raise ValueError(f"despite: no step {despite} has been taken in {folder}")
     for step in plan.steps(folder):
-        if step.name in state and (state[step.name].status == "done" or step.name == despite):
-            print(f"[{step.name}] {state[step.name].status} before, in {state[step.name].seconds:.0f} s")
+        before = state.get(step.name)
+        if before is not None or (step.name in state and step.name == despite):
+            print(f"[{step.name}] {'failed before' if before is None else f'done before, in {before:.0f} s'}")
             continue
-        state[step.name] = run_step(step, folder)
+        state[step.name] = took = run_step(step, folder)
         write_state(folder, state)
-        took = state[step.name].seconds
-        if state[step.name].status != "done":
+        if took is None:
             print(failure(plan, step, folder))
             return 1
         late = "" if took <= 60 * step.minutes else f", above the {step.minutes:g} minutes that were allowed for"
         print(f"[{step.name}] done in {took:.0f} s{late}")
-    bundle = make_bundle(plan, folder, {name: vars(one) for name, one in state.items()})
-    print(f"\n{sum(one.seconds for one in state.values()) / 60:.1f} minutes")
+    bundle = make_bundle(plan, folder, state)
+    print(f"\n{sum(seconds or 0.0 for seconds in state.values()) / 60:.1f} minutes")
     print(add_bundle(bundle, folder / "devices.md"))
     print(
         f"read {folder / 'measured' / 'report.html'}; send back {bundle}, which has no secrets; then end the instance"
