@@ -61,7 +61,6 @@ WITH = {
     "metrics_host": ["--metrics_port", "7"],
     "http_host": ["--http_port", "0"],
     "allowed_hosts": ["--http_port", "0"],
-    "http_keep_alive_seconds": ["--http_port", "0"],
     "draft_seconds": ["--draft_host", "127.0.0.1:9"],
     "prefill_min_tokens": ["--prefill", "127.0.0.1:9"],
     "prefill_timeout_s": ["--prefill", "127.0.0.1:9"],

@@ -2,7 +2,6 @@
 
     python deploy/first-hour/first_hour.py trn2.3xlarge           # every step that is not done yet
     python deploy/first-hour/first_hour.py trn2.3xlarge --print   # only says what would be typed
-    python deploy/first-hour/first_hour.py add BUNDLE.tar.gz      # a row of devices.md from a bundle
     python deploy/first-hour/first_hour.py same RESULTS           # fails if tokens are not plain decoding's
 
 Each step is a command of its own, is timed, and writes its log and its state; done steps are not repeated. It needs
@@ -21,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from bundle import add_bundle, differing, make_bundle
+from bundle import differing, make_bundle
 from plans import PLANS, HourPlan, Step
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,7 +103,6 @@ def run_plan(plan: HourPlan, folder: Path, despite: str | None = None) -> int:
         print(f"[{step.name}] done in {took:.0f} s{late}")
     bundle = make_bundle(plan, folder, state)
     print(f"\n{sum(seconds or 0.0 for seconds in state.values()) / 60:.1f} minutes")
-    print(add_bundle(bundle, folder / "devices.md"))
     print(
         f"read {folder / 'measured' / 'report.html'}; send back {bundle}, which has no secrets; then end the instance"
     )
@@ -113,15 +111,12 @@ def run_plan(plan: HourPlan, folder: Path, despite: str | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     words = argparse.ArgumentParser(prog="first_hour.py", description=__doc__.partition("\n")[0] if __doc__ else None)
-    words.add_argument("plan", choices=[*PLANS, "add", "same"], help="where this runs, or what to do")
-    words.add_argument(
-        "paths", nargs="*", type=Path, help="of add: bundles that came back; of same: a comparison's results"
-    )
+    words.add_argument("plan", choices=[*PLANS, "same"], help="where this runs, or what to do")
+    words.add_argument("paths", nargs="*", type=Path, help="of same: folders of comparisons' results")
     words.add_argument(
         "--folder", type=Path, help="where state, logs and results are (default: results/first-hour-PLAN)"
     )
     words.add_argument("--models", type=Path, default=Path("/models"), help="folder of the models (default: /models)")
-    words.add_argument("--table", type=Path, default=Path(__file__).parent / "devices.md", help="of add: the table")
     words.add_argument("--despite", metavar="STEP", help="go on although this step failed; the bundle says that it did")
     words.add_argument("--print", action="store_true", dest="dry", help="print the commands, and run none")
     return words.parse_args(argv)
@@ -130,16 +125,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     try:
-        if args.plan == "add":
-            for bundle in args.paths:
-                print(add_bundle(bundle, args.table))
-            return 0
         if args.plan == "same":
             found = [line for folder in args.paths for line in differing(folder)]
             print("\n".join(found) or "every answer has plain decoding's tokens")
             return 1 if found else 0
         if args.paths:
-            raise ValueError(f"{args.paths[0]}: only add and same take paths")
+            raise ValueError(f"{args.paths[0]}: only same takes paths")
         plan = PLANS[args.plan](args.models)
         folder = (args.folder or ROOT / "results" / f"first-hour-{plan.name}").resolve()
         if args.dry:

@@ -50,7 +50,7 @@ class HttpPort(Listener):
     def __init__(
         self, address: HttpAddress, security: Security, observers: Sequence[CallObserver] = (), grpc_port: int = 0
     ) -> None:
-        super().__init__("http_port", address.host, address.port, security.tls, address.keep_alive_seconds)
+        super().__init__("http_port", address.host, address.port, security.tls)
         self._grpc_port, self._page = grpc_port, PAGE.read_bytes()
         self._calls = TransportInterceptor(security.limits, security.policy(observers))
         guarded = security.tls is not None or security.tokens is not None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import tandem
 from tandem.cli.flags import FLAGS, Options
-from tandem.cli.option import Flag, OptionParser
+from tandem.cli.option import Flag, OptionParser, spelled
 from tandem.cli.roles import (
     APART,
     ASKING,
@@ -97,7 +97,7 @@ PROPOSING = (
     *(*SAMPLING_FIELDS, *SECURING),
 )
 PREFILLING = ("prefill_min_tokens", "prefill_timeout_s")
-SERVING_HTTP = ("http_host", "allowed_hosts", "http_keep_alive_seconds")
+SERVING_HTTP = ("http_host", "allowed_hosts")
 
 
 def without_effect(args: Options) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -145,7 +145,7 @@ def refuse(args: Options) -> None:
         if args.role in FLAGS["backend"].roles and args.backend in BACKENDS:
             _refuse_backend(flag, args.role, args.backend)
     for names, why in without_effect(args):
-        if name := next((name for name in names if name in args.given), None):
+        for name in (each for each in names if each in args.given):
             raise ValueError(f"{name}: {why}")
 
 
@@ -170,11 +170,11 @@ def with_config(argv: Sequence[str], flags: Mapping[str, Flag]) -> tuple[str, ..
     if config is None:
         return tuple(argv)
     path = Path(config)
-    names = {spelling: name for name, flag in flags.items() for spelling in flag.spellings(False)} | {"--role": "role"}
-    given = {names.get(word.partition("=")[0]) for word in rest}
+    names = {spelling: name for name, flag in flags.items() for spelling in flag.spellings()} | {"--role": "role"}
+    given = {names.get(spelled(word).partition("=")[0]) for word in rest}
     words: list[str] = []
     for key, value in _settings(path).items():
-        if (name := names.get(f"--{key}")) is None:
+        if (name := names.get(spelled(f"--{key}"))) is None:
             raise ValueError(f"config: {path}: no flag is called {key!r}{meant(key, names.values())}")
         if name not in given:
             words += _words(name, flags[name].kind if name in flags else "str", value, path)

@@ -372,9 +372,7 @@ def test_a_forged_signature_ends_the_check_before_a_model_is_loaded(keys: Keys) 
     async def test() -> None:
         async with _plain(keys) as generate:
             signed = await _receipt(generate, sampling=GREEDY)
-        config = CheckConfig(
-            Path(), tuple(PROMPT), replace(draft_config(None, 1, 160), model="no")
-        )
+        config = CheckConfig(Path(), tuple(PROMPT), replace(draft_config(None, 1, 160), model="no"))
         assert overall(await check(config, replace(signed, signature=bytes(64)))) is CheckOutcome.FORGED
 
     asyncio.run(test())
