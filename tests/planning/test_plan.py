@@ -108,13 +108,6 @@ def test_the_seeds_pair_fits_fused_on_a_trn1_2xlarge_and_in_int8_on_a_core_each(
     assert core.fits and 8e9 < core.weights < 9.2e9  # the tables stay in two bytes
 
 
-def test_llama_70b_needs_16_cores_of_a_trn1_32xlarge():
-    plan = planned("trn1.32xlarge", "Llama-3.1-70B", batch=1, length=4096)
-    assert fitting(plan) == [16, 32]
-    core = process(plan, "target", 16)
-    assert 16 * (core.weights + core.kv) == pytest.approx(148e9, rel=0.02)  # "about 148GB", on 256 GB of 16 cores
-
-
 def test_llama_405b_in_bfloat16_needs_all_64_cores_and_in_fp8_32():
     assert fitting(planned("trn2.48xlarge", "Llama-3.1-405B", **SEED_405B)) == [64]
     fp8 = planned("trn2.48xlarge", "Llama-3.1-405B-FP8", "Llama-3.2-1B", **SEED_405B)
@@ -170,17 +163,10 @@ def test_the_command_prints_a_plan_and_says_that_it_is_one(capsys: pytest.Captur
         ["draft", "2"],
         ["fused", "2"],
     ]
-
-
-def test_the_json_says_the_same(capsys: pytest.CaptureFixture[str]):
-    pair = ["--target-model", model("Qwen3-32B"), "--draft-model", model("Qwen3-0.6B"), "--backend", "nxdi"]
-    assert run(*pair, "--instance", "trn2.48xlarge", "--tp-degree", "32", "--speculation-length", "6", "--json") == 0
+    assert run(*pair, "--instance", "trn1.2xlarge", "--sequence_length", "128", "--batch", "2", "--json") == 0
     answer = json.loads(capsys.readouterr().out)
-    assert answer["kind"] == "plan, not a measurement"
-    assert answer["instance"]["cores"] == 64 and answer["load"]["drafts"] == 6
-    together = answer["processes"][-1]
-    assert (together["kind"], together["degree"], together["fits"]) == ("fused", 32, True)
-    assert together["total"] == sum(together[part] for part in ("weights", "kv", "buffers"))
+    assert answer["kind"] == "plan, not a measurement" and answer["instance"]["cores"] == 2
+    assert sum(each["fits"] for each in answer["processes"]) == 4
 
 
 @pytest.mark.parametrize(
