@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
+from dataclasses import replace
 
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, WIDTH_1
 from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.measuring.records import Measurement
-from tandem.host.device_times import DeviceTimes, ModelTimes, StepTime, StepTimes
+from tandem.host.device_times import DeviceTimes, StepTime, StepTimes
 
 
 def step_times(measured: RunData) -> DeviceTimes | None:
@@ -25,8 +26,8 @@ def step_times(measured: RunData) -> DeviceTimes | None:
         name="measured",
         device=f"{measured.machine.processor}, {measured.machine.usable_cores} cores, with {models[0].model_name}",
         source=f"tandem compare, {measured.started_at}, medians over rows measured one at a time",
-        target=ModelTimes(models[0].model_name, target),
-        draft=ModelTimes(drafts, draft) if draft else None,
+        target=replace(target, model=models[0].model_name),
+        draft=draft and replace(draft, model=drafts),
     )
 
 
