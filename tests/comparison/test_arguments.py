@@ -65,9 +65,9 @@ def test_every_flag_reaches_the_configuration(tmp_path: Path) -> None:
     assert (found.sequence_length, found.batch) == (256, 2)
     assert (found.draft_model, found.draft, found.architectures) == ("D", "model", ("fused", "autoregressive"))
     assert (found.adapters, found.draft_adapters, found.adapter) == ("sql=a", "sql=b", "sql")
-    assert (found.connect, found.output_dir, found.timeout_s) == ({"fused": "[::1]:50051"}, tmp_path, 9.0)
+    assert (found.connect, found.output_dir, found.timeout) == ({"fused": "[::1]:50051"}, tmp_path, 9.0)
     assert [prompt.kind for prompt in found.prompts] == ["code", "prose"]
-    assert (found.rules, config().rules) == ((Rule.REJECTION,), (Rule.AGREEMENT,))
+    assert (found.rule, config().rule) == ((Rule.REJECTION,), (Rule.AGREEMENT,))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_every_flag_reaches_the_configuration(tmp_path: Path) -> None:
         (["--max-new-tokens", "512"], "max-new-tokens: 512 leaves no room for a prompt in a sequence length of 512"),
         (["--speculation-length", "-1"], "speculation-length: -1 is below 0"),
         (["--weights", "int3"], "weights: 'int3' is not one of auto, bfloat16, float32, int8, q4, as-stored"),
-        (["--draft", "crystal"], "draft: 'crystal' is not one of auto, hybrid, ngram, model"),
+        (["--draft", "crystal"], "draft: 'crystal' is not one of auto, hybrid, model, eagle, ngram"),
         (["--timeout", "inf"], "timeout: inf is not a finite number above 0"),
         (
             ["--architectures", "diffused"],

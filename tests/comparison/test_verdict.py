@@ -61,7 +61,7 @@ def comparison(
     records: Sequence[Record], connect: dict[str, str] | None = None, rtts: tuple[float, ...] = ()
 ) -> Comparison:
     measured = run_of(records, connect)
-    return analyse(replace(measured, config=replace(measured.config, rtts_ms=rtts)))
+    return analyse(replace(measured, config=replace(measured.config, rtt_ms=rtts)))
 
 
 def sentence(records: Sequence[Record]) -> tuple[str, str]:
@@ -197,7 +197,7 @@ def synthetic(seed: int) -> Comparison:
         crowd = run({name: random.uniform(0.005, 0.03) for name in shown}, condition="concurrency 4")
         records += [replace(r, sent_s=0.0, ended_s=r.measurement and r.measurement.tpot_s) for r in crowd]
     measured = run_of(records)
-    settings = {"rtts_ms": (0.0, 20.0), "concurrency": (4,), "max_num_completed_requests": 20}
+    settings = {"rtt_ms": (0.0, 20.0), "concurrency": (4,), "max_num_completed_requests": 20}
     return analyse(replace(measured, config=replace(measured.config, **settings)))
 
 

@@ -161,9 +161,9 @@ def analyse(measured: RunData) -> Comparison:
         return Measured(on.name, on.varies, link, request.sampling, request.rule, on.load, overhead, found, decision)
 
     served = None
-    if config.capacity_ms is not None:
+    if config.capacity is not None:
         loads = [(c.load.concurrency, summaries[c.name]) for c in conditions if c.load and c.load.concurrency]
-        counted = partial(capacity, config.capacity_ms / 1000, loads, theory.capacity_gain if theory else None)
+        counted = partial(capacity, config.capacity / 1000, loads, theory.capacity_gain if theory else None)
         served = tried(remarks, "The capacity", counted, None)
     return Comparison(
         SCHEMA_VERSION,

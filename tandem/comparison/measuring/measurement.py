@@ -91,7 +91,7 @@ class Measuring:
             await self._enter(base)
             turns = load_turns(config, max(load.requests for load in config.loads), self.tokenizer)
             conditions, seed = config.load_conditions, config.sampling.seed
-            bound_s = None if config.capacity_ms is None else config.capacity_ms / 1000
+            bound_s = None if config.capacity is None else config.capacity / 1000
             await measure_loads(self.contenders, turns, conditions, seed, self._load, self._measured, bound_s)
 
     def _load(self, architecture: str, load: Load) -> None:
