@@ -82,30 +82,16 @@ def test_six_servers_are_started_for_six_architectures() -> None:
 
 
 def test_every_server_flag_reaches_every_server() -> None:
-    commands, _ = deployed(
-        model="TARGET",
-        draft_model="DRAFT",
-        draft="model",
-        dtype="bfloat16",
-        weights="int8",
-        threads=2,
-        batch=3,
-        speculation_length=7,
-    )
-    for command in commands.values():
-        assert value(command, "--dtype") == "bfloat16"
-        assert value(command, "--weights") == "int8"
-        assert value(command, "--threads") == "2"
-        assert value(command, "--batch") == "3"
-        assert value(command, "--max_speculation_length") == "7"
-        assert value(command, "--sequence_length") == "512"
-        assert value(command, "--port") == "0"
+    models = {"model": "TARGET", "draft_model": "DRAFT", "draft": "model"}
+    commands, _ = deployed(**models, dtype="bfloat16", weights="int8", threads=2, batch=3, speculation_length=7)
+    shared = "--dtype bfloat16 --weights int8 --threads 2 --batch 3 --max_speculation_length 7 --sequence_length 512"
+    flags = [*zip(*[iter(f"{shared} --port 0".split())] * 2, strict=True)]
+    assert all(value(command, flag) == expected for command in commands.values() for flag, expected in flags)
     for name in ("autoregressive", "remote_draft"):
         assert value(commands[name], "--model") == "TARGET"
     for name in ("fused", "distributed"):
-        assert value(commands[name], "--target_model") == "TARGET"
-        assert value(commands[name], "--draft_model") == "DRAFT"
-        assert value(commands[name], "--draft") == "model"
+        shown = [value(commands[name], flag) for flag in ("--target_model", "--draft_model", "--draft")]
+        assert shown == ["TARGET", "DRAFT", "model"]
 
 
 PLACED = HostPlacement(CoreGroup("0-7", 8), CoreGroup("0-3", 4), CoreGroup("7"))
