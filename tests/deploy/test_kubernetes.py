@@ -94,5 +94,5 @@ def test_a_programs_flags_are_its_own(folder: str, container: str, line: list[st
 def test_an_image_has_what_servers_and_comparison_jobs_import(image: str) -> None:
     present = in_image.closure([*in_image.BASES[image], *in_image.installs(image)])
     assert {"grpcio", "prometheus-client", "protobuf", "torch", "h11", "uvicorn", "llguidance"} <= present
-    assert {"jinja2", "matplotlib", "rich", "cryptography"} <= present
+    assert {"jinja2", "rich", "cryptography"} <= present
     assert not {"pytest", "ray"} & present
