@@ -23,6 +23,7 @@ from tandem.runners.torch.runner import TorchRunner
 from tandem.speculation.types import SamplingParams
 from tests.daily import daily
 from tests.rows import verify_row
+from tests.runners.compiled import compiler, on_graphs
 
 POSITIONS, WINDOW, ORIGINAL = 96, 8, 48
 SIZES: dict[str, Any] = {
@@ -83,9 +84,9 @@ def made(kind: str, folder: Path, **said: Any) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 
-def load(folder: Path, length: int = POSITIONS, compile: str = "off", **execution: Any) -> Any:
+def load(folder: Path, length: int = POSITIONS, compile: str = "off", device: str = "cpu", **execution: Any) -> Any:
     shape = Shape(slots=len(PROMPTS), max_length=length, max_draft=3, chunk=16)
-    runner = load_runner(find(str(folder)), Execution("cpu", "float32", compile=compile, **execution), shape)
+    runner = load_runner(find(str(folder)), Execution(device, "float32", compile=compile, **execution), shape)
     runner.warm_up()
     return runner
 
@@ -127,9 +128,10 @@ def test_a_family_decodes_as_transformers_does_beyond_its_windows(kind: str, tmp
 
 @pytest.mark.parametrize("kind", ["gpt_oss", "gemma2"])
 @pytest.mark.thorough
-def test_graphs_have_windows_sinks_and_caps_too(kind: str, tmp_path: Path) -> None:
+def test_graphs_have_windows_sinks_and_caps_too(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = made(kind, tmp_path)
-    runner = load(tmp_path, compile="inductor", compiled=str(tmp_path / "compiled"))
+    on_graphs(monkeypatch, lambda: compiler(traced=True))
+    runner = load(tmp_path, compile="inductor", device="cuda")
     assert decoded(runner, PROMPTS, 30) == [at_home(module, prompt, 30) for prompt in PROMPTS]
 
 

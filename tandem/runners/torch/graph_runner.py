@@ -37,17 +37,15 @@ from tandem.runners.protocol import (
 from tandem.runners.startup import Startup
 from tandem.runners.torch.graph_model import GraphModel
 from tandem.runners.torch.graph_modules import FusedModule, fused_row, verdict_of, verify_row
-from tandem.runners.torch.graphs import Buckets, CompileStatistics, Graph, GraphCompiler, buckets_for
+from tandem.runners.torch.graphs import Buckets, Graph, GraphCompiler, buckets_for
 from tandem.runners.torch.model import to_host
 from tandem.runners.torch.platforms import COMPILE_ONLY, compiles_only
 from tandem.runners.torch.runner import TorchRunner, batch_buckets, length_buckets, tail_buckets
 from tandem.speculation.types import Verdict
 
-CompilerFor = Callable[[str], GraphCompiler]
-
 
 class GraphRunner(TorchRunner):
-    """Runs a GraphModel. `compiler_for(purpose)` returns a compiler for a model's or pair's graphs."""
+    """Runs a GraphModel. `compiler()`: a compiler for a model's or pair's graphs."""
 
     model: GraphModel
 
@@ -56,13 +54,13 @@ class GraphRunner(TorchRunner):
         model: GraphModel,
         limits: Limits,
         identity: RunnerIdentity,
-        compiler_for: CompilerFor,
+        compiler: Callable[[], GraphCompiler],
         verifies: bool = True,
         exact: bool = True,
         buckets: Buckets | None = None,
     ) -> None:
         super().__init__(model, limits, identity, verifies, exact)
-        self.compiler_for, self.buckets = compiler_for, buckets or buckets_for(model.platform, limits)
+        self.compiler, self.buckets = compiler, buckets or buckets_for(model.platform, limits)
         self._fused: dict[int, FusedGraph] = {}
         self._features: TargetFeatures | None = None
 
@@ -93,20 +91,14 @@ class GraphRunner(TorchRunner):
         with startup.stage("warming"):
             self._warm()
 
-    def compile(self, startup: Startup) -> CompileStatistics:
-        """Compiles this model's graphs, without running them, and seals the compiler."""
-        compiler = self.compiler_for(self._purpose)
+    def compile(self, startup: Startup) -> str:
+        """Compiles this model's graphs and seals the compiler; returns the compiler's line."""
+        compiler = self.compiler()
         with startup.stage("compiling"):
             self.model.prepare(compiler, self.buckets, self._verifies)
             compiler.seal()
-        startup.note(f"graphs of {self.identity.model_name}: {compiler.statistics.line()}")
-        return compiler.statistics
-
-    @property
-    def _purpose(self) -> str:
-        if not self._verifies:
-            return "draft"
-        return f"target handing out layers {list(self.model.layers)}" if self.model.layers else "target"
+        startup.note(f"graphs of {self.identity.model_name}: {compiler.line()}")
+        return compiler.line()
 
     def _certified(self) -> StepShapes:
         if self._verifies:
@@ -158,16 +150,14 @@ class GraphRunner(TorchRunner):
             graph.measure()
         self._fused[id(draft)] = graph
 
-    def compile_fused(self, draft: GraphRunner, startup: Startup) -> tuple[FusedGraph, CompileStatistics]:
-        """Compiles the pair's graphs, without running them, and seals the compiler."""
-        only = draft.model.draft_vocab
-        facts = draft.identity.weights_revision, draft.limits, None if only is None else only.tolist()
-        compiler = self.compiler_for(f"fused with {facts}")
+    def compile_fused(self, draft: GraphRunner, startup: Startup) -> tuple[FusedGraph, str]:
+        """Compiles the pair's graphs and seals the compiler; returns the compiler's line too."""
+        compiler = self.compiler()
         with startup.stage("compiling"):
             graph = FusedGraph(self.model, draft.model, compiler)
             compiler.seal()
-        startup.note(f"graphs of both: {compiler.statistics.line()}")
-        return graph, compiler.statistics
+        startup.note(f"graphs of both: {compiler.line()}")
+        return graph, compiler.line()
 
     def fused_with(self, draft: Runner) -> FusedStep | None:
         """A greedy round as one graph if `fuse` made one; other rows take two steps."""
