@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,9 +15,10 @@ from transformers import LlamaForCausalLM
 
 from tandem.cli import main
 from tandem.runners.loading import Execution, prepared_platform
+from tandem.runners.protocol import StepShapes
 from tandem.runners.torch import platforms
 from tandem.runners.torch.graph_runner import GraphRunner
-from tandem.runners.torch.graphs import Buckets, buckets_for
+from tandem.runners.torch.graphs import buckets_for
 from tandem.runners.torch.platforms import CPU, CUDA, DEVICES, NEURON, choose_platform, compile_order, platform_of
 from tests.runners.compiled import FAMILIES, LIMITS
 
@@ -182,9 +184,10 @@ def test_cores_of_a_device_that_is_not_named_are_refused() -> None:
 
 
 def test_buckets_are_few_where_graphs_are_dear_and_those_asked_for_besides() -> None:
-    assert buckets_for(NEURON, LIMITS) == Buckets((1, 2), 4, 16, (3,))
-    assert buckets_for(CUDA, LIMITS) == Buckets((1, 2), 4, 16, (1, 2, 3))
-    assert buckets_for(NEURON, LIMITS, (2,), (1,)) == Buckets((2,), 4, 16, (1, 3))
+    few = StepShapes((4,), (1, 2), False, chunks=(16,), drafts=(3,))
+    assert buckets_for(NEURON, LIMITS) == few
+    assert buckets_for(CUDA, LIMITS) == replace(few, drafts=(1, 2, 3))
+    assert buckets_for(NEURON, LIMITS, (2,), (1,)) == replace(few, batches=(2,), drafts=(1, 3))
     with pytest.raises(ValueError, match="batch_buckets: 3 is outside 1 to 2, the batch"):
         buckets_for(CPU, LIMITS, (3,))
     with pytest.raises(ValueError, match="draft_buckets: 9 is outside 1 to 3, the max_speculation_length"):

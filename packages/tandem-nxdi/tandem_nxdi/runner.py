@@ -97,7 +97,7 @@ class NxdiRunner:
     @property
     def capabilities(self) -> Capabilities:
         traits = {Trait.NXD_INFERENCE, *({Trait.TOKENS_ONLY} if self.tokens_only else ())}
-        return Capabilities(frozenset(traits), adapters=self if self._adapters.there else UNNAMED)
+        return Capabilities(frozenset(traits), adapters=self.put_adapter if self._adapters.there else UNNAMED)
 
     def put_adapter(self, number: int, adapter: Adapter) -> None:
         self._adapters.put(number, adapter)

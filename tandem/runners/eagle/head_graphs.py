@@ -170,13 +170,13 @@ class HeadGraphs(DraftGraphs):
 
     @property
     def shapes(self) -> StepShapes:
-        return StepShapes(tail_buckets(), self.buckets.batches, False, chunks=(self.buckets.chunk,))
+        return StepShapes(tail_buckets(), self.buckets.batches, False, chunks=self.buckets.chunks)
 
     def compile(self, startup: Startup) -> str:
         """Compiles every graph and seals the compiler; returns the compiler's line."""
-        compiler, shape = self._compiler, self._shape
+        compiler, shape, chunk = self._compiler, self._shape, self.buckets.chunks[0]
         with startup.stage("compiling"):
-            self._make(compiler, "prefill", HeadPrefill(*shape), 1, self.buckets.chunk, 2 + self.buckets.chunk)
+            self._make(compiler, "prefill", HeadPrefill(*shape), 1, chunk, 2 + chunk)
             for batch in self.buckets.batches:
                 for k in self.buckets.drafts:
                     self._make(compiler, "propose", HeadPropose(*shape, k), batch, k, 3 + TAIL)

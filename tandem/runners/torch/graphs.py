@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from tandem.runners.protocol import Limits
+from tandem.runners.protocol import Limits, StepShapes
 from tandem.runners.torch.platforms import Platform
 
 Graph = Callable[..., Any]
@@ -18,25 +17,9 @@ Backend = Callable[..., Any]  # a dynamo backend: (traced module, example inputs
 BUCKETS_AT_MOST = 256  # graphs that dynamo may hold for the code of one step
 
 
-@dataclass(frozen=True, slots=True)
-class Buckets:
-    """Rows per step, tokens per row of a verification and of a prefill step, draft tokens (ascending)."""
-
-    batches: tuple[int, ...]
-    width: int
-    chunk: int
-    drafts: tuple[int, ...]
-
-    def batch(self, rows: int) -> int:
-        return next(b for b in self.batches if b >= rows)
-
-    def draft(self, k: int) -> int:
-        return next(d for d in self.drafts if d >= k)
-
-
 def buckets_for(
     platform: Platform, limits: Limits, batch_buckets: tuple[int, ...] = (), draft_buckets: tuple[int, ...] = ()
-) -> Buckets:
+) -> StepShapes:
     """A platform's buckets, with the user's batches and drafts if given. Raises ValueError above the limits."""
     slots, most = limits.slots, limits.max_draft
     batches, drafts = {1}, set[int]()
@@ -46,9 +29,9 @@ def buckets_for(
         batches = _within("batch_buckets", batch_buckets, "batch", slots)
     if draft_buckets:
         drafts = _within("draft_buckets", draft_buckets, "max_speculation_length", most)
-    return Buckets(
-        tuple(sorted(batches | {slots})), max(2, most + 1), limits.chunk, tuple(sorted(drafts | {most})) if most else ()
-    )
+    drafted = tuple(sorted(drafts | {most})) if most else ()
+    batched = tuple(sorted(batches | {slots}))
+    return StepShapes((max(2, most + 1),), batched, False, chunks=(limits.chunk,), drafts=drafted)
 
 
 def _within(name: str, values: tuple[int, ...], limit: str, most: int) -> set[int]:
