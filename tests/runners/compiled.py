@@ -14,7 +14,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from tandem.runners.fused_step import fused
-from tandem.runners.protocol import Limits, PrefillRow, ProposeRow, Runner, RunnerIdentity
+from tandem.runners.protocol import Limits, ProposeRow, Runner, RunnerIdentity
 from tandem.runners.startup import Startup
 from tandem.runners.torch import graphs, platforms
 from tandem.runners.torch.graph_model import GraphModel
@@ -25,7 +25,7 @@ from tandem.runners.torch.model import TorchModel
 from tandem.runners.torch.platforms import CUDA
 from tandem.runners.torch.runner import TorchRunner
 from tandem.speculation.types import SamplingParams, Verdict
-from tests.rows import fused_row, propose_row
+from tests.rows import fill, fused_row, propose_row
 
 SIZES: dict[str, Any] = {
     "vocab_size": 211,
@@ -116,11 +116,6 @@ def compiled_target(family: str, dtype: torch.dtype, traced: bool) -> GraphRunne
 
 def identity(dtype: torch.dtype) -> RunnerIdentity:
     return RunnerIdentity("tiny", "none", str(dtype).removeprefix("torch."), "cpu", "torch")
-
-
-def fill(runner: Runner, slot: int, tokens: Sequence[int]) -> None:
-    for start in range(0, len(tokens), LIMITS.chunk):
-        runner.prefill([PrefillRow(slot, start, tuple(tokens[start : start + LIMITS.chunk]))])
 
 
 class Sequences:

@@ -19,10 +19,8 @@ from tandem.engine.batcher import Batcher
 from tandem.engine.generators import fused_generator, plain_generator
 from tandem.engine.loading import Loaded, load_pair
 from tandem.engine.model_config import DraftChoice, ModelConfig
-from tandem.runners.eagle.files import write_head
 from tandem.runners.eagle.runner import EagleRunner
 from tandem.runners.loading import Execution, Shape
-from tandem.runners.protocol import PrefillRow
 from tandem.runners.startup import Startup
 from tandem.runners.torch.graph_model import GraphModel
 from tandem.runners.torch.graph_modules import PrefillModule, VerifyModule
@@ -31,30 +29,17 @@ from tandem.runners.torch.graphs import GraphCompiler
 from tandem.runners.torch.kernels import ATTENTION, register_attention
 from tandem.runners.torch.model import TorchModel
 from tandem.speculation.types import Rule, SamplingParams
-from tests.rows import propose_row
+from tests.rows import fill, propose_row
 from tests.runners.compiled import CACHE, GREEDY, LIMITS, PROMPT, SIZES, compiler, identity, module, on_graphs
 from tests.runners.graph_check import Captured
 from tests.runners.stablehlo import check_lowered
 from tests.runners.strict import TRAINIUM, Checking, lively
 from tests.runners.test_eagle import a_head, requests, said
-from tests.runners.tiny import model_folder
 
 TINY = HeadConfig(48, 6, 2, 8, 96, SIZES["vocab_size"], 100, 48, layers=(1, 1, 1))
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("target"), seed=5)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("head")
-    write_head(folder, a_head())
-    return folder
 
 
 @dataclass(frozen=True)
@@ -120,22 +105,17 @@ def test_the_heads_graphs_draft_what_its_module_code_drafts(pair: Pair) -> None:
     eager = EagleRunner(graphs.head, graphs.features, graphs.embedding, graphs.limits, graphs.identity, graphs.platform)
     rows = []
     for slot, tokens in enumerate((tuple(range(60, 75)), tuple(range(90, 101)))):
-        fill_all(pair.target.runner, slot, tokens[:-1])
+        fill(pair.target.runner, slot, tokens[:-1])
         for runner in (graphs, eager):
-            fill_all(runner, slot, tokens[: -1 - slot])
+            fill(runner, slot, tokens[: -1 - slot])
         rows.append(propose_row(slot, len(tokens) - 1, tokens[-1 - slot :], 4 - slot, GREEDY))
     ours, theirs = graphs.propose(rows), eager.propose(rows)
     assert [one.token_ids for one in ours] == [one.token_ids for one in theirs]  # type: ignore[union-attr]
     assert [len(one.token_ids) for one in ours] == [4, 3]
     assert graphs.propose(rows[1:])[0].token_ids == ours[1].token_ids
     graphs.features.values[:, 3] = torch.nan
-    fill_all(graphs, 0, tuple(range(60, 74)))
+    fill(graphs, 0, tuple(range(60, 74)))
     assert all(buffer.isfinite().all() for buffer in graphs.slots.buffers)
-
-
-def fill_all(runner: Any, slot: int, tokens: Sequence[int]) -> None:
-    for start in range(0, len(tokens), 8):
-        runner.prefill([PrefillRow(slot, start, tuple(tokens[start : start + 8]))])
 
 
 def own_model(dtype: torch.dtype, platform: Any = None) -> GraphModel:
@@ -230,9 +210,9 @@ def test_on_a_device_that_runs_graphs_alone_sampled_drafts_are_those_of_module_c
     graphs = EagleRunner(*own, platform, beside=pair.target.runner)  # type: ignore[arg-type]
     graphs.warm_up()
     tokens = tuple(range(60, 75))
-    fill_all(pair.target.runner, 0, tokens[:-1])
-    fill_all(made, 0, tokens[:-2])
-    fill_all(graphs, 0, tokens[:-2])
+    fill(pair.target.runner, 0, tokens[:-1])
+    fill(made, 0, tokens[:-2])
+    fill(graphs, 0, tokens[:-2])
     for sampling in (SamplingParams(temperature=0.3, seed=3), SamplingParams(temperature=0.2, top_k=9, seed=4)):
         for rule in (Rule.AGREEMENT, Rule.REJECTION):
             row = propose_row(0, 14, tokens[-2:], 4, sampling, rule)

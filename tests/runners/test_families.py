@@ -242,3 +242,28 @@ def test_a_family_whose_layers_name_their_cache_otherwise_hands_out_hidden_state
     features = runner.hand_out((1, 2))
     runner.prefill([PrefillRow(1, 0, (5, 6, 7))])
     assert features.values[1, :3].any(-1).all()
+
+
+@pytest.mark.parametrize("how", ["sharded", "pickled"])
+def test_weights_in_several_files_and_in_pytorchs_load(how: str, tmp_path: Path) -> None:
+    module, file = made("llama", tmp_path), tmp_path / "model.safetensors"
+    file.unlink()
+    if how == "sharded":
+        module.save_pretrained(tmp_path, max_shard_size="40KB")
+        assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    else:
+        torch.save(module.state_dict(), tmp_path / "pytorch_model.bin")
+    assert decoded(load(tmp_path, compile="auto"), PROMPTS[:1], 8) == [at_home(module, PROMPTS[0], 8)]
+
+
+def test_a_weight_file_that_is_damaged_or_lacks_a_tensor_is_refused_by_name(tmp_path: Path) -> None:
+    module, file = made("llama", tmp_path), tmp_path / "model.safetensors"
+    file.write_bytes(b"\x00" * 64)
+    with pytest.raises(CheckpointError, match=str(tmp_path)):
+        load(tmp_path, compile="auto")
+    file.unlink()
+    state = module.state_dict()
+    del state["model.layers.1.mlp.up_proj.weight"]
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.up_proj"):
+        load(tmp_path, compile="auto")

@@ -16,8 +16,8 @@ from tandem.runners.torch.graph_model import GraphModel
 from tandem.runners.torch.graph_runner import GraphRunner
 from tandem.runners.torch.graphs import GraphCompiler
 from tandem.speculation.types import Rule, SamplingParams
-from tests.rows import propose_row
-from tests.runners.compiled import CACHE, LIMITS, PROMPT, fill, identity, module
+from tests.rows import fill, propose_row
+from tests.runners.compiled import CACHE, LIMITS, PROMPT, identity, module
 from tests.runners.graph_check import GraphRejected, checked
 from tests.runners.stablehlo import check_lowered
 from tests.runners.strict import TRAINIUM, steps

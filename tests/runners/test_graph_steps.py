@@ -19,7 +19,7 @@ from tandem.speculation.draws import BadLogits, draw
 from tandem.speculation.processing import Processing
 from tandem.speculation.rules import agree
 from tandem.speculation.types import SamplingParams
-from tests.rows import fused_row, propose_row, verify_row
+from tests.rows import fill, fused_row, propose_row, verify_row
 from tests.runners.compiled import (
     CACHE,
     GREEDY,
@@ -29,7 +29,6 @@ from tests.runners.compiled import (
     compiled,
     compiled_target,
     eager,
-    fill,
     module,
     plain,
 )

@@ -68,8 +68,10 @@ def test_what_is_no_torchneuron_is_named(site: Path, version: str, file: str, de
         choose_platform("neuron")
 
 
-@pytest.mark.parametrize("version", ["2.9.0", "2.14.3.0.1"])
-@pytest.mark.parametrize("backend", ["neuron_dynamo_backend.py", "neuron_dynamo_backend/__init__.py"])
+@pytest.mark.parametrize(
+    ("version", "backend"),
+    [("2.9.0", "neuron_dynamo_backend.py"), ("2.14.3.0.1", "neuron_dynamo_backend/__init__.py")],
+)
 def test_torchneuron_without_a_device_is_said(
     site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, version: str
 ) -> None:
@@ -103,6 +105,10 @@ def test_an_unknown_device_and_what_a_device_cannot_compile_are_refused() -> Non
     assert DEVICES == ("auto", "cpu", "cuda", "neuron")
     with pytest.raises(ValueError, match="device: 'tpu' is not one of auto, cpu, cuda, neuron"):
         platform_of("tpu")
+    with pytest.raises(ValueError, match="compile: 'fast' is not one of auto, native, inductor, neuron, off"):
+        Execution(compile="fast")
+    chosen = [compile_order("auto", platform) for platform in (CPU, CUDA, NEURON)]
+    assert chosen == [("native", "off"), ("inductor",), ("neuron",)] and compile_order("off", CUDA) == ("off",)
     with pytest.raises(ValueError, match="compile: native is not for neuron: auto or neuron"):
         compile_order("native", NEURON)
     with pytest.raises(ValueError, match="compile: neuron is not for cpu: auto or native or off"):
