@@ -23,7 +23,6 @@ from tandem.comparison.analysis.comparison import Comparison, analyse, compariso
 from tandem.comparison.analysis.step_times import step_times
 from tandem.comparison.measuring.commands import server_command
 from tandem.comparison.measuring.config import ComparisonConfig
-from tandem.comparison.measuring.identity import MarginTrace
 from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.measuring.records import Failure, Record, Seconds
 from tandem.comparison.report import sentences
@@ -33,7 +32,7 @@ from tandem.comparison.report.serving import serving
 from tandem.comparison.report.terminal import Detail, print_comparison
 from tandem.host.device_times import text_of, times_named
 from tandem.speculation.types import Rehearsal
-from tests.comparison.fakes import prompt, record, run_of
+from tests.comparison.fakes import MEASUREMENT, prompt, record, run_of
 from tests.comparison.made_up import NAMES, Shape, measured
 
 FAILED = Record("fused", "code/b", "code", 0, error=Failure("UNAVAILABLE", "gone [away] <b>"))
@@ -56,7 +55,7 @@ def printed(found: Comparison, width: int = 200, detail: Detail = "short") -> st
 
 def of(*records: Record) -> Comparison:
     made = run_of(records)
-    made.margins["base", "code/a"] = MarginTrace((1, 2, 3), (1.0, 0.0625, 1.0))
+    made.margins["base", "code/a"] = replace(MEASUREMENT, margins=(1.0, 0.0625, 1.0))
     return analyse(made)
 
 
@@ -81,9 +80,9 @@ def test_files_that_are_not_of_this_version_are_refused_in_one_line(tmp_path: Pa
     for text, said in (
         (None, "does not exist"),
         ("{", "cannot be read"),
-        (json.dumps({**whole, "schema_version": 2}), "has schema version 2, and 3 is needed: measure again"),
+        (json.dumps({**whole, "schema_version": 3}), "has schema version 3, and 4 is needed: measure again"),
         (json.dumps({**whole, "more": 1}), "is not what this version writes: .*unknown more"),
-        (json.dumps({"schema_version": 3}), "is not what this version writes"),
+        (json.dumps({"schema_version": 4}), "is not what this version writes"),
     ):
         path.unlink(missing_ok=True)
         if text is not None:
@@ -141,7 +140,7 @@ def test_a_first_run_prints_at_most_40_lines_with_its_rehearsal() -> None:
         found.decision and found.decision.sentence,
         *sentences.doubts(found.decision),
     ]
-    assert json.loads(printed(found, 80, "json"))["verdicts"][0]["sentence"] == found.decision.sentence
+    assert json.loads(printed(found, 80, "json"))["conditions"][0]["decision"]["sentence"] == found.decision.sentence
 
 
 def test_the_csv_has_one_row_per_record() -> None:

@@ -142,7 +142,7 @@ def _settings(found: Comparison) -> Iterable[str]:
         value = getattr(found.config, field.name)
         if field.name not in ("prompts", "credentials") and value != field.default:
             yield f"{field.name.replace('_', ' ').capitalize()}: {words.setting(value)}."
-    packages = (f"{package} {version}" for package, version in found.versions.packages.items())
+    packages = (f"{package} {version}" for package, version in found.machine.packages.items())
     yield f"Packages: {', '.join(packages)}."
 
 

@@ -116,16 +116,15 @@ def by_cause(found: Comparison) -> Picture | None:
 
 def under_load(found: Comparison) -> Picture | None:
     """Plots latency over throughput, a line per architecture, dashed for open loops."""
-    by_name = {m.name: m for m in found.conditions}
     lines: dict[tuple[str, bool], list[tuple[float, ...]]] = {}
-    for point in found.loads:
-        for name, figures in point.figures.items():
-            summary, rate = by_name[point.condition].of(name), figures.mean_output_throughput_token_per_s
-            if summary and rate and (tpot := summary.distributions["tpot_s"].p50) is not None:
-                lines.setdefault((name, point.load.rate is not None), []).append((rate, 1000 * tpot))
+    for m in found.loads:
+        for s in m.summaries:
+            rate, tpot = s.mean_output_throughput_token_per_s, s.distributions["tpot_s"].p50
+            if m.load and rate and tpot is not None:
+                lines.setdefault((s.architecture, m.load.rate is not None), []).append((rate, 1000 * tpot))
     if not lines:
         return None
-    loads = words.joined([str(point.load) for point in found.loads])
+    loads = words.joined([str(m.load) for m in found.loads])
     title, axis = "Latency against throughput", "output tokens per second, all requests together"
     text = f"Median time per token in ms; further right and lower is better. Points of a line, in order: {loads}."
     return Picture(title, text, _chart(title, axis, lines))
