@@ -149,7 +149,7 @@ def test_help_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("--render x.json --num_runs 3", "num-runs: --render measures nothing"),
+        ("--quiet --verbose", "quiet: prints the decision alone, without the requests of --verbose"),
         ("--backend toy --threads 1", "threads: --backend toy does not take it; torch does"),
         ("--backend nxdi --device neuron", "device: --backend nxdi does not take it; torch does"),
         (
