@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from datetime import datetime, timezone
 
 from tandem.comparison.analysis import words
 from tandem.comparison.analysis.comparison import Comparison
@@ -13,6 +12,7 @@ from tandem.comparison.analysis.words import milliseconds, name, name_in_sentenc
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, PLAIN
 
 LEAST_SHARE = 0.005  # of processor time, worth a sentence
+LEAST_RTT_S = 0.0001  # a shorter round trip is none
 PACKAGES = ("torch", "transformers", "numpy")
 
 
@@ -80,7 +80,7 @@ def theory(found: Comparison) -> Iterator[str]:
         yield f"Predicted TPOT is off by {median} in the median and {most} at most, over {figures}."
     if "distributed" in of.rounds:
         even = of.break_even_rtt_s
-        below = "at no round trip" if even is None else f"below {milliseconds(even, 0)} ms RTT"
+        below = "at no round trip" if even is None or even < LEAST_RTT_S else f"below {milliseconds(even, 1)} ms RTT"
         yield f"Distributed is predicted to beat plain decoding {below}."
     if of.capacity_gain is not None:
         yield (
@@ -118,14 +118,6 @@ def drafts(found: Comparison) -> Iterator[str]:
                 f"the target of {each} made {of.run_steps} steps, {of.drafted_steps} with a draft and"
                 f" {of.wasted_steps} for nothing; {of.unverified_drafts} draft tokens were never verified."
             )
-
-
-def date(found: Comparison) -> str:
-    try:
-        at = datetime.fromisoformat(found.started_at).astimezone(timezone.utc)
-    except ValueError:
-        return found.started_at
-    return f"{at.day} {at:%B %Y, %H:%M} UTC"
 
 
 def setting(found: Comparison) -> str:
