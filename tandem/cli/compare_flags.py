@@ -40,12 +40,16 @@ class CompareOptions:
     )
     draft_cores: LIST | None = option("those of them for a draft that is apart (default: the last ones)", (), REAL)
 
-    render: Path | None = option("only write the page of this comparison.json", metavar="FILE", group="files")
-    from_records: Path | None = option("measure nothing; analyse and report this records.jsonl", metavar="FILE")
+    from_records: Path | None = option(
+        "measure nothing; analyse and report this records.jsonl", metavar="FILE", group="output"
+    )
+    verbose: bool = option("show every request and all that is known of drafts", default=False, also="v")
+    quiet: bool = switch("print the decision alone, and no progress")
+    json: bool = switch("print comparison.json in place of tables")
     output_dir: Path | None = option("folder for the files (default: results/<timestamp>)", metavar="DIR")
 
 
-GROUPS = ("prompts", "requests", "links", "loads", CONNECTING, STARTED, "files")
+GROUPS = ("prompts", "requests", "links", "loads", CONNECTING, STARTED, "output")
 _DECLARED = [*flags_of(CompareOptions).items(), *flags_of(ComparisonConfig).items()]
 COMPARE_FLAGS = dict(sorted(_DECLARED, key=lambda each: GROUPS.index(each[1].group)))
 

@@ -102,7 +102,7 @@ class Flag:
         return tuple(value) if isinstance(value, list) else value
 
     def spellings(self) -> list[str]:
-        return [f"--{name}" for name in (self.name, self.also) if name]
+        return [f"--{name}" if len(name) > 1 else f"-{name}" for name in (self.name, self.also) if name]
 
 
 def option(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from datetime import datetime, timezone
 
 from tandem.comparison.analysis import words
 from tandem.comparison.analysis.comparison import Comparison
-from tandem.comparison.analysis.verdict import Decision, Doubt
+from tandem.comparison.analysis.verdict import Decision
 from tandem.comparison.analysis.words import milliseconds, name, name_in_sentence
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, PLAIN
 
 LEAST_SHARE = 0.005  # of processor time, worth a sentence
+LEAST_RTT_S = 0.0001  # a shorter round trip is none
 PACKAGES = ("torch", "transformers", "numpy")
 
 
@@ -30,16 +30,20 @@ def undecided(found: Comparison) -> str:
     return f"No decision: only {words.joined([name_in_sentence(each) for each in measured])} was measured."
 
 
-def doubts(of: Doubt) -> Iterator[str]:
-    yield f"How sure: {of.sureness.value}{':' if of.reasons else '.'}"
-    yield from (f"  - {reason}" for reason in of.reasons)
-    if of.surer:
-        yield f"To be surer: measure again {', '.join(of.surer)}."
+def reasons(decision: Decision) -> str:
+    """Returns why it is as sure as it is; of what is undecided, the sentence has the first reason."""
+    shown = decision.doubt.reasons[0 if decision.decided else 1 :]
+    surer = f" To be surer, measure again {', '.join(decision.doubt.surer)}." if decision.doubt.surer else ""
+    return (f"{words.capitalised('; '.join(shown))}." if shown else "") + surer
+
+
+def doubts(decision: Decision) -> Iterator[str]:
+    yield f"How sure: {decision.sureness}. {reasons(decision)}".rstrip()
 
 
 def ratios(decision: Decision) -> Iterator[str]:
-    """The fastest's speed over each other architecture's."""
-    for rival in decision.rivals:
+    """The fastest's speed over each other architecture's, that of the sentence first."""
+    for rival in sorted(decision.rivals, key=lambda rival: rival.over not in (decision.over, decision.architecture)):
         if rival.ratio is not None:
             ratio = words.with_interval(f"{rival.ratio:.2f}", rival.interval)
             fastest, other = name_in_sentence(decision.fastest), name_in_sentence(rival.over)
@@ -76,7 +80,7 @@ def theory(found: Comparison) -> Iterator[str]:
         yield f"Predicted TPOT is off by {median} in the median and {most} at most, over {figures}."
     if "distributed" in of.rounds:
         even = of.break_even_rtt_s
-        below = "at no round trip" if even is None else f"below {milliseconds(even, 0)} ms RTT"
+        below = "at no round trip" if even is None or even < LEAST_RTT_S else f"below {milliseconds(even, 1)} ms RTT"
         yield f"Distributed is predicted to beat plain decoding {below}."
     if of.capacity_gain is not None:
         yield (
@@ -114,14 +118,6 @@ def drafts(found: Comparison) -> Iterator[str]:
                 f"the target of {each} made {of.run_steps} steps, {of.drafted_steps} with a draft and"
                 f" {of.wasted_steps} for nothing; {of.unverified_drafts} draft tokens were never verified."
             )
-
-
-def date(found: Comparison) -> str:
-    try:
-        at = datetime.fromisoformat(found.started_at).astimezone(timezone.utc)
-    except ValueError:
-        return found.started_at
-    return f"{at.day} {at:%B %Y, %H:%M} UTC"
 
 
 def setting(found: Comparison) -> str:
