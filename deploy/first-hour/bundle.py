@@ -17,8 +17,11 @@ from typing import Any
 from plans import Plan
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tandem.comparison.measuring.bundle import FORMAT, MOST_BYTES, how_far, read_about
+
 TAKEN = (".json", ".jsonl", ".log", ".csv", ".md")
-MOST_BYTES = 32 * 2**20
 SECRET = re.compile(
     r"hf_\w{8,}|(?:AKIA|ASIA)\w{12,}|(?i:(?<=bearer )\S+)|(?i:(?<=token=)\S+)|(?i:(?<=secret=)\S+)|"
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----",
@@ -43,10 +46,21 @@ def without_secrets(text: str) -> str:
     return SECRET.sub("(removed)", text).replace(home, "~") if len(home) > 1 else SECRET.sub("(removed)", text)
 
 
-def make_bundle(plan: Plan, folder: Path, state: dict[str, Any]) -> Path:
-    """Writes FOLDER.tar.gz: state, records, figures, logs and versions. No plots, weights, or environment."""
-    bundle = folder.with_name(f"{folder.name}.tar.gz")
-    about = {"format": "tandem-first-hour-1", "plan": plan.name, "pair": plan.pair, "steps": state}
+def keep_bundle(plan: Plan, folder: Path, state: dict[str, Any]) -> Path:
+    """Writes FOLDER.tar.gz, or where there is room if its disk is full. Raises OSError."""
+    name = f"{folder.name}.tar.gz"
+    places = [folder.parent, Path(tempfile.gettempdir()), Path("/dev/shm")]
+    for place in places[:-1]:
+        try:
+            return make_bundle(plan, folder, state, place / name)
+        except OSError:
+            (place / name).unlink(missing_ok=True)
+    return make_bundle(plan, folder, state, places[-1] / name)
+
+
+def make_bundle(plan: Plan, folder: Path, state: dict[str, Any], bundle: Path) -> Path:
+    """Writes `bundle`: state, records, figures, logs and versions. No plots, weights, or environment."""
+    about = {"format": FORMAT, "plan": plan.name, "pair": plan.pair, "steps": state}
     with tarfile.open(bundle, "w:gz") as packed:
         _put(packed, "about.json", json.dumps(about, indent=2))
         for file in sorted(folder.rglob("*")):
@@ -63,28 +77,16 @@ def _put(packed: tarfile.TarFile, name: str, text: str) -> None:
     packed.addfile(member, io.BytesIO(content))
 
 
-def _take(bundle: Path, name: str) -> str:
-    """The text of a file in the bundle; unpacks nothing, since names are not trusted. Raises ValueError."""
-    try:
-        with tarfile.open(bundle, "r:gz") as packed:
-            member = packed.getmember(name)
-            content = packed.extractfile(member) if member.isreg() and member.size <= MOST_BYTES else None
-            if content is None:
-                raise ValueError(f"{bundle}: {name} is no file of at most {MOST_BYTES} bytes")
-            return content.read().decode()
-    except (KeyError, OSError, tarfile.TarError, UnicodeDecodeError) as error:
-        raise ValueError(f"{bundle}: has no {name} that can be read ({error})") from None
-
-
 def add_bundle(bundle: Path, table: Path) -> str:
-    """Analyses a bundle's records anew and adds its row to the table. Returns the row. Raises ValueError."""
-    about = json.loads(_take(bundle, "about.json"))
-    if not isinstance(about, dict) or about.get("format") != "tandem-first-hour-1":
-        raise ValueError(f"{bundle}: about.json is not of format tandem-first-hour-1")
+    """Analyses a bundle's records anew and adds its row to the table. Returns the row. Raises ValueError.
+
+    A bundle whose steps are not all done gets no row: returns how far it came.
+    """
+    about = read_about(bundle)
+    if not all(step["status"] == "done" for step in about["steps"].values()):
+        return how_far(about)
     with tempfile.TemporaryDirectory() as scratch:
-        records = Path(scratch) / "records.jsonl"
-        records.write_text(_take(bundle, "measured/records.jsonl"), encoding="utf-8")
-        command = ["compare_architectures.py", "--from-records", str(records), "--output-dir", scratch]
+        command = ["compare_architectures.py", "--from-records", str(bundle), "--output-dir", scratch]
         done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False)
         if not (Path(scratch) / "comparison.json").is_file():
             raise ValueError(f"{bundle}: compare --from-records refused its records: {done.stderr.strip()[-500:]}")

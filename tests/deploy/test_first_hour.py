@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 import json
 import shlex
+import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
+import time
 from pathlib import Path
 from types import ModuleType
 
@@ -86,7 +89,7 @@ def of_steps(script: ModuleType, plan: str, **commands: str) -> object:
     """A plan whose steps are Python programs."""
     from plans import PLANS, Plan, Step  # type: ignore[import-not-found]
 
-    steps = [Step(name, (("python", "-c", program),), 1, f"mend {name}") for name, program in commands.items()]
+    steps = [Step(name, (("python", "-c", program),), 1, 5, f"mend {name}") for name, program in commands.items()]
     base = PLANS[plan](Path("/models"))
 
     class Made(Plan):
@@ -115,6 +118,88 @@ def test_a_step_that_fails_says_what_to_type_and_is_the_first_that_is_taken_agai
     assert "[one] done before" in said and "[two] done in" in said and "step three failed" in said
     states = {"one": "done", "two": "done", "three": "failed"}
     assert {name: one["status"] for name, one in json.loads((folder / "state.json").read_text()).items()} == states
+
+
+PLANTED = f"""
+import sys
+sys.path[:0] = [{str(ROOT)!r}, {str(FOLDER)!r}]
+import smoke
+{{plant}}
+sys.exit(smoke.main(["cpu", "--folder", sys.argv[1]]))
+"""
+PLANTS = {
+    "nothing": ("pass", "", "smoke passed: 24 of 24 tokens are the CPU's"),
+    "a compiler failure": (
+        "from tandem.runners.torch.graphs import TorchCompiler\n"
+        "def fails(*given): raise RuntimeError('neuronx-cc failed with 70')\n"
+        "TorchCompiler._compile = fails",
+        "failed",
+        "The compiler gave up on a graph",
+    ),
+    "a wrong token": (
+        "right = smoke.fused\nsmoke.fused = lambda *given: [*right(*given)[:-1], 0]",
+        "failed",
+        "wrong token: a fused round says 0 at",
+    ),
+    "a hang": ("import time\nsmoke.load = lambda *given: time.sleep(600)", "ended: too long", "next: mend smoke"),
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("plant", PLANTS)
+def test_a_smoke_step_ends_with_a_bundle_and_the_right_line(
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], plant: str
+) -> None:
+    code, ended, line = PLANTS[plant]
+    program = PLANTED.format(plant=code).replace("sys.argv[1]", repr(str(tmp_path / "pair")))
+    plan, folder = of_steps(script, "toy", smoke=program, later="raise SystemExit(3)"), tmp_path / "hour"
+    assert script.run_plan(plan, folder, most_minutes=0.5 if plant == "a hang" else 5) == 1
+    said = capsys.readouterr().out
+    assert line in said and f"send back {tmp_path / 'hour.tar.gz'}" in said
+    step = "later" if plant == "nothing" else "smoke"
+    assert f"step {step} {ended or 'failed'}" in said
+    status = (ended or "done").removeprefix("ended: ")
+    assert script.main(["add", str(tmp_path / "hour.tar.gz")]) == 0
+    assert f"toy came this far: smoke {status}" in capsys.readouterr().out
+
+
+def test_a_lost_connection_leaves_a_bundle_that_says_how_far_it_came(tmp_path: Path) -> None:
+    slow = "import sys, pathlib, time; pathlib.Path({at!r}).touch(); time.sleep(600)".format(at=str(tmp_path / "began"))
+    program = (
+        f"import sys; sys.path[:0] = [{str(FOLDER)!r}]\nimport first_hour, plans\n"
+        f"step = plans.Step('compile', (('python', '-c', {slow!r}),), 1, 5, 'again')\n"
+        f"plans.Plan.steps = lambda self, folder: [step]\n"
+        f"sys.exit(first_hour.main(['toy', '--folder', {str(tmp_path / 'hour')!r}]))"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True) as hour:
+        while not (tmp_path / "began").exists():
+            assert hour.poll() is None
+            time.sleep(0.05)
+        hour.send_signal(signal.SIGHUP)
+        said, _ = hour.communicate(timeout=60)
+    assert hour.returncode == 130 and "send back" in said
+    command = ["compare_architectures.py", "--from-records", str(tmp_path / "hour.tar.gz")]
+    read = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert read.returncode == 2 and "toy came this far: compile interrupted" in read.stdout
+    assert "nothing was measured" in read.stderr
+
+
+def test_a_bundle_finds_another_place_if_its_disk_is_full(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import bundle  # type: ignore[import-not-found]
+
+    write = bundle.make_bundle
+
+    def full(plan: object, folder: Path, state: object, file: Path) -> Path:
+        if file.parent == tmp_path / "full":
+            raise OSError(28, "No space left on device")
+        return write(plan, folder, state, file)  # type: ignore[no-any-return]
+
+    (tmp_path / "full" / "hour").mkdir(parents=True)
+    monkeypatch.setattr(bundle, "make_bundle", full)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert bundle.keep_bundle(of_steps(script, "toy"), tmp_path / "full" / "hour", {}) == tmp_path / "hour.tar.gz"
 
 
 def test_an_hour_goes_on_despite_a_failed_step_if_told_to(
@@ -154,7 +239,7 @@ def test_a_bundle_has_no_secrets(script: ModuleType, tmp_path: Path, monkeypatch
     key = "-----BEGIN PRIVATE KEY-----\nMIIEvQ\n-----END PRIVATE KEY-----"
     (folder / "serve.log").write_text("\n".join([*secrets, key, "serving at 127.0.0.1:50051"]), "utf-8")
     (folder / "weights.safetensors").write_text("weights", "utf-8")
-    with tarfile.open(make_bundle(of_steps(script, "toy"), folder, {})) as bundle:
+    with tarfile.open(make_bundle(of_steps(script, "toy"), folder, {}, tmp_path / "hour.tar.gz")) as bundle:
         assert bundle.getnames() == ["about.json", "serve.log"]
         member = bundle.extractfile("serve.log")
         assert member is not None
@@ -168,8 +253,12 @@ def test_a_bundle_has_no_secrets(script: ModuleType, tmp_path: Path, monkeypatch
     [
         ({}, "has no about.json"),
         ({"about.json": '{"format": "other"}'}, "is not of format"),
-        ({"about.json": '{"format": "tandem-first-hour-1"}'}, "has no measured/records.jsonl"),
-        ({"about.json": '{"format": "tandem-first-hour-1"}', "measured/records.jsonl": "?"}, "refused its records"),
+        ({"about.json": '{"format": "tandem-first-hour-1"}'}, "is not of format"),
+        ({"about.json": '{"format": "tandem-first-hour-1", "steps": {}}'}, "refused its records"),
+        (
+            {"about.json": '{"format": "tandem-first-hour-1", "steps": {}}', "measured/records.jsonl": "?"},
+            "refused its records",
+        ),
     ],
 )
 def test_a_bundle_that_is_none_is_refused(
@@ -190,7 +279,8 @@ def commands_for(instance: str) -> list[str]:
         [sys.executable, SCRIPT, instance, "--print"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
     others = ("#", "python -m pip", "python deploy/first-hour/first_hour.py same")
-    return [line for line in printed.splitlines() if not line.startswith(others)]
+    lines = [line.replace("python -m torch.distributed.run", "torchrun") for line in printed.splitlines()]
+    return [line for line in lines if not line.startswith(others) and "smoke.py" not in line]
 
 
 @pytest.mark.parametrize("instance", ["trn2.3xlarge", "trn1.2xlarge"])

@@ -138,7 +138,9 @@ class TorchCompiler:
         began = time.perf_counter()
         with torch._dynamo.config.patch(recompile_limit=BUCKETS_AT_MOST):
             call(*arguments)
-        self.statistics.compile_seconds += time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        log.info("graph %s: compiled and run once in %.1f s", name, seconds)
+        self.statistics.compile_seconds += seconds
         return call
 
     def seal(self) -> None:
