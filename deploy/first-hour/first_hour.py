@@ -2,7 +2,6 @@
 
     python deploy/first-hour/first_hour.py trn2.3xlarge           # every step that is not done yet
     python deploy/first-hour/first_hour.py trn2.3xlarge --print   # only says what would be typed
-    python deploy/first-hour/first_hour.py add BUNDLE.tar.gz      # a row of devices.md from a bundle
     python deploy/first-hour/first_hour.py same RESULTS           # fails if tokens are not plain decoding's
 
 Each step is a command of its own, is timed and limited, and writes its log and its state; done steps are not repeated.
@@ -20,14 +19,13 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from bundle import add_bundle, differing, keep_bundle
-from plans import PLANS, Command, Plan, Step
+from bundle import differing, keep_bundle
+from plans import PLANS, Command, HourPlan, Step
 
 ROOT = Path(__file__).resolve().parents[2]
 STATE = "state.json"
@@ -35,12 +33,8 @@ TAIL = 15
 GRACE = 10.0  # seconds from SIGTERM to SIGKILL
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """`status`: done, failed, too long, or interrupted."""
-
-    status: str
-    seconds: float
+Outcome = tuple[str, float]
+"""done, failed, too long, or interrupted; seconds."""
 
 
 def read_state(folder: Path) -> dict[str, Outcome]:
@@ -49,10 +43,8 @@ def read_state(folder: Path) -> dict[str, Outcome]:
     if not file.exists():
         return {}
     try:
-        return {
-            name: Outcome(str(s["status"]), float(s["seconds"])) for name, s in json.loads(file.read_text()).items()
-        }
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        return {name: (str(status), float(took)) for name, (status, took) in json.loads(file.read_text()).items()}
+    except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(
             f"{file}: is not a state of this script ({error}); remove it, or give another --folder"
         ) from None
@@ -60,12 +52,12 @@ def read_state(folder: Path) -> dict[str, Outcome]:
 
 def write_state(folder: Path, state: dict[str, Outcome]) -> None:
     fresh = folder / f"{STATE}.new"
-    fresh.write_text(json.dumps({name: vars(one) for name, one in state.items()}, indent=2) + "\n")
+    fresh.write_text(json.dumps(state, indent=2) + "\n")
     fresh.replace(folder / STATE)
 
 
 def run_step(step: Step, folder: Path, most_minutes: float) -> Outcome:
-    """Runs the step's commands, each line to its log; ends those that run longer. Raises OSError if the disk is full."""
+    """Runs the step's commands, each line to its log, and ends those that run longer. Raises OSError: a full disk."""
     began = time.monotonic()
     with (folder / f"{step.name}.log").open("w", encoding="utf-8") as log:
         for command in step.commands:
@@ -73,8 +65,8 @@ def run_step(step: Step, folder: Path, most_minutes: float) -> Outcome:
             left = 60 * most_minutes - (time.monotonic() - began)
             status = _run_command(command, log, left, step.shown)
             if status != "done":
-                return Outcome(status, time.monotonic() - began)
-    return Outcome("done", time.monotonic() - began)
+                return status, time.monotonic() - began
+    return "done", time.monotonic() - began
 
 
 def _run_command(command: Command, log: TextIO, seconds: float, shown: bool) -> str:
@@ -120,7 +112,7 @@ def _end(process: subprocess.Popen[str]) -> None:
             return
 
 
-def failure(plan: Plan, step: Step, folder: Path, status: str) -> str:
+def failure(plan: HourPlan, step: Step, folder: Path, status: str) -> str:
     """The end of the step's log, the known error, and the next command."""
     log = folder / f"{step.name}.log"
     tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:])
@@ -132,7 +124,7 @@ def failure(plan: Plan, step: Step, folder: Path, status: str) -> str:
     return f"{tail}\n{found}step {step.name} {ended}; all of it is in {log}\nnext: {step.hint}\nthen: {again}"
 
 
-def run_plan(plan: Plan, folder: Path, despite: str | None = None, most_minutes: float | None = None) -> int:
+def run_plan(plan: HourPlan, folder: Path, despite: str | None = None, most_minutes: float | None = None) -> int:
     """Takes the steps that are not done; `despite`: a failed one to pass over. Returns 1 at a failure, else 0.
 
     A bundle is written at any end: a failure, a step above `most_minutes` (default: its own limit), Ctrl-C, a lost
@@ -145,33 +137,31 @@ def run_plan(plan: Plan, folder: Path, despite: str | None = None, most_minutes:
     try:
         stopped = _take_steps(plan, folder, state, despite, most_minutes)
     finally:
-        bundle = keep_bundle(plan, folder, {name: vars(one) for name, one in state.items()})
-        print(f"\n{sum(one.seconds for one in state.values()) / 60:.1f} minutes; send back {bundle}: it has no secrets")
-    if stopped:
-        return 1
-    print(add_bundle(bundle, folder / "devices.md"))
-    print(f"read {folder / 'measured' / 'report.html'}; then end the instance")
-    return 0
+        bundle = keep_bundle(plan, folder, state)
+        print(f"\n{sum(took for _, took in state.values()) / 60:.1f} minutes; send back {bundle}: it has no secrets")
+    if not stopped:
+        print(f"read {folder / 'measured' / 'report.html'}; then end the instance")
+    return int(stopped)
 
 
 def _take_steps(
-    plan: Plan, folder: Path, state: dict[str, Outcome], despite: str | None, most_minutes: float | None
+    plan: HourPlan, folder: Path, state: dict[str, Outcome], despite: str | None, most_minutes: float | None
 ) -> bool:
     """Whether a step stopped the plan."""
     for step in plan.steps(folder):
-        before = state.get(step.name)
-        if before and (before.status == "done" or step.name == despite):
-            print(f"[{step.name}] {before.status} before, in {before.seconds:.0f} s")
+        status, took = state.get(step.name, ("", 0.0))
+        if status == "done" or (status and step.name == despite):
+            print(f"[{step.name}] {status} before, in {took:.0f} s")
             continue
         began = time.monotonic()
-        state[step.name] = Outcome("interrupted", 0.0)
         try:
-            state[step.name] = run_step(step, folder, most_minutes or step.most)
+            status, took = run_step(step, folder, most_minutes or step.most)
+        except BaseException:
+            status, took = "interrupted", time.monotonic() - began
+            raise
         finally:
-            if state[step.name].status == "interrupted":
-                state[step.name] = Outcome("interrupted", time.monotonic() - began)
+            state[step.name] = status, took
             write_state(folder, state)
-        took, status = state[step.name].seconds, state[step.name].status
         if status != "done":
             print(failure(plan, step, folder, status))
             return True
@@ -182,15 +172,12 @@ def _take_steps(
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     words = argparse.ArgumentParser(prog="first_hour.py", description=__doc__.partition("\n")[0] if __doc__ else None)
-    words.add_argument("plan", choices=[*PLANS, "add", "same"], help="where this runs, or what to do")
-    words.add_argument(
-        "paths", nargs="*", type=Path, help="of add: bundles that came back; of same: a comparison's results"
-    )
+    words.add_argument("plan", choices=[*PLANS, "same"], help="where this runs, or what to do")
+    words.add_argument("paths", nargs="*", type=Path, help="of same: folders of comparisons' results")
     words.add_argument(
         "--folder", type=Path, help="where state, logs and results are (default: results/first-hour-PLAN)"
     )
     words.add_argument("--models", type=Path, default=Path("/models"), help="folder of the models (default: /models)")
-    words.add_argument("--table", type=Path, default=Path(__file__).parent / "devices.md", help="of add: the table")
     words.add_argument("--despite", metavar="STEP", help="go on although this step failed; the bundle says that it did")
     words.add_argument(
         "--most-minutes", type=float, metavar="N", help="end any step after this long (default: what --print says)"
@@ -202,16 +189,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     try:
-        if args.plan == "add":
-            for bundle in args.paths:
-                print(add_bundle(bundle, args.table))
-            return 0
         if args.plan == "same":
             found = [line for folder in args.paths for line in differing(folder)]
             print("\n".join(found) or "every answer has plain decoding's tokens")
             return 1 if found else 0
         if args.paths:
-            raise ValueError(f"{args.paths[0]}: only add and same take paths")
+            raise ValueError(f"{args.paths[0]}: only same takes paths")
         plan = PLANS[args.plan](args.models)
         folder = (args.folder or ROOT / "results" / f"first-hour-{plan.name}").resolve()
         if args.dry:
@@ -231,7 +214,7 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
-def _minutes(plan: Plan, minutes: float) -> str:
+def _minutes(plan: HourPlan, minutes: float) -> str:
     return f"{minutes:g} minutes" + (f" (${plan.dollars * minutes / 60:.2f})" if plan.dollars else "")
 
 

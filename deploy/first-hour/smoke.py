@@ -2,8 +2,8 @@
 
     python deploy/first-hour/smoke.py neuron --folder /tmp/smoke                                        # one core
     python -m torch.distributed.run --nproc-per-node 2 deploy/first-hour/smoke.py neuron --ranks 2 ...  # two ranks
-    python deploy/first-hour/smoke.py nxdi --ranks 2 --folder /tmp/smoke       # NxD Inference, one process
-    python deploy/first-hour/smoke.py cpu --folder /tmp/smoke                  # a rehearsal: graphs traced, not compiled
+    python deploy/first-hour/smoke.py nxdi --ranks 2 --folder /tmp/smoke     # NxD Inference, one process
+    python deploy/first-hour/smoke.py cpu --folder /tmp/smoke                # a rehearsal: graphs traced, not compiled
 
 Makes a random pair of two layers, runs a prefill, verifications, and fused rounds, and compares the tokens with
 transformers' own on the CPU. Prints seconds for each graph, the operators that fell back, and versions.
@@ -104,8 +104,8 @@ def load(kind: str, target: Path, draft: Path, ranks: int, done: Callable[[str],
         if ranks > 1:
             RankLink.join(prepared_platform(execution), here)
         request = LoadRequest(execution, shape)
-        loaded = [backend.load(c, replace(request, verifies=v), startup) for c, v in zip(checkpoints, (True, False))]
-        pair = loaded[0], loaded[1]
+        first = backend.load(checkpoints[0], request, startup)
+        pair = first, backend.load(checkpoints[1], replace(request, verifies=False), startup)
         done("weights loaded")
     for runner in pair:
         runner.warm_up(startup)
