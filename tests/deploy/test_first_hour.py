@@ -126,9 +126,9 @@ sys.exit(smoke.main(["cpu", "--folder", sys.argv[1]]))
 PLANTS = {
     "nothing": ("pass", "", "smoke passed: 24 of 24 tokens are the CPU's"),
     "a compiler failure": (
-        "from tandem.runners.torch.graphs import TorchCompiler\n"
+        "from tandem.runners.torch.graphs import GraphCompiler\n"
         "def fails(*given): raise RuntimeError('neuronx-cc failed with 70')\n"
-        "TorchCompiler._compile = fails",
+        "GraphCompiler._compile = fails",
         "failed",
         "The compiler gave up on a graph",
     ),
