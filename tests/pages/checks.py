@@ -17,10 +17,9 @@ from tandem.cli import asking, compare, main, models, tools
 from tandem.comparison.measuring.commands import beside_command, target_command, worker_command
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.host.devices import Devices
-from tandem.host.instances import instance_named
+from tandem.host.instances import family_of, instance_named
 from tandem.launch import LAUNCH
 from tandem.workshops.ray_serve.application import parser
-from tests.deploy.kustomize import build
 from tests.pages.commands import RECIPES, ROOT, Command
 from tests.planning.support import CONFIGS
 
@@ -35,7 +34,7 @@ FIRST_HOUR = ROOT / "deploy" / "first-hour" / "README.md"
 ON_AN_INSTANCE = (*RECIPES, SEEDS, FIRST_HOUR)
 OTHERS = (
     *("aws", "docker", "echo", "eksctl", "git", "helm", "hf", "kubectl", "make", "neuron-top", "pip", "pipx"),
-    *("pre-commit", "ray", "sh", "source", "sudo", "vllm"),
+    *("pre-commit", "ray", "sh", "source", "ssh", "sudo", "tar", "vllm"),
 )
 ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/metrics")
 FIELDS = {"model", "prompt", "messages", "max_tokens", "temperature", "stream"}
@@ -50,6 +49,8 @@ def check(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
         check(Command(command.page, shlex.join(words[at + 1 :])), monkeypatch)
     elif command.program == "main.py":
         _role(command.launcher, command.arguments, monkeypatch)
+    elif words[:2] == ["tandem", "compare"]:
+        compare.build_parser().parse_args(words[2:])
     elif words[0] == "tandem":
         _role(["python"], words[1:], monkeypatch)
     elif command.program == "compare_architectures.py" and command.page in ON_AN_INSTANCE:
@@ -81,7 +82,7 @@ def _role(launcher: list[str], words: list[str], monkeypatch: pytest.MonkeyPatch
 def compared_servers(command: Command, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The arguments of the servers that a comparison of a page starts on the page's instance."""
     instance = instance_named(command.instance)
-    chips = Devices(count=instance.chips, instance=instance.name, family=instance.chip.family)
+    chips = Devices(count=instance.chips, instance=instance.name, family=family_of(instance.name))
     monkeypatch.setattr(compare, "find_devices", lambda *where: chips)
     arguments = [re.sub(r"^/models/(?=[LQ])", f"{CONFIGS}/", word) for word in command.arguments]
     return server_commands(compare.build_config(compare.build_parser().parse_args(arguments)))
@@ -143,9 +144,8 @@ def _other(words: list[str]) -> None:
     if words[0] == "curl":
         return _curl(words[1:])
     assert words[0] in OTHERS, f"unknown command: {' '.join(words)}"
-    for folder in values(words, "-k"):
-        assert build(ROOT / folder), folder
-    files = [*values(words, "-f"), *values(words, "-r"), *values(words, "-c"), *words[1 : 2 * (words[0] == "sh")]]
+    files = [file for flag in ("-f", "-r", "-c") for file in values(words, flag)] + words[1 : 2 * (words[0] == "sh")]
+    files += [f"{folder}/kustomization.yaml" for folder in values(words, "-k")]
     assert all((ROOT / file).is_file() for file in files), files
     return None
 

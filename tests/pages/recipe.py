@@ -112,10 +112,8 @@ class Recipe:
         elif args.role in checks.SERVERS:
             if str(args.port) in ONE_MACHINE:
                 self._end(*ONE_MACHINE)
-            words = ["env", *environment, *self._here(command)]
-            words += ["--metrics_port", self._port(METRICS)] if args.role != "draft_worker" else []
             self.started.pop(str(args.port), None)
-            self.started[str(args.port)] = words
+            self.started[str(args.port)] = ["env", *environment, *self._here(command)]
             self._serve(str(args.port))
         else:
             short = ["--max_new_tokens", "8"] if args.role in checks.CLIENTS else []
@@ -140,9 +138,9 @@ class Recipe:
         _replace(launcher, "--nproc-per-node", RANKS)
         return [*launcher, program[1], *words]
 
-    def _serve(self, port: str) -> None:
-        """Starts the page's last server on a port, unless it runs."""
-        words, here = self.started[port], int(self._port(port))
+    def _serve(self, port: str, *more: str) -> None:
+        """Starts the page's last server on a port, unless it runs. `more`: flags that the page names in its text."""
+        words, here = [*self.started[port], *more], int(self._port(port))
         if not any(here in server.ports for server in self.machine.servers):
             http = words[words.index("--http_port") + 1] if "--http_port" in words else 0
             self.machine.serve(words, here, int(http))
@@ -168,9 +166,9 @@ class Recipe:
         """Asks the page's last server that has the port."""
         words = self._words(command.words)
         if words[-1].endswith("/metrics"):
-            last = next(port for port, served in reversed(self.started.items()) if "--metrics_port" in served)
+            last = next(port for port, served in reversed(self.started.items()) if "draft_worker" not in served)
             self._end(*self.started)
-            self._serve(last)
+            self._serve(last, "--metrics_port", self._port(METRICS))
         output = self.machine.run(["curl", "-sS", "--fail-with-body", *words[1:]])
         if words[-1].endswith("/metrics"):
             assert "vllm:generation_tokens_total" in output

@@ -28,15 +28,21 @@ from tests.pages.recipe import Recipe
 
 PAGES = (
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("openai", "python", "running", "receipts", "comparison")),
+    *(ROOT / "docs" / f"{name}.md" for name in ("tutorials", "openai", "python", "running", "receipts", "comparison")),
 )
-PLACEHOLDERS = {r"(?<=--draft-model )DIR\b|\bDRAFT_DIR\b": "Llama-1B", r"\bDIR\b": "Llama-8B"}
+PLACEHOLDERS = {
+    r"(?<=--draft-model )DIR\b|\bDRAFT_DIR\b|/models/Qwen3-0\.6B": "Llama-1B",
+    r"\bDIR\b|/models/Qwen3-4B": "Llama-8B",
+}
 """A page's names of a reader's models, and the models of 2 layers over bytes that are there instead."""
+INSTEAD = {"--device neuron": "--device cpu", "--tp_degree 4": "--tp_degree 2"}
+"""Flags of a server that need a device, and their place here."""
 ELSEWHERE = {
     r"make test\b": "the suite that this test belongs to",
     r"make wheels": "needs the package index; tests/packaging/ builds the same wheels by packages/build.py",
     r"pip install ": "changes the environment; tests/packaging/ installs wheels in fresh ones",
-    r"python compare_architectures\.py --device cuda ": "needs two CUDA devices",
+    r"ssh ": "needs a second machine; the servers of both are on this one",
+    r"python deploy/first-hour/first_hour\.py trn2\.3xlarge$": "needs a Trainium instance; --print runs here",
     r"python compare_architectures\.py --device neuron ": "needs a Trainium or Inferentia instance",
     r"python compare_architectures\.py --backend nxdi ": "needs a Trainium or Inferentia instance",
 }
@@ -101,6 +107,8 @@ class Desk:
                 self.machine.run(["bash", "-c", shortened(line)])
                 self.done.add(command.line)
         elif ports := ports_of(line):
+            for flag, here in INSTEAD.items():
+                line = line.replace(flag, here)
             self.machine.serve(["bash", "-c", line], *ports)
         else:
             output = self.machine.run(["bash", "-c", line])
@@ -117,7 +125,7 @@ class Desk:
                 (model / "chat_template.jinja").write_text(CHAT)
                 line = re.sub(pattern, str(model), line)
         reports = sorted(folder.glob("results/*/comparison.json"))
-        return re.sub(r"\bcomparison\.json\b", str(reports[-1]), line) if reports else line
+        return re.sub(r"(?<!/)\bcomparison\.json\b", str(reports[-1]), line) if reports else line
 
 
 def walk(page: Path, place: Desk | Recipe) -> Iterator[Step]:
