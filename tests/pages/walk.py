@@ -74,10 +74,11 @@ class Step:
 class Desk:
     """A folder like a checkout after `make setup`, where a page's commands run as they are written.
 
-    `done`: comparisons of earlier pages, which are not run again.
+    `results`, `done`: of all pages: a comparison of an earlier page is not run again.
     """
 
-    def __init__(self, folder: Path, done: set[str]) -> None:
+    def __init__(self, folder: Path, results: Path, done: set[str]) -> None:
+        (folder / "results").symlink_to(results)
         for path in ROOT.iterdir():
             if path.name not in (".git", ".venv", "results", "__pycache__"):
                 (folder / path.name).symlink_to(path)
@@ -180,11 +181,13 @@ def main(arguments: list[str]) -> int:
     done: set[str] = set()
     steps = []
     with tempfile.TemporaryDirectory() as made:
+        results = Path(made, "results")
+        results.mkdir()
         for number, page in enumerate([Path(name).resolve() for name in arguments] or PAGES):
             print(page.relative_to(ROOT) if page.is_relative_to(ROOT) else page, flush=True)
             folder = Path(made, str(number))
             folder.mkdir()
-            for step in walk_recipe(page, Path(made)) if page in RECIPES else walk(page, Desk(folder, done)):
+            for step in walk_recipe(page, Path(made)) if page in RECIPES else walk(page, Desk(folder, results, done)):
                 steps.append(step)
                 print(step, flush=True)
     print("not run by this walk:")
