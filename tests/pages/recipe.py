@@ -1,9 +1,9 @@
 """Runs a recipe's commands on this machine, and checks those of other programs.
 
-In place of a device: `--device cpu`, 2 processes under torchrun for the page's 8, SMALL_GRAPHS of one process. In place
-of NxD Inference: its stand-in of tests/runners/nxdi. In place of models: small ones with a tokenizer over bytes; a plan
-reads the public models' own config.json. In place of other hosts: this one, on free ports. Clients and
-comparisons generate 8 tokens.
+In place of a device: `--device cpu`, 2 processes under torchrun for the page's 8; to compile, one process of
+tests/runners/strict_device.py and SMALL_GRAPHS. In place of NxD Inference: its stand-in of tests/runners/nxdi. In place
+of models: small ones with a tokenizer over bytes; a plan reads the public models' own config.json. In place of other
+hosts: this one, on free ports. Clients and comparisons generate 8 tokens.
 """
 
 from __future__ import annotations
@@ -124,13 +124,13 @@ class Recipe:
         words, program = self._words(command.arguments), [sys.executable, str(ROOT / "main.py")]
         if "nxdi" in words or "--device" not in words:
             return [*program, *words]
-        _replace(words, "--device", "cpu")
-        if command.launcher[0] != "torchrun":
-            return [*program, *words]
-        if "compile" in words:  # a CPU's graphs are of one process
+        if command.launcher[0] == "torchrun" and "compile" in words:
             _drop(words, "--tp_degree")
             for flag, value in SMALL_GRAPHS.items():
                 _replace(words, flag, value)
+            return [sys.executable, "-m", "tests.runners.strict_device", "/dev/null", *words]
+        _replace(words, "--device", "cpu")
+        if command.launcher[0] != "torchrun":
             return [*program, *words]
         _replace(words, "--tp_degree", RANKS)
         _drop(words, "--compiled_dir")  # its graphs are not of several processes
