@@ -10,7 +10,7 @@ import re
 
 from tandem.cli.compare_flags import COMPARE_FLAGS
 from tandem.cli.flags import FLAGS
-from tandem.cli.option import Flag
+from tandem.cli.option import Flag, spelled
 from tandem.engine.compatibility import ASKED, EXCLUDED
 from tests.support import REPOSITORY
 
@@ -21,7 +21,7 @@ PAGES = sorted((REPOSITORY / "docs").rglob("*.md"))
 
 
 def row(flag: Flag, compare: bool) -> str:
-    value = " ".join([flag.spellings(compare)[0], *filter(None, [flag.options.get("metavar")])])
+    value = " ".join([spelled(flag.spellings()[0], compare), *filter(None, [flag.options.get("metavar")])])
     return " | ".join(text.replace("|", r"\|") for text in (f"`{value}`", FLAG.sub(r"`\g<0>`", flag.help)))
 
 

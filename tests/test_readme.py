@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tandem.cli import asking, compare, configuration, main
+from tandem.cli.roles import ROLES
 from tests import flag_tables
 from tests.pages.blocks import snippets_of
 
@@ -46,7 +47,7 @@ def test_a_command_of_a_page_is_understood(command: str) -> None:
         program, arguments = "main.py", main.with_role([program, *arguments])
     if program == "main.py":
         args = main.parser().parse_args(arguments)
-        assert args.role in main.ROLES
+        assert args.role in ROLES
         if args.prompt or args.prompt_text:
             asking.client_config(args)
         elif args.role in ("target", "draft_worker"):

@@ -170,9 +170,6 @@ class Options:
     allowed_hosts: str = option(
         "further Host names for browsers where no key is asked for; * for any", SERVERS, default="", metavar="NAME,..."
     )
-    http_keep_alive_seconds: SECONDS = option(
-        "how long a connection of that port may be idle; above 60, as balancers close theirs", SERVERS, default=75.0
-    )
 
     tls_cert: FILE | None = option(
         "certificate (PEM, with its chain); turns TLS on", LISTENING, group="security of a server (docs/security.md)"
