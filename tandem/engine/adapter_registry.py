@@ -129,6 +129,6 @@ class Adapters:
         if len(self._by_name) >= MOST:
             raise ValueError(f"adapters: {choice.name!r} would be one more than {MOST} adapters")
         number, adapter = len(self._by_name) + 1, read(choice)
-        await self._batcher.on_device(takes.put_adapter, number, adapter)
+        await self._batcher.on_device(takes, number, adapter)
         self._by_name[choice.name] = self._by_number[number] = LoadedAdapter(number, adapter.revision)
         log.info("adapter %s: %d matrices, revision %s", choice.name, len(adapter.parts), adapter.revision[:12])

@@ -14,7 +14,6 @@ from tandem.runners.capabilities import Trait
 from tandem.runners.loading import load_runner, prepared_platform
 from tandem.runners.startup import Startup
 from tandem.runners.torch.graph_runner import GraphRunner
-from tandem.runners.torch.graphs import CompileStatistics
 from tandem.runners.torch.platforms import Platform
 from tandem.runners.torch.tensor_parallel import RankLink
 
@@ -64,6 +63,8 @@ def run_compile(config: CompileConfig) -> int:
         return _compile_by_backend(models, config.selected())
     platform, wanted = prepared_platform(models.execution), config.selected()
     execution = models.execution
+    if platform.backend not in platform.compilers:
+        raise ValueError(f"device: {platform.name} has no graphs to compile; name the device of the servers")
     if execution.compile == "auto":
         execution = replace(execution, compile=platform.backend)
     if execution.compile not in ("inductor", "neuron"):
@@ -134,5 +135,5 @@ def _with_head(models: ModelConfig, wanted: tuple[str, ...], head: Checkpoint, s
     yield _line(f"head {drafting.identity.model_name}", drafting.graphs.graph_names, made)
 
 
-def _line(what: str, names: list[str], made: CompileStatistics) -> str:
-    return f"{what}: {made.line()}; {', '.join(names)}"
+def _line(what: str, names: list[str], made: str) -> str:
+    return f"{what}: {made}; {', '.join(names)}"

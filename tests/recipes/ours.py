@@ -84,7 +84,8 @@ def _configured(args: argparse.Namespace) -> None:
 
 def nxdi_build(args: argparse.Namespace) -> Build:
     """What --backend nxdi would compile or load: runs the checks that it makes before."""
-    from tandem_nxdi.build import BuildRequest, Kind, plan_build
+    from tandem.runners.loading import Shape
+    from tandem_nxdi.build import Kind, plan_build
 
     settings, k = models.nxdi_settings(args), args.most_drafts
     part = args.compile_for or args.role
@@ -92,4 +93,4 @@ def nxdi_build(args: argparse.Namespace) -> Build:
         part, Kind.WINDOW if k else Kind.PLAIN
     )
     dtype = None if args.dtype == "auto" else args.dtype
-    return plan_build(BuildRequest(kind, args.batch, args.sequence_length, k, dtype), settings)
+    return plan_build(kind, Shape(args.batch, args.sequence_length, k), settings, dtype)

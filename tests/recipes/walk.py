@@ -5,7 +5,8 @@
 
 Prints each command with `ran` or `checked`, and how; exits with 1 if a command is neither. What stands in for what:
 
-- a device: `--device cpu`, 2 processes under torchrun for the page's 8, graphs of one process and `SMALL_GRAPHS`;
+- a device: `--device cpu`, 2 processes under torchrun for the page's 8; to compile, one process of
+  tests/runners/strict_device.py and `SMALL_GRAPHS`;
 - NxD Inference: its stand-in of tests/runners/nxdi;
 - models: small ones with a tokenizer over bytes; plans read the public models' own config.json;
 - other hosts: this one, on free ports. A comparison generates 8 tokens a request.
@@ -110,15 +111,15 @@ def _here(command: Command, place: Place) -> tuple[list[str], str]:
         return [sys.executable, str(ROOT / "main.py"), *words], "stand-in for NxD Inference"
     if "--device" not in words:
         return [sys.executable, str(ROOT / "main.py"), *words], "as written"
-    _replace(words, "--device", "cpu")
     program = str(ROOT / "main.py")
-    if command.launcher[0] != "torchrun":
-        return [sys.executable, program, *words], "--device cpu"
-    if "compile" in words:  # a CPU's graphs are of one process
+    if command.launcher[0] == "torchrun" and "compile" in words:
         _drop(words, "--tp_degree")
         for flag, value in SMALL_GRAPHS.items():
             _replace(words, flag, value)
-        return [sys.executable, program, *words], f"--device cpu, 1 process, {SMALL_GRAPHS}: packages of AOTInductor"
+        return [sys.executable, "-m", "tests.runners.strict_device", "/dev/null", *words], f"stand-in, {SMALL_GRAPHS}"
+    _replace(words, "--device", "cpu")
+    if command.launcher[0] != "torchrun":
+        return [sys.executable, program, *words], "--device cpu"
     _replace(words, "--tp_degree", RANKS)
     _drop(words, "--compiled_dir")  # its graphs are not of several processes
     launcher = [sys.executable, "-m", "torch.distributed.run", *command.launcher[1:]]

@@ -19,10 +19,10 @@ from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import Checkpoint, find
 from tandem.checkpoints.tokenizers import HuggingFaceTokenizer
 from tandem.runners.loading import Execution, Shape, load_runner
-from tandem.runners.protocol import PrefillRow, Runner, VerifyRow
+from tandem.runners.protocol import VerifyRow
 from tandem.speculation.draws import draw
 from tandem.speculation.types import SamplingParams
-from tests.rows import verify_row
+from tests.rows import fill, verify_row
 from tests.runners.first_layers import write_first_layers
 
 DTYPES = ("bfloat16", "float32")
@@ -83,12 +83,6 @@ def logits_of(runner: Any, rows: Sequence[VerifyRow], which: int = 0) -> torch.T
 
 def prompt_tokens(text: str) -> list[int]:
     return tokenizer().encode(text, chat=True)
-
-
-def fill(runner: Runner, slot: int, tokens: Sequence[int]) -> None:
-    chunk = runner.limits.chunk
-    for start in range(0, len(tokens), chunk):
-        runner.prefill([PrefillRow(slot, start, tuple(tokens[start : start + chunk]))])
 
 
 def plain(

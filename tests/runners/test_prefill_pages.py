@@ -24,9 +24,10 @@ from tandem.runners.pages import PAGE
 from tandem.runners.protocol import Runner
 from tandem.speculation.types import Request
 from tests.daily import daily
+from tests.rows import fill
 from tests.runners.compiled import eager
 from tests.runners.test_native import module_of, sequence
-from tests.runners.test_prefixes import RUNNERS, bits, checked, fill
+from tests.runners.test_prefixes import RUNNERS, bits, checked
 from tests.services.prefill_sites import prefill_site
 from tests.support import run
 

@@ -31,18 +31,6 @@ LAYERS = (1, 2)  # of CONFIG.layers: 1, 1, 2
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("target"), seed=5)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("head")
-    write_head(folder, a_head())
-    return folder
-
-
 @contextlib.asynccontextmanager
 async def served(
     target: Path, how: str, dtype: str, layers: tuple[int, ...] = LAYERS
