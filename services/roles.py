@@ -53,7 +53,6 @@ from tandem.services.security.call_limits import fairness_key
 from tandem.services.server import HostedService, serve
 from tandem.services.sessions.proposals import Proposals
 from tandem.services.target_verifier import TargetVerifierService
-from tandem.speculation.retry import Persistence
 from tandem.speculation.types import ModelInfo
 from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
 from tandem.v1.fused_speculative_server_pb2_grpc import add_FusedSpeculativeServerServicer_to_server
@@ -248,7 +247,7 @@ async def _draft_worker(parts: ServerParts) -> HostedService:
             config.connect_seconds,
             config.pipeline,
             config.credentials,
-            Persistence(config.reconnect_seconds),
+            config.reconnect_seconds,
         )
         closing.insert(0, client.close)
         generator = parts.finished(generator, defaults_in_force(config))

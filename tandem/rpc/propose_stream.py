@@ -15,7 +15,6 @@ from tandem.rpc.errors import BrokenContract, TandemError
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.request_context import outgoing
 from tandem.rpc.wire_sessions import draft_from_wire, proposers_from_wire, proposing_to_wire
-from tandem.speculation.ahead import GivenPlan
 from tandem.speculation.drafters import Drafter
 from tandem.speculation.errors import REQUESTS_OWN, Outcome
 from tandem.speculation.estimate import Estimate
@@ -47,7 +46,7 @@ class AdoptsDrafts(Protocol):
     heard: Callable[[], None] | None
 
     @property
-    def lookahead(self) -> LookaheadPolicy | GivenPlan: ...
+    def lookahead(self) -> LookaheadPolicy: ...
 
     def adopt(self, base: int, token_ids: Sequence[int], proposed_by: Sequence[Proposer] = ()) -> None: ...
 

@@ -25,7 +25,7 @@ from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.length import FixedLength
 from tandem.speculation.loop import speculate
 from tandem.speculation.rounds import DraftedRounds, VerifierHere
-from tandem.speculation.stopping import Stopping, StopRules
+from tandem.speculation.stopping import Stopping
 from tandem.speculation.types import Draft, SamplingParams, SpeculationStats, Verdict
 
 repeatable = settings(derandomize=True, database=None, deadline=None)
@@ -304,7 +304,7 @@ def generate(
         if isinstance(one, ToyVerifier | ModelDrafter):
             one.sampling = params
     rounds = DraftedRounds(verifier, drafter)
-    stopping = Stopping(StopRules(max_new_tokens=length), Silent())
+    stopping = Stopping(Silent(), max_new_tokens=length)
 
     async def collect() -> Tokens:
         chunks = [c async for c in speculate(PROMPT, FixedLength(k), rounds, stopping, stats)]
@@ -451,7 +451,7 @@ def enumerated_loop_law(
     async def run(chance: Chance) -> Tokens:
         target = EnumeratedTarget(impl, chance, law)
         drafter = EnumeratedDrafter(chance, target, law, own_law, coupling)
-        stopping = Stopping(StopRules(length, end_of_sequence_ids=end), Silent())
+        stopping = Stopping(Silent(), length, end_of_sequence_ids=end)
         rounds = DraftedRounds(target, drafter)
         chunks = speculate(ENUMERATED_PROMPT, FixedLength(k), rounds, stopping, SpeculationStats())
         return tuple([t async for c in chunks for t in c.token_ids])

@@ -19,7 +19,7 @@ from tandem.speculation.draws import Drawn, words
 from tandem.speculation.length import FixedLength
 from tandem.speculation.loop import speculate
 from tandem.speculation.rounds import DraftedRounds, VerifierHere
-from tandem.speculation.stopping import Stopping, StopRules
+from tandem.speculation.stopping import Stopping
 from tandem.speculation.types import Draft, SamplingParams, SparseDistribution, SpeculationStats, Verdict
 from tests.speculation.laws import (
     ENUMERATED_PROMPT,
@@ -182,7 +182,7 @@ def loop_law(
     async def run(chance: Chance) -> Tokens:
         verifier = EnumeratedVerifier(rule, chance, target, params)
         drafter = EnumeratedDrafter(rule, chance, draft, params, most, copies)
-        stopping = Stopping(StopRules(length), Silent())
+        stopping = Stopping(Silent(), length)
         rounds = DraftedRounds(verifier, drafter)
         chunks = speculate(ENUMERATED_PROMPT, FixedLength(k), rounds, stopping, SpeculationStats())
         return tuple([t async for chunk in chunks for t in chunk.token_ids])
@@ -298,7 +298,7 @@ def check_decisions_are_independent(rule: ModuleType, seeds: int = 4000) -> None
     even = rule.warped(flat, PLAIN)
     numbers = np.empty((seeds, 8))
     for seed in range(seeds):
-        params, chance = replace(PLAIN, seed=seed), rule.Seeded(seed, 10)
+        params, chance = replace(PLAIN, seed=seed), rule.Chance(seed, 10)
         numbers[seed] = (
             rule.draft_token(flat, params, 10, None, 16)[0],
             chance.accept(0, 0.5),

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tandem.speculation.length import LengthPlan, LengthPolicy
+from tandem.speculation.length import FixedLength, LengthPlan
 from tandem.speculation.types import Draft, Proposer, Verdict, model_part
 
 Acceptance = Callable[[int, int], float]
@@ -59,7 +59,7 @@ class Session:
     """Runs one policy over one world. The same seed gives every policy the same text: agreement is by position."""
 
     world: World
-    policy: LengthPolicy
+    policy: FixedLength
     seed: int = 0
     lengths: list[int] = field(default_factory=list)
 
@@ -111,7 +111,7 @@ def quiet(world: World) -> World:
     return dataclasses.replace(world, noise=0.0, spike=1.0)
 
 
-def total(worlds: Sequence[World], policy: Callable[[], LengthPolicy], tokens: int) -> float:
+def total(worlds: Sequence[World], policy: Callable[[], FixedLength], tokens: int) -> float:
     """Seconds of one session in each world, one after the other."""
     seconds = 0.0
     for seed, world in enumerate(worlds):

@@ -9,7 +9,7 @@ import pytest
 
 from tandem.speculation.length import FixedLength
 from tandem.speculation.loop import Rounds, speculate
-from tandem.speculation.stopping import Stopping, StopRules
+from tandem.speculation.stopping import Stopping
 from tandem.speculation.types import Chunk, Draft, SamplingParams, SpeculationStats, Verdict
 from tests.speculation import laws
 from tests.speculation.laws import OURS, PROMPT, Silent
@@ -49,8 +49,8 @@ def agreed(draft: Sequence[int], accepted: int, token: int, **costs: float) -> t
     return Draft(tuple(draft)), Verdict((*draft[:accepted], token), accepted, **costs)
 
 
-def start(rounds, k: int = 4, rules: StopRules | None = None, stats: SpeculationStats | None = None):
-    stopping = Stopping(rules or StopRules(100), Silent())
+def start(rounds, k: int = 4, most: int = 100, stats: SpeculationStats | None = None, **stops):
+    stopping = Stopping(Silent(), most, **stops)
     return speculate(PROMPT, FixedLength(k), rounds, stopping, stats or SpeculationStats())
 
 
@@ -63,7 +63,7 @@ async def collect(chunks) -> list[Chunk]:
 
 def test_each_round_is_given_everything_committed_and_what_may_still_be_drafted():
     script = Script(agreed([10, 11, 12, 13], 2, 20), agreed([30], 1, 31), agreed([], 0, 40), agreed([], 0, 41))
-    chunks = asyncio.run(collect(start(script, rules=StopRules(7))))
+    chunks = asyncio.run(collect(start(script, most=7)))
     assert [c.token_ids for c in chunks] == [(10, 11, 20), (30, 31), (40,), (41,)]
     assert script.calls == [
         ("open", PROMPT),
@@ -84,7 +84,7 @@ def test_statistics_equal_those_counted_by_hand():
         (Draft((6, 7)), Verdict((6, 7, 8), 2)),
     )
     stats = SpeculationStats()
-    asyncio.run(collect(start(script, rules=StopRules(8), stats=stats)))
+    asyncio.run(collect(start(script, most=8, stats=stats)))
     assert (stats.rounds, stats.drafted, stats.accepted, stats.wasted_drafts) == (4, 6, 4, 2)
     assert stats.drafted_per_position == [3, 2, 1]
     assert stats.accepted_per_position == [2, 2, 0]
@@ -110,8 +110,8 @@ def test_speculation_length_zero_is_plain_decoding():
 
 def test_nothing_comes_after_a_stop_inside_a_round():
     script = Script(agreed([7, 5, 6], 3, 8))
-    rules = StopRules(100, end_of_sequence_ids=frozenset({5}))
-    assert [c.token_ids for c in asyncio.run(collect(start(script, rules=rules)))] == [(7, 5)]
+    stops = {"end_of_sequence_ids": frozenset({5})}
+    assert [c.token_ids for c in asyncio.run(collect(start(script, **stops)))] == [(7, 5)]
     assert script.closed
 
 
@@ -145,20 +145,20 @@ def test_rounds_are_closed_when_the_reader_leaves():
 
 
 @pytest.mark.parametrize(
-    ("rules", "before"),
+    ("stops", "before"),
     [
-        (StopRules(9), 2),
-        (StopRules(9, stop_strings=("never said",)), 1),
-        (StopRules(9, stop_token_ids=frozenset({1})), 1),
-        (StopRules(1), 1),
+        ({"most": 9}, 2),
+        ({"most": 9, "stop_strings": ("never said",)}, 1),
+        ({"most": 9, "stop_token_ids": frozenset({1})}, 1),
+        ({"most": 1}, 1),
     ],
     ids=["goes on", "its text may end it", "a token ends it", "no room"],
 )
-def test_the_next_round_begins_before_a_chunk_is_read_unless_the_chunk_may_be_the_last(rules, before):
+def test_the_next_round_begins_before_a_chunk_is_read_unless_the_chunk_may_be_the_last(stops, before):
     script = Script(*[agreed([], 0, 1)] * 4)
 
     async def first() -> int:
-        chunks = start(script, rules=rules)
+        chunks = start(script, **stops)
         await chunks.__anext__()
         begun = [call[0] for call in script.calls].count("round")
         await chunks.aclose()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.speculation.stopping import Stopping, StopRules
+from tandem.speculation.stopping import Stopping
 from tandem.speculation.types import Chunk, FinishReason
 from tests.speculation import laws
 
@@ -35,8 +35,7 @@ class Pieces:
 
 
 def stopping(max_new_tokens: int = 100, strings: Sequence[str] = ()) -> Stopping:
-    rules = StopRules(max_new_tokens, frozenset({EOS}), frozenset({STOP}), tuple(strings))
-    return Stopping(rules, Pieces())
+    return Stopping(Pieces(), max_new_tokens, frozenset({EOS}), frozenset({STOP}), tuple(strings))
 
 
 def texts(stop: Stopping, tokens: Sequence[int]) -> list[str]:
