@@ -110,7 +110,7 @@ def _oracle(
     while len(tokens) < end:
         seen = tokens if memory is None else tokens[-memory:]
         seen = adapted(seen, f"toy:{adapter}") if adapter else seen
-        tokens.append(draw(toy_logits(seen, config), sampling, len(tokens)).token)
+        tokens.append(draw(toy_logits(seen, config), sampling, len(tokens)))
         if tokens[-1] == END and not past_the_end:
             break
     return tuple(tokens[len(prompt) :])

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.speculation.draws import BadLogits, Drawn, Floats, Ids, Purpose, draw, likeliest, probabilities, uniform
+from tandem.speculation.draws import BadLogits, Floats, Ids, Purpose, draw, likeliest, probabilities, uniform
 from tandem.speculation.types import SamplingParams, SparseDistribution, Verdict
 
 # A draft's distribution is cut to at most SUPPORT tokens, each at least FLOOR times as likely as the likeliest.
@@ -116,7 +116,7 @@ def reject(
     draft: Sequence[int],
     drawn_from: Sequence[Distribution],
     target: Callable[[int], Distribution],
-    bonus: Callable[[int], Drawn],
+    bonus: Callable[[int], int],
     chance: Chance,
 ) -> Verdict:
     """Commits drafts up to the first rejection and its correction, or all and a bonus. target(i): p after draft[:i]."""
@@ -124,7 +124,7 @@ def reject(
         p = target(i)
         if not chance.accept(i, acceptance_probability(p.of(token), q.of(token))):
             return Verdict((*draft[:i], chance.correct(i, residual(p, q))), accepted=i)
-    return Verdict((*draft, bonus(len(draft)).token), accepted=len(draft))
+    return Verdict((*draft, bonus(len(draft))), accepted=len(draft))
 
 
 def reject_seeded(

@@ -107,7 +107,7 @@ class Backoff:
         self.wait_seconds = 0.0
         self._changed = -longest
         self._next_trial = 0.0
-        self.up = True
+        self.up, self._trying = True, False
 
     @property
     def seconds(self) -> float:
@@ -120,17 +120,25 @@ class Backoff:
         """Returns True to one caller per wait, which must make the trial."""
         if self.up or not self.ready():
             return False
-        self._next_trial = self._clock() + self.wait_seconds
+        self._next_trial, self._trying = self._clock() + self.wait_seconds, True
         return True
 
     def given_up(self) -> None:
-        self._next_trial = min(self._next_trial, self._clock() + self.first)
+        """Ends a trial without outcome."""
+        if self._trying:
+            self._next_trial, self._trying = min(self._next_trial, self._clock() + self.first), False
 
-    def failed(self, trial: bool = False) -> bool:
+    def refused(self) -> bool:
+        """Like `failed`, where each call is a trial."""
+        self._trying = not self.up
+        return self.failed()
+
+    def failed(self) -> bool:
         """Records a failure; returns whether the state changes. Earlier calls that fail later are ignored."""
-        if not self.up and not trial:
+        if not self.up and not self._trying:
             return False
-        changed, again = self.up, trial or self.seconds < self._longest
+        changed, again = self.up, self._trying or self.seconds < self._longest
+        self._trying = False
         self.wait_seconds = min(2 * self.wait_seconds, self._longest) if again and self.wait_seconds else self.first
         if changed:
             self.up, self._changed = False, self._clock()
@@ -139,6 +147,7 @@ class Backoff:
 
     def succeeded(self) -> float | None:
         """Records a success; returns the seconds of downtime, or None if it was up."""
+        self._trying = False
         if self.up:
             return None
         down = self.seconds

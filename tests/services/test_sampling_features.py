@@ -124,7 +124,7 @@ def reference(
         if sampling.structure:
             out = sorted(set(range(VOCAB_SIZE)) - allowed(sampling.structure, output))
             logits[out] = -np.inf
-        token = draw(logits, sampling, len(PROMPT) + len(output)).token
+        token = draw(logits, sampling, len(PROMPT) + len(output))
         wide = raw.astype(np.float64)
         total = float(raw.max()) + float(log(sum_of(exp(wide - float(raw.max())))))
         likeliest = sorted(range(VOCAB_SIZE), key=lambda v: (-raw[v], v))[:3]

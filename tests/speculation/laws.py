@@ -253,7 +253,7 @@ class ModelDrafter:
         for _ in range(k):
             at = len(context) + self._impl.draft_offset
             drawn = self._impl.draws.draw(self._model.logits(context), self.sampling, at)
-            context.append((drawn.token + self._twist) % self._model.vocabulary)
+            context.append((drawn + self._twist) % self._model.vocabulary)
         return Draft(tuple(context[len(tokens) :]))
 
     async def close(self) -> None:
@@ -370,8 +370,7 @@ class EnumeratedTarget(VerifierHere):
 
     async def verify(self, tokens: Sequence[int], draft: Sequence[int], distributions=()) -> Verdict:
         def draw(context: Tokens, position: int, again: bool):
-            token = self._chance.choose(self._law(context)) if again else self.drawn(context)
-            return tandem.speculation.draws.Drawn(token, 0.0)
+            return self._chance.choose(self._law(context)) if again else self.drawn(context)
 
         return self._impl.acceptance.agree(draft, TargetDraw(draw, tokens, draft))
 
@@ -510,8 +509,8 @@ def seeded(params: SamplingParams, seed: int) -> SamplingParams:
 def check_draw_law(impl: Implementation, params: SamplingParams, draws: int = 2500) -> None:
     """Chi-square of seeded draws against the exact distribution: over seeds, over positions, and of pairs."""
     law = reference_law(LOGITS.tolist(), params)
-    over_seeds = [impl.draws.draw(LOGITS, seeded(params, seed), 17).token for seed in range(draws)]
-    over_positions = [impl.draws.draw(LOGITS, seeded(params, 17), at).token for at in range(draws)]
+    over_seeds = [impl.draws.draw(LOGITS, seeded(params, seed), 17) for seed in range(draws)]
+    over_positions = [impl.draws.draw(LOGITS, seeded(params, 17), at) for at in range(draws)]
     for drawn in (over_seeds, over_positions):
         p_value = chi_square_p_value(np.bincount(drawn, minlength=len(law)), law)
         assert p_value > 1e-4, f"p = {p_value}"
@@ -543,7 +542,7 @@ def check_seeded_draws(impl: Implementation) -> None:
     for params in WARPINGS:
         for position in range(40):
             params = seeded(params, 1000 + position)
-            assert impl.draws.draw(LOGITS, params, position).token == reference_draw(LOGITS, params, position)
+            assert impl.draws.draw(LOGITS, params, position) == reference_draw(LOGITS, params, position)
 
 
 SAMPLED = [
@@ -654,9 +653,10 @@ def check_pruning(impl: Implementation, vocabulary: int = 600, seeds: int = 60) 
             noisy = logits.astype(np.float64) / temperature
             noisy += impl.draws.gumbel(impl.draws.words(seed, 9, vocabulary))
             best, second = np.argsort(-noisy, kind="stable")[:2]
-            got = impl.draws.draw(logits, SamplingParams(temperature=temperature, seed=seed), 9)
-            assert got.token == best
-            assert math.isclose(got.margin, (noisy[best] - noisy[second]) * temperature, rel_tol=1e-9, abs_tol=1e-12)
+            params = SamplingParams(temperature=temperature, seed=seed)
+            assert impl.draws.draw(logits, params, 9) == best
+            margin = impl.draws.margin(logits, params, 9)
+            assert math.isclose(margin, (noisy[best] - noisy[second]) * temperature, rel_tol=1e-9, abs_tol=1e-12)
 
 
 def check_survivors(impl: Implementation) -> None:

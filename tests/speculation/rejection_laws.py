@@ -15,7 +15,7 @@ from types import ModuleType
 
 import numpy as np
 
-from tandem.speculation.draws import Drawn, words
+from tandem.speculation.draws import words
 from tandem.speculation.length import FixedLength
 from tandem.speculation.loop import speculate
 from tandem.speculation.rounds import DraftedRounds, VerifierHere
@@ -92,7 +92,7 @@ def check_law_of_one_position(rule: ModuleType) -> None:
             token = sent.token_ids[chance.choose(exact)]
             drawn_from = [rule.exactly(sent)]
             target = _after((token,), lambda i: rule.warped(logits, params))
-            return rule.reject((token,), drawn_from, target, lambda i: Drawn(-1, 0), Enumerated(chance)).token_ids[:1]
+            return rule.reject((token,), drawn_from, target, lambda i: -1, Enumerated(chance)).token_ids[:1]
 
         got = asyncio.run(enumerated(run))
         expected = {(t,): p for t, p in enumerate(reference_law(logits.tolist(), params)) if p > 0}
@@ -129,8 +129,8 @@ class EnumeratedVerifier(VerifierHere):
             padded = (*draft, *[0] * (i - len(draft)))
             return self._model.logits([*tokens, *padded[:i]])
 
-        def bonus(i: int) -> Drawn:
-            return Drawn(self._chance.choose(reference_law(logits(i).tolist(), self._params)), 0.0)
+        def bonus(i: int) -> int:
+            return self._chance.choose(reference_law(logits(i).tolist(), self._params))
 
         drawn_from = [self._rule.exactly(sent) for sent in distributions]
         if not drawn_from:

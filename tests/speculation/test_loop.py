@@ -115,18 +115,18 @@ def test_nothing_comes_after_a_stop_inside_a_round():
     assert script.closed
 
 
-def test_agreement_keeps_margins_only_where_asked_and_draws_no_further_than_it_counts():
+def test_agreement_draws_no_further_than_it_counts():
     asked: list[int] = []
 
     def target_draw(i: int):
         asked.append(i)
-        return OURS.draws.Drawn(i, i / 2)
+        return i
 
     agree = OURS.acceptance.agree
     assert agree([0, 9, 2], target_draw) == Verdict((0, 1), 1)
     assert asked == [0, 1]
-    assert agree([0, 1], target_draw, margins=True) == Verdict((0, 1, 2), 2, margins=(0.0, 0.5, 1.0))
-    assert agree([], target_draw, margins=True) == Verdict((0,), 0, margins=(0.0,))
+    assert agree([0, 1], target_draw) == Verdict((0, 1, 2), 2)
+    assert agree([], target_draw) == Verdict((0,), 0)
 
 
 # --- closing ---

@@ -31,9 +31,9 @@ LAW, SAME = laws.check_enumerated_laws, laws.check_same_outputs
 DRAWS, SEEDED, SETS = laws.check_draw_laws, laws.check_seeded_draws, laws.check_survivors
 PERFECT, PRUNING = laws.check_perfect_draft, laws.check_pruning
 RULE, DRAW = "acceptance", "draws"
-COMMITTED = "token_ids=tuple(d.token for d in drawn),"
+COMMITTED = "token_ids=tuple(drawn),"
 DRAWN = "drawn.append(target_draw(i))"
-MISMATCH = "if i == len(draft) or drawn[i].token != draft[i]:\n            break"
+MISMATCH = "if i == len(draft) or drawn[i] != draft[i]:\n            break"
 KEY = "key = np.array([seed, position], dtype=np.uint64)"
 UNIFORMS = "-log(-log(uniforms))"
 CALLS = "__import__('itertools').count()"
@@ -44,20 +44,20 @@ MUTANTS = [
         "the draft token is committed at the mismatch",
         RULE,
         COMMITTED,
-        "token_ids=tuple(draft[i] if i < len(draft) else d.token for i, d in enumerate(drawn)),",
+        "token_ids=tuple(draft[i] if i < len(draft) else d for i, d in enumerate(drawn)),",
         (LAW, SAME),
     ),
     Mutant(
         "the round stops before the correction",
         RULE,
         COMMITTED,
-        "token_ids=tuple(d.token for i, d in enumerate(drawn) if i == len(draft) or d.token == draft[i]),",
+        "token_ids=tuple(d for i, d in enumerate(drawn) if i == len(draft) or d == draft[i]),",
         (LAW, laws.check_wrong_draft),
     ),
     Mutant(
         "the round goes on past the first mismatch",
         RULE,
-        "if i == len(draft) or drawn[i].token != draft[i]:",
+        "if i == len(draft) or drawn[i] != draft[i]:",
         "if i == len(draft):",
         (LAW, SAME),
     ),
@@ -89,7 +89,7 @@ MUTANTS = [
         "there is no bonus after full acceptance",
         RULE,
         COMMITTED,
-        "token_ids=tuple(d.token for d in drawn)[: max(1, len(draft))],",
+        "token_ids=tuple(drawn)[: max(1, len(draft))],",
         (PERFECT,),
     ),
     Mutant(
