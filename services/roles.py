@@ -204,7 +204,7 @@ async def _fused(parts: ServerParts) -> HostedService:
     unfused = await load_unfused(config.models, target, parts.batcher, config.serve.startup)
     lose_engine_with_ranks(parts.others, target.engine)
     await load_adapters(config.models, target, draft)
-    defaults = defaults_in_force(config, (unfused.target if unfused else target).engine)
+    defaults = defaults_in_force(config, (unfused[0] if unfused else target).engine)
     health = drafter_health(draft)
     generator = fused_generator(target, draft, config.models.default_k, config.models.draft, health, unfused)
     generator = parts.finished(generator, defaults)
@@ -212,7 +212,7 @@ async def _fused(parts: ServerParts) -> HostedService:
     engine = target.engine
     serving = {"target": engine}
     if unfused:
-        serving["target_apart"] = unfused.target.engine
+        serving["target_apart"] = unfused[0].engine
         log.info("requests that need logits on the host are answered by the same models apart")
     keeping = [engine, *([draft.engine] if draft else [])]
     connected = await parts.share(serving, *keeping, drafter=health if draft else None)

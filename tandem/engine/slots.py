@@ -35,7 +35,7 @@ class NoFreeSlot(RuntimeError):
 
 
 @dataclass(slots=True, eq=False)
-class _Place:
+class _Claim:
     name: Hashable
     number: int  # in order of arrival
     caller: Hashable
@@ -51,9 +51,9 @@ class SlotPool:
 
     def __init__(self, count: int, max_waiting: int = MAX_WAITING + reserved_places(MAX_WAITING)) -> None:
         self._free = list(range(count))
-        self.queue: list[_Place] = []
+        self.queue: list[_Claim] = []
         self._numbers = itertools.count()
-        self._taken: dict[int, _Place] = {}  # the request that has the slot
+        self._taken: dict[int, _Claim] = {}  # the request that has the slot
         self._max_waiting = max_waiting
         self._closed: Exception | None = None
         self.memory: KVMemory | None = None
@@ -80,9 +80,9 @@ class SlotPool:
     def take(self, tokens: int | None = None) -> int:
         """A free slot for at most `tokens` (None: as many as fit). Raises NoFreeSlot."""
         self._check()
-        return self._take(_Place(None, next(self._numbers), self.caller(), tokens))
+        return self._take(_Claim(None, next(self._numbers), self.caller(), tokens))
 
-    def _take(self, place: _Place) -> int:
+    def _take(self, place: _Claim) -> int:
         if not self.fits(place.tokens):
             raise NoFreeSlot(self._full())
         first = next((each for each in self.queue if not self.fits(each.tokens)), place)
@@ -113,7 +113,7 @@ class SlotPool:
     def fits(self, tokens: int | None) -> bool:
         return bool(self._free) and (self.memory is None or self.memory.fits(tokens))
 
-    def _holds(self, place: _Place) -> bool:
+    def _holds(self, place: _Claim) -> bool:
         """Whether a request that waits for memory holds back the others. A hold is bounded: others may not end soon."""
         memory, waits = self.memory, place.turn is not None and not place.turn.done()
         if memory is None or not waits or place.passed < MAX_PASSED or self.fits(place.tokens):
@@ -135,7 +135,7 @@ class SlotPool:
             return f"all {self.count} KV slots are taken"
         return f"the memory of KV slots (kv_cache_mb) is taken: {self.memory.reserved} of {self.memory.limit} bytes"
 
-    async def _turn(self, place: _Place, seconds: float | None) -> int:
+    async def _turn(self, place: _Claim, seconds: float | None) -> int:
         loop = asyncio.get_running_loop()
         turn = place.turn = loop.create_future()
         timer = None if seconds is None else loop.call_later(seconds, self._too_late, place, turn)
@@ -152,17 +152,17 @@ class SlotPool:
             if timer:
                 timer.cancel()
 
-    def _place(self, name: Hashable) -> _Place:
+    def _place(self, name: Hashable) -> _Claim:
         self._forget()
         kept = (place for place in self.queue if name is not None and place.name == name and place.turn is None)
-        return next(kept, None) or _Place(name, next(self._numbers), self.caller())
+        return next(kept, None) or _Claim(name, next(self._numbers), self.caller())
 
     def _forget(self) -> None:
         now = asyncio.get_running_loop().time() if self.queue else 0.0
         for place in [place for place in self.queue if place.turn is None and place.kept_until <= now]:
             self._leave(place)
 
-    def _too_late(self, place: _Place, turn: asyncio.Future[int]) -> None:
+    def _too_late(self, place: _Claim, turn: asyncio.Future[int]) -> None:
         if turn.done():
             return
         loop = asyncio.get_running_loop()
@@ -172,7 +172,7 @@ class SlotPool:
             self._leave(place)
         self._serve()  # it holds nobody back any more
 
-    def _leave(self, place: _Place) -> None:
+    def _leave(self, place: _Claim) -> None:
         if place in self.queue:
             self.queue.remove(place)
 
@@ -204,7 +204,7 @@ class SlotPool:
             self._leave(place)
             place.turn.set_result(self._take(place))
 
-    def _next(self) -> _Place | None:
+    def _next(self) -> _Claim | None:
         if not self._free or any(map(self._holds, self.queue)):
             return None
         having = Counter(place.caller for place in self._taken.values())

@@ -11,7 +11,7 @@ from operator import mul
 from tandem.speculation.types import Draft, Proposer, Verdict
 
 PRIOR = {Proposer.MODEL: 0.7, Proposer.NGRAM: 0.7}  # acceptance of a draft token, before any data
-# Acceptance of a copy before any data, by the length of its match (5: or more)
+# AcceptanceRates of a copy before any data, by the length of its match (5: or more)
 PRIOR_COPIES = {1: 0.2, 2: 0.4, 3: 0.55, 4: 0.64, 5: 0.84}
 PRIOR_COPIED, COPIED_FADING = 0.2, 0.98  # prior share of drafts that are copies; decay per draft
 PRIOR_AHEAD = 0.6  # prior acceptance of a token drafted ahead
@@ -26,10 +26,10 @@ PRIOR_STEPS = 4.0  # weight of the assumed slope, in steps
 LEAST_GAIN = 1.03  # expected speedup that drafts need
 
 
-class Acceptance:
+class AcceptanceRates:
     """Conditional acceptance by position. `prior`: one rate, or the estimate of other requests."""
 
-    def __init__(self, prior: float | Acceptance, fading: float) -> None:
+    def __init__(self, prior: float | AcceptanceRates, fading: float) -> None:
         self._prior, self._fading = prior, fading
         self._counts: tuple[tuple[float, float], ...] = ()  # (trials, hits) by position; other threads read it
 
@@ -123,10 +123,10 @@ class Estimate:
     """Measurements that all requests to a target share."""
 
     def __init__(self) -> None:
-        # Acceptance of waited-for drafts; of copies, used or not, by the length of their match
-        self.acceptance = {source: Acceptance(rate, PROCESS_FADING) for source, rate in PRIOR.items()}
-        self.copies = {size: Acceptance(rate, PROCESS_FADING) for size, rate in PRIOR_COPIES.items()}
-        self.ahead = Acceptance(PRIOR_AHEAD, PROCESS_FADING)  # of a token drafted ahead
+        # AcceptanceRates of waited-for drafts; of copies, used or not, by the length of their match
+        self.acceptance = {source: AcceptanceRates(rate, PROCESS_FADING) for source, rate in PRIOR.items()}
+        self.copies = {size: AcceptanceRates(rate, PROCESS_FADING) for size, rate in PRIOR_COPIES.items()}
+        self.ahead = AcceptanceRates(PRIOR_AHEAD, PROCESS_FADING)  # of a token drafted ahead
         # Seconds by the step's tokens; by draft tokens; by whether a draft was requested
         self.target, self.draft, self.rest = Line(0.1), Line(1.0), Line(0.0)
         self.rows = self.others = self.co_committed = 0.0  # co-batched rows, their tokens, and their committed tokens

@@ -7,7 +7,14 @@ import math
 import operator
 from typing import NamedTuple
 
-from tandem.speculation.estimate import REQUEST_FADING, Acceptance, Estimate, best_length, expected_by_length, source_of
+from tandem.speculation.estimate import (
+    REQUEST_FADING,
+    AcceptanceRates,
+    Estimate,
+    best_length,
+    expected_by_length,
+    source_of,
+)
 from tandem.speculation.types import Draft, Proposer, Verdict
 
 FIRST = 3  # draft tokens of a process's first round
@@ -53,7 +60,9 @@ class AdaptiveLength(FixedLength):
     def __init__(self, most: int, estimate: Estimate) -> None:
         super().__init__(most)
         self._estimate = estimate
-        self._acceptance = {source: Acceptance(known, REQUEST_FADING) for source, known in estimate.acceptance.items()}
+        self._acceptance = {
+            source: AcceptanceRates(known, REQUEST_FADING) for source, known in estimate.acceptance.items()
+        }
         self._credit, self._trial = math.inf, 0.0  # seconds that trials may cost, and that one does
 
     def choose(self, remaining: int) -> LengthPlan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from tandem.speculation.estimate import Acceptance, Estimate, best_length, expected_by_length
+from tandem.speculation.estimate import AcceptanceRates, Estimate, best_length, expected_by_length
 from tandem.speculation.types import Verdict
 
 FADING = 0.98  # decay of a request's acceptance, per token
@@ -37,7 +37,7 @@ class LookaheadPolicy:
             raise ValueError(f"lookahead: a step verifies at least 0 draft tokens, not {most_width}")
         self.most = most_width if fixed is None else min(most_width, fixed)
         self._fixed, self.estimate, self.given = fixed, estimate, given
-        self._acceptance = Acceptance(estimate.ahead, FADING)
+        self._acceptance = AcceptanceRates(estimate.ahead, FADING)
         self._plan: DraftPlan | None = None
         self._since = 0
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tandem.engine import structure_process as limits
-from tandem.engine.structure_worker import Follower, grammar, vocabulary_of
+from tandem.engine.structure_worker import StructureFollower, grammar, vocabulary_of
 from tandem.engine.structures import Structures
 from tandem.speculation.draws import StructureFailed
 from tandem.speculation.processing import Matcher
@@ -188,7 +188,7 @@ async def test_whatever_is_asked_in_whatever_order_the_answers_are_those_of_a_ma
     structure = chance.choice([WORDS, choice("ab", "abc", "b"), Structure(GRAMMAR, 'start: ("x" | "(" start ")")+')])
     remote, pid = await followed(structures, structure)
     vocabulary = vocabulary_of(ToyTokenizer().spelling(), VOCAB_SIZE, END)
-    local = Follower(
+    local = StructureFollower(
         llguidance.LLMatcher(vocabulary, grammar(structure.kind.value, structure.text), log_level=0),
         VOCAB_SIZE,
         (END, OTHER_END),

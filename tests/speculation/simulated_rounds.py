@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from tandem.speculation.length import FixedLength, LengthPlan
 from tandem.speculation.types import Draft, Proposer, Verdict, model_part
 
-Acceptance = Callable[[int, int], float]
+AcceptanceRates = Callable[[int, int], float]
 """(absolute position, position in the draft) -> how likely a draft token is accepted if those before it were."""
 
 
-def constant(rate: float) -> Acceptance:
+def constant(rate: float) -> AcceptanceRates:
     return lambda position, i: rate
 
 
-def phases(*parts: tuple[int, float]) -> Acceptance:
+def phases(*parts: tuple[int, float]) -> AcceptanceRates:
     """(tokens, rate) one after the other, over and over."""
     total = sum(length for length, _ in parts)
 
@@ -41,7 +41,7 @@ class World:
     `noise`: standard deviation of a step's log time; every 40th step or so takes `spike` times as long.
     """
 
-    acceptance: Acceptance
+    acceptance: AcceptanceRates
     verify: float = 0.030
     position: float = 0.0008
     draft: float = 0.004

@@ -83,7 +83,7 @@ MUTANTS = [
     Mutant("top-p is dropped from p", ((P, p_with("top_p=1.0")),), (TOKEN, SEQUENCES)),
     Mutant("top-k is dropped from p", ((P, p_with("top_k=0")),), (TOKEN, SEQUENCES)),
     Mutant("min-p is dropped from p", ((P, p_with("min_p=0.0")),), (TOKEN,)),
-    # Acceptance
+    # AcceptanceRates
     Mutant("a token is accepted above the ratio", ((f"{ACCEPT} <", f"{ACCEPT} >"),), (ONE, SEEDED)),
     Mutant(
         "the ratio is upside down",
