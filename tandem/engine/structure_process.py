@@ -125,7 +125,7 @@ class StructureProcess:
         return taken
 
     def ask(self, question: int, back: int, tokens: Sequence[int], token: int = 0) -> None:
-        """Takes tokens back and others, and requests a mask, before `answer`; may block. Raises StructureRefused and Died."""
+        """Takes tokens back and others, and asks, before `answer`; may block. Raises StructureRefused and Died."""
         last = max(0, len(tokens) - 1) // _TOKENS * _TOKENS
         for at in range(0, last, _TOKENS):
             self.ask(NOTHING, back, tokens[at : at + _TOKENS])
