@@ -17,7 +17,6 @@ from tandem.engine.step_watch import StepBound
 from tandem.rpc.credentials import Credentials
 from tandem.runners.backends import backend_named
 from tandem.services.observability.setup import ObservabilityConfig
-from tandem.services.receipts import ReceiptConfig
 from tandem.services.server import ServeConfig
 from tandem.speculation.types import InvalidField, Request
 from tandem.speculation.verification_mode import Pipeline
@@ -54,7 +53,8 @@ class RoleConfig:
     prefixes: PrefixSharing
     generation_config: str
     prefill: PrefillConfig | None
-    receipts: ReceiptConfig
+    receipt_keys: str | None = None
+    receipt_key_days: float = 90.0
     own_length: bool = False
     own_slots: bool = False
     kv_cache_mb: int | None = None

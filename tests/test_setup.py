@@ -109,19 +109,6 @@ def test_the_packages_to_install_are_those_on_disk():
     assert "py-modules" not in tools
 
 
-def test_a_light_install_brings_no_model_library():
-    base = {canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]}
-    assert base == {
-        "grpcio",
-        "grpcio-health-checking",
-        "grpcio-reflection",
-        "grpcio-status",
-        "numpy",
-        "protobuf",
-    }
-    assert {"torch", "transformers"} <= {Requirement(line).name for line in PROJECT["optional-dependencies"]["torch"]}
-
-
 def test_every_make_target_that_a_document_names_exists():
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
     readme = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -2,7 +2,6 @@
 
     python deploy/first-hour/first_hour.py trn2.3xlarge           # every step that is not done yet
     python deploy/first-hour/first_hour.py trn2.3xlarge --print   # only says what would be typed
-    python deploy/first-hour/first_hour.py add BUNDLE.tar.gz      # a row of devices.md from a bundle
     python deploy/first-hour/first_hour.py same RESULTS           # fails if tokens are not plain decoding's
 
 Each step is a command of its own, is timed, and writes its log and its state; done steps are not repeated. It needs
@@ -17,49 +16,40 @@ import shlex
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from bundle import add_bundle, differing, make_bundle
-from plans import PLANS, Plan, Step
+from bundle import differing, make_bundle
+from plans import PLANS, HourPlan, Step
 
 ROOT = Path(__file__).resolve().parents[2]
 STATE = "state.json"
 TAIL = 15
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """`status`: done or failed."""
-
-    status: str
-    seconds: float
-
-
-def read_state(folder: Path) -> dict[str, Outcome]:
-    """Raises ValueError if the file is another program's."""
+def read_state(folder: Path) -> dict[str, float | None]:
+    """Seconds of the steps that were taken; None: failed. Raises ValueError if the file is another program's."""
     file = folder / STATE
     if not file.exists():
         return {}
     try:
-        return {
-            name: Outcome(str(s["status"]), float(s["seconds"])) for name, s in json.loads(file.read_text()).items()
-        }
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        state = json.loads(file.read_text())
+        return {str(name): None if seconds is None else float(seconds) for name, seconds in state.items()}
+    except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(
             f"{file}: is not a state of this script ({error}); remove it, or give another --folder"
         ) from None
 
 
-def write_state(folder: Path, state: dict[str, Outcome]) -> None:
+def write_state(folder: Path, state: dict[str, float | None]) -> None:
     fresh = folder / f"{STATE}.new"
-    fresh.write_text(json.dumps({name: vars(one) for name, one in state.items()}, indent=2) + "\n")
+    fresh.write_text(json.dumps(state, indent=2) + "\n")
     fresh.replace(folder / STATE)
 
 
-def run_step(step: Step, folder: Path) -> Outcome:
+def run_step(step: Step, folder: Path) -> float | None:
+    """Returns the seconds it took; None: a command failed."""
     began = time.monotonic()
     with (folder / f"{step.name}.log").open("w", encoding="utf-8") as log:
         for command in step.commands:
@@ -78,11 +68,11 @@ def run_step(step: Step, folder: Path) -> Outcome:
                     if step.shown:
                         print(line, end="", flush=True)
             if process.returncode:
-                return Outcome("failed", time.monotonic() - began)
-    return Outcome("done", time.monotonic() - began)
+                return None
+    return time.monotonic() - began
 
 
-def failure(plan: Plan, step: Step, folder: Path) -> str:
+def failure(plan: HourPlan, step: Step, folder: Path) -> str:
     """The end of the step's log, the known error, and the next command."""
     log = folder / f"{step.name}.log"
     tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:])
@@ -93,27 +83,26 @@ def failure(plan: Plan, step: Step, folder: Path) -> str:
     return f"{tail}\n{found}step {step.name} failed; all of it is in {log}\nnext: {step.hint}\nthen: {again}"
 
 
-def run_plan(plan: Plan, folder: Path, despite: str | None = None) -> int:
+def run_plan(plan: HourPlan, folder: Path, despite: str | None = None) -> int:
     """Takes the steps that are not done; `despite`: a failed one to pass over. Returns 1 at a failure, else 0."""
     folder.mkdir(parents=True, exist_ok=True)
     state = read_state(folder)
     if despite is not None and despite not in state:
         raise ValueError(f"despite: no step {despite} has been taken in {folder}")
     for step in plan.steps(folder):
-        if step.name in state and (state[step.name].status == "done" or step.name == despite):
-            print(f"[{step.name}] {state[step.name].status} before, in {state[step.name].seconds:.0f} s")
+        before = state.get(step.name)
+        if before is not None or (step.name in state and step.name == despite):
+            print(f"[{step.name}] {'failed before' if before is None else f'done before, in {before:.0f} s'}")
             continue
-        state[step.name] = run_step(step, folder)
+        state[step.name] = took = run_step(step, folder)
         write_state(folder, state)
-        took = state[step.name].seconds
-        if state[step.name].status != "done":
+        if took is None:
             print(failure(plan, step, folder))
             return 1
         late = "" if took <= 60 * step.minutes else f", above the {step.minutes:g} minutes that were allowed for"
         print(f"[{step.name}] done in {took:.0f} s{late}")
-    bundle = make_bundle(plan, folder, {name: vars(one) for name, one in state.items()})
-    print(f"\n{sum(one.seconds for one in state.values()) / 60:.1f} minutes")
-    print(add_bundle(bundle, folder / "devices.md"))
+    bundle = make_bundle(plan, folder, state)
+    print(f"\n{sum(seconds or 0.0 for seconds in state.values()) / 60:.1f} minutes")
     print(
         f"read {folder / 'measured' / 'report.html'}; send back {bundle}, which has no secrets; then end the instance"
     )
@@ -122,15 +111,12 @@ def run_plan(plan: Plan, folder: Path, despite: str | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     words = argparse.ArgumentParser(prog="first_hour.py", description=__doc__.partition("\n")[0] if __doc__ else None)
-    words.add_argument("plan", choices=[*PLANS, "add", "same"], help="where this runs, or what to do")
-    words.add_argument(
-        "paths", nargs="*", type=Path, help="of add: bundles that came back; of same: a comparison's results"
-    )
+    words.add_argument("plan", choices=[*PLANS, "same"], help="where this runs, or what to do")
+    words.add_argument("paths", nargs="*", type=Path, help="of same: folders of comparisons' results")
     words.add_argument(
         "--folder", type=Path, help="where state, logs and results are (default: results/first-hour-PLAN)"
     )
     words.add_argument("--models", type=Path, default=Path("/models"), help="folder of the models (default: /models)")
-    words.add_argument("--table", type=Path, default=Path(__file__).parent / "devices.md", help="of add: the table")
     words.add_argument("--despite", metavar="STEP", help="go on although this step failed; the bundle says that it did")
     words.add_argument("--print", action="store_true", dest="dry", help="print the commands, and run none")
     return words.parse_args(argv)
@@ -139,16 +125,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     try:
-        if args.plan == "add":
-            for bundle in args.paths:
-                print(add_bundle(bundle, args.table))
-            return 0
         if args.plan == "same":
             found = [line for folder in args.paths for line in differing(folder)]
             print("\n".join(found) or "every answer has plain decoding's tokens")
             return 1 if found else 0
         if args.paths:
-            raise ValueError(f"{args.paths[0]}: only add and same take paths")
+            raise ValueError(f"{args.paths[0]}: only same takes paths")
         plan = PLANS[args.plan](args.models)
         folder = (args.folder or ROOT / "results" / f"first-hour-{plan.name}").resolve()
         if args.dry:

@@ -22,7 +22,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Plan:
+class HourPlan:
     """A machine, its pair, and flags. One speculation length, since another one needs other graphs.
 
     `roles`: flags of `--role plan`; empty: no such step. `prompts`: flags of what is measured.
@@ -59,7 +59,7 @@ class Plan:
             hint = "hf download, as the page says, then python main.py --role plan --help"
             steps.append(_step("plan", 1, hint, f"python main.py --role plan --instance {self.name} {self.roles}"))
         if self.compile:
-            hint = "read docs/errors.md; compiled graphs are kept, so compiling goes on where it ended"
+            hint = "search the log with doctor --log; compiled graphs are kept, so compiling goes on where it ended"
             steps.append(_step("compile", 25, hint, *self.compile))
         same = f"python deploy/first-hour/first_hour.py same {folder}/probe"
         packages = (("python", "-m", "pip", "list", "--format", "freeze"),)
@@ -75,12 +75,12 @@ def _step(name: str, minutes: float, hint: str, *commands: str) -> Step:
     return Step(name, tuple(tuple(shlex.split(command)) for command in commands), minutes, hint)
 
 
-def _trn2(models: Path) -> Plan:
+def _trn2(models: Path) -> HourPlan:
     target, draft, sizes = f"{models}/Qwen3-4B", f"{models}/Qwen3-0.6B", "512 --dtype bfloat16"
     pair = f"--target_model {target} --draft_model {draft}"
     sized = f"{pair} --batch 1 --sequence_length {sizes} --speculation_length 4"
     common = f"main.py --role compile --device neuron {sized} --compiled_dir {models}/compiled"
-    return Plan(
+    return HourPlan(
         "trn2.3xlarge",
         "Qwen3-4B with Qwen3-0.6B",
         roles=f"--tp_degree 4 {sized}",
@@ -98,12 +98,12 @@ def _trn2(models: Path) -> Plan:
     )
 
 
-def _trn1(models: Path) -> Plan:
+def _trn1(models: Path) -> HourPlan:
     target, draft, sizes = f"{models}/Llama-3.1-8B", f"{models}/Llama-3.2-1B", "256 --dtype bfloat16"
     pair = f"--target_model {target} --draft_model {draft}"
     sized = f"--tp_degree 2 --batch 1 --sequence_length {sizes} --speculation_length 4"
     common = f"python main.py --role compile --backend nxdi {sized} --compiled_dir {models}/compiled"
-    return Plan(
+    return HourPlan(
         "trn1.2xlarge",
         "Llama-3.1-8B with Llama-3.2-1B",
         roles=f"--backend nxdi {pair} {sized}",
@@ -120,18 +120,18 @@ def _trn1(models: Path) -> Plan:
     )
 
 
-def _cpu(models: Path) -> Plan:
+def _cpu(models: Path) -> HourPlan:
     # Three workloads: fewer cannot be compared.
     prompts = "--workloads counting_and_lists,code,prose --prompts-per-workload 1 --max-new-tokens 16"
     compare = "--sequence-length 256 --batch 2"
-    return Plan("cpu", "the embedded pair", "", compare, (), drafts=3, rows=2, prompts=prompts, minutes=4)
+    return HourPlan("cpu", "the embedded pair", "", compare, (), drafts=3, rows=2, prompts=prompts, minutes=4)
 
 
-def _toy(models: Path) -> Plan:
+def _toy(models: Path) -> HourPlan:
     prompts = "--workloads counting_and_lists --prompts-per-workload 1 --max-new-tokens 8"
     compare = "--backend toy --sequence-length 512 --batch 2"
-    return Plan("toy", "no model", "", compare, (), drafts=3, rows=2, prompts=prompts, minutes=1)
+    return HourPlan("toy", "no model", "", compare, (), drafts=3, rows=2, prompts=prompts, minutes=1)
 
 
-PLANS: dict[str, Callable[[Path], Plan]] = {"trn2.3xlarge": _trn2, "trn1.2xlarge": _trn1, "cpu": _cpu, "toy": _toy}
+PLANS: dict[str, Callable[[Path], HourPlan]] = {"trn2.3xlarge": _trn2, "trn1.2xlarge": _trn1, "cpu": _cpu, "toy": _toy}
 """By name, from the models' folder. cpu and toy need no device."""

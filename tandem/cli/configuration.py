@@ -18,7 +18,6 @@ from tandem.rpc.endpoint_pool import parse_addresses
 from tandem.runners.startup import Startup
 from tandem.services.http.address import HttpAddress
 from tandem.services.observability.setup import ObservabilityConfig
-from tandem.services.receipts import ReceiptConfig
 from tandem.services.role_config import RoleConfig
 from tandem.services.roles import run_role
 from tandem.services.security.config import Security
@@ -66,7 +65,6 @@ def role_config(args: Options, model: str | None) -> RoleConfig:
         command=command(args),
         prefixes=PrefixSharing(args.prefix_sharing, args.prefix_cache_mb),
         prefill=prefill or None,
-        receipts=built(ReceiptConfig, args),
         own_length=own_length(args),
         own_slots="batch" not in args.given,
     )
@@ -85,8 +83,7 @@ def request_defaults(args: Options) -> RequestDefaults:
 def http_address(args: Options) -> HttpAddress | None:
     if args.http_port is None:
         return None
-    allowed = split_list(args.allowed_hosts)
-    return HttpAddress(args.http_port, args.http_host, allowed, args.http_keep_alive_seconds)
+    return HttpAddress(args.http_port, args.http_host, split_list(args.allowed_hosts))
 
 
 def server_security(args: Options) -> Security:

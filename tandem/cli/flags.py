@@ -170,9 +170,6 @@ class Options:
     allowed_hosts: str = option(
         "further Host names for browsers where no key is asked for; * for any", SERVERS, default="", metavar="NAME,..."
     )
-    http_keep_alive_seconds: SECONDS = option(
-        "how long a connection of that port may be idle; above 60, as balancers close theirs", SERVERS, default=75.0
-    )
 
     tls_cert: FILE | None = option(
         "certificate (PEM, with its chain); turns TLS on", LISTENING, group="security of a server (docs/security.md)"
@@ -276,7 +273,7 @@ class Options:
     lnc: int | None = option("physical cores per logical one (default: the chip's, 2 on Trn2 and Trn3)", ("plan",))
     quantization: str = choice("of the target; auto: as config.json says", "auto|none|int8|f8e4m3|f8e5m2", ("plan",))
     modules_to_not_convert: LIST = option("modules to leave unquantized", ("plan",), default="lm_head")
-    log: FILE | None = option("a log: name its known errors, cause and next command (docs/errors.md)", ("doctor",))
+    log: FILE | None = option("a log: name its known errors, cause and next command (docs/trainium.md)", ("doctor",))
     json: bool = switch("print JSON", ("plan", "doctor", "check"))
 
     role: str

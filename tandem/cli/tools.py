@@ -12,7 +12,6 @@ from tandem.cli.option import auto_or_count, built, split_list
 
 if TYPE_CHECKING:
     from tandem.engine.model_config import ModelConfig
-    from tandem.receipts.run import PromptFile
     from tandem.workshops.planning.plan import PlanConfig
 
 Run = Coroutine[Any, Any, Any]
@@ -113,7 +112,7 @@ def check(args: Options) -> Run:
         CheckConfig,
         args,
         receipt=Path(args.receipt),
-        prompt=_prompt_file(Path(args.prompt[0])) if args.prompt else None,
+        **{"prompt": None, "chat": None, **(_prompt_file(Path(args.prompt[0])) if args.prompt else {})},
         models=model_config(args, args.model),
         keys=Path(args.keys) if args.keys else None,
         own_length=args.sequence_length is None,
@@ -122,12 +121,11 @@ def check(args: Options) -> Run:
     return run_check(config)
 
 
-def _prompt_file(path: Path) -> PromptFile:
-    """Reads JSON token ids, a JSON chat, or text. Raises ValueError."""
+def _prompt_file(path: Path) -> dict[str, Any]:
+    """Reads JSON token ids, a JSON chat, or text: the fields of a CheckConfig. Raises ValueError."""
     import json
 
     from tandem.clients.messages import chat_of
-    from tandem.receipts.run import PromptFile
 
     try:
         text = path.read_text(encoding="utf-8")
@@ -138,10 +136,10 @@ def _prompt_file(path: Path) -> PromptFile:
     except (ValueError, RecursionError):
         found = None
     if isinstance(found, list) and found and all(type(each) is int and 0 <= each < 2**32 for each in found):
-        return PromptFile(token_ids=tuple(found))
+        return {"prompt": tuple(found)}
     if isinstance(found, list) and found and all(isinstance(each, dict) for each in found):
-        return PromptFile(chat=chat_of(found))
-    return PromptFile(text=text)
+        return {"chat": chat_of(found)}
+    return {"prompt": text}
 
 
 def plan(args: Options) -> Run:

@@ -40,11 +40,6 @@ def test_servers_that_take_one_length_have_one_where_others_adapt(given: tuple[s
 
 
 def test_hyphens_and_underscores_are_the_same() -> None:
-    parser = build_parser()
-    for action in parser._actions:
-        for spelling in action.option_strings:
-            if spelling.startswith("--"):
-                assert "--" + spelling[2:].replace("-", "_") in action.option_strings
     found = config("--max_new_tokens", "8", "--num-runs", "2", "--top_p", "0.9", "--target_model", "X")
     assert (found.max_new_tokens, found.num_runs, found.sampling.top_p, found.model) == (8, 2, 0.9, "X")
 

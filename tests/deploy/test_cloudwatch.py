@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tandem.comparison.measuring.workloads import built_in_prompts
 from tests.deploy.manifests import ROOT
 
@@ -69,19 +67,7 @@ def test_a_prompt_of_a_load_has_the_name_of_the_prompt_that_it_was_cut_from(tmp_
     assert found["TTFT", "SD", "function"]["Sum"] == 1.0 + 4.0
 
 
-@pytest.mark.parametrize(
-    ("columns", "arguments", "said"),
-    [
-        (COLUMNS, ("--condition", "base"), "condition: 'base' has no request; there are: none"),
-        (["condition", "error_code", "prompt"], (), "there is no column 'architecture' in it"),
-    ],
-)
-def test_what_is_no_comparison_is_one_line(
-    tmp_path: Path, columns: list[str], arguments: tuple[str, ...], said: str
-) -> None:
-    rows = [",".join(columns), *(["base,,eks_sample/cat"] if columns != COLUMNS else [])]
-    (tmp_path / "comparison.csv").write_text("\n".join(rows) + "\n", "utf-8")
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(tmp_path), *arguments], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and said in done.stderr
+def test_what_is_no_comparison_is_one_line(tmp_path: Path) -> None:
+    done = asked(tmp_path, [])
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "condition: 'base' has no request; there are: none" in done.stderr

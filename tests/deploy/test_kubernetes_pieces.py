@@ -101,14 +101,6 @@ def devices(folder: str, name: str) -> int:
     return int(template["spec"]["spec"]["devices"]["requests"][0]["exactly"]["count"])
 
 
-@pytest.mark.parametrize(
-    "overlay", [name for name in OVERLAYS if "fused" in of_kind(f"overlays/{name}", "StatefulSet")]
-)
-def test_a_fused_server_uses_every_core_of_its_devices(overlay: str) -> None:
-    models = of_kind(f"overlays/{overlay}", "ConfigMap")["models"]["data"]
-    assert int(models["FUSED_TP"]) == devices(f"overlays/{overlay}", "fused") * CORES_PER_DEVICE
-
-
 def given_to_nxdi(overlay: str) -> list[tuple[str, int, int, int, int]]:
     """Of each program with --backend nxdi: what it is, draft tokens, NxD Inference's K, its degree, devices claimed."""
     folder, found = f"overlays/{overlay}", []
@@ -166,21 +158,3 @@ def test_only_pods_that_call_others_are_let_through(overlay: str) -> None:
     assert calling == {"draft", "comparison"}
     (served,) = policies["callers"]["spec"]["podSelector"]["matchExpressions"]
     assert set(served["values"]) == set(of_kind(folder, "StatefulSet"))
-
-
-def test_the_baseline_of_vllm_serves_what_the_target_does_and_the_comparison_alone_may_call_it() -> None:
-    folder = "overlays/vllm-neuron"
-    models = of_kind(folder, "ConfigMap")["models"]["data"]
-    (vllm,) = pods(folder)["vllm"]["spec"]["containers"]
-    (target,) = pods(folder)["target"]["spec"]["containers"]
-    asked, ours = flags(vllm), flags(target)
-    assert vllm["command"] == ["vllm", "serve", ours["target_model"]] and asked["dtype"] == ours["dtype"]
-    assert asked["max-model-len"] == ours["sequence_length"] and asked["max-num-seqs"] == ours["batch"]
-    assert int(filled(asked["tensor-parallel-size"], models)) == devices(folder, "vllm") * CORES_PER_DEVICE
-    (compare,) = pods(folder)["comparison"]["spec"]["initContainers"]
-    (connected,) = (word for word in compare["args"] if word.startswith("--connect=openai="))
-    (port,) = (each["containerPort"] for each in vllm["ports"])
-    assert connected == f"--connect=openai=http://vllm.tandem.svc:{port}/v1"
-    (rule,) = of_kind(folder, "NetworkPolicy")["vllm"]["spec"]["ingress"]
-    (caller,) = rule["from"]
-    assert caller["podSelector"]["matchLabels"].items() <= pods(folder)["comparison"]["metadata"]["labels"].items()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tandem.cli import main
+from tandem.cli.roles import ROLES
 from tandem.workshops.ray_serve.application import parser
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,4 +28,4 @@ def test_a_command_is_understood(line: str) -> None:
         assert (ROOT / words[0]).is_file() and words[2:4] == ["--condition", "concurrency 1"]
         return
     assert words[0] == "main.py"
-    assert main.parser().parse_args(words[1:]).role in main.ROLES
+    assert main.parser().parse_args(words[1:]).role in ROLES

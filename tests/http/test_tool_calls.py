@@ -13,7 +13,7 @@ from tandem.checkpoints.tokenizers import ByteText
 from tandem.checkpoints.tool_prompts import INTRODUCTION, Shown, shown_by, with_tools
 from tandem.engine.structures import Structures
 from tandem.services.http.tool_calls import FORMATS, MarkedCalls, MarkedText, folded
-from tandem.services.http.tools import ToolChoice, ToolUse
+from tandem.services.http.tools import ToolUse
 from tandem.speculation.draws import StructureFailed
 from tandem.speculation.stopping import Stopping
 from tandem.speculation.types import InvalidField
@@ -175,7 +175,7 @@ def test_marks_that_are_special_tokens_stand_in_the_text_alike_wherever_rounds_e
 
 async def test_from_where_a_call_begins_the_output_matches_its_schema() -> None:
     structures = Structures(ToyTokenizer(), VOCAB_SIZE)
-    structure = ToolUse((TOOL,), ToolChoice("auto")).structure
+    structure = ToolUse((TOOL,), "auto").structure
     assert structure
     good = 'Any <text> "b.<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call> and'
     compact = good.replace(": ", ":").replace(", ", ",")
@@ -208,7 +208,7 @@ async def test_what_a_grammar_cannot_say_of_arguments_is_checked_as_soon_as_the_
     tools = tuple({"function": {"name": name, "parameters": its}} for name, its in functions.items())
     begin = '<tool_call>\n{"name": "f.g", "arguments": '
     structures = Structures(ToyTokenizer(), VOCAB_SIZE)
-    structure = ToolUse(tools, ToolChoice("auto")).structure
+    structure = ToolUse(tools, "auto").structure
     assert structure
     text = f"So: {begin}{good}}}\n</tool_call>\n{begin}"
     matcher = await structures.matcher(structure, list(text.encode()))

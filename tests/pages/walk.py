@@ -24,21 +24,25 @@ from tests.pages.desk import Desk
 
 PAGES = (
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("openai", "python", "running", "receipts", "comparison")),
+    *(ROOT / "docs" / f"{name}.md" for name in ("tutorials", "openai", "python", "running", "receipts", "comparison")),
 )
 
 PLACEHOLDERS = {
-    r"(?<=--draft-model )DIR\b|\bDRAFT_DIR\b": "a draft of 2 layers over bytes (tests/recipes/models.py)",
-    r"\bDIR\b": "a target of 2 layers over bytes",
-    r"\bcomparison\.json\b": "the file of the comparison that ran last",
+    r"(?<=--draft-model )DIR\b|\bDRAFT_DIR\b|/models/Qwen3-0\.6B": "a draft of 2 layers over bytes",
+    r"\bDIR\b|/models/Qwen3-4B": "a target of 2 layers over bytes (tests/recipes/models.py)",
+    r"(?<!/)\bcomparison\.json\b": "the file of the comparison that ran last",
 }
 """What stands in a page for a file of the reader's, and which file that is here. Nothing else of a command changes."""
+
+INSTEAD = {"--device neuron": "--device cpu", "--tp_degree 4": "--tp_degree 2"}
+"""Flags that need a device, and what a server has here in their place."""
 
 ELSEWHERE = {
     r"make test\b": "the suite that this test belongs to; .ci/run runs it",
     r"make wheels": "needs the package index; tests/packaging/ builds the same wheels by packages/build.py",
     r"pip install ": "changes the environment; tests/packaging/ installs wheels in fresh ones, with and without extras",
-    r"python compare_architectures\.py --device cuda ": "needs two CUDA devices",
+    r"ssh ": "needs a second machine; the servers of both are on this one",
+    r"python deploy/first-hour/first_hour\.py trn2\.3xlarge$": "needs a Trainium instance; --print runs here",
     r"python compare_architectures\.py --device neuron ": "needs a Trainium or Inferentia instance",
     r"python compare_architectures\.py --backend nxdi ": "needs a Trainium or Inferentia instance",
 }
@@ -89,7 +93,11 @@ def _step(snippet: Snippet, desk: Desk, done: set[str]) -> tuple[str, str]:
         desk.run(["bash", "-c", shortened(line)])
         done.add(snippet.text)
     elif ports := ports_of(line):
-        desk.serve(line, *ports)
+        here = line
+        for flag, other in INSTEAD.items():
+            here = here.replace(flag, other)
+        desk.serve(here, *ports)
+        return "ran", "" if here == line else "with the CPU in the device's place"
     else:
         said = desk.run(["bash", "-c", line])
         assert not line.startswith("curl ") or '"error"' not in said, said

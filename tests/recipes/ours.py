@@ -12,7 +12,7 @@ from tandem.cli import asking, compare, main, models, tools
 from tandem.comparison.measuring.commands import beside_command, target_command, worker_command
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.host.devices import Devices
-from tandem.host.instances import instance_named
+from tandem.host.instances import family_of, instance_named
 from tandem.launch import LAUNCH
 from tests.planning.support import CONFIGS
 from tests.recipes.page import ROOT, Command
@@ -54,7 +54,7 @@ def _comparison(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
 def compared_servers(command: Command, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The arguments of the servers that a comparison of a page starts on the page's instance."""
     instance = instance_named(command.instance)
-    chips = Devices(count=instance.chips, instance=instance.name, family=instance.chip.family)
+    chips = Devices(count=instance.chips, instance=instance.name, family=family_of(instance.name))
     monkeypatch.setattr(compare, "find_devices", lambda *where: chips)
     arguments = [re.sub(r"^/models/(?=[LQ])", f"{CONFIGS}/", word) for word in command.arguments]
     return _server_commands(compare.build_config(compare.build_parser().parse_args(arguments)))
