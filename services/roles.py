@@ -22,11 +22,9 @@ from tandem.engine.generators import (
     load_drafting,
     plain_generator,
 )
-from tandem.engine.kv_memory import MIB, limit_kv_memory
 from tandem.engine.loading import (
     Loaded,
     close,
-    hand_out_features,
     load,
     load_adapters,
     load_pair,
@@ -35,6 +33,7 @@ from tandem.engine.loading import (
 from tandem.engine.model_config import ModelConfig, beside_target
 from tandem.engine.prefix_cache import share_prefixes
 from tandem.engine.rank_processes import RankProcesses, lose_engine_with_ranks, rank_processes, run_follower
+from tandem.engine.slots import MIB, limit_kv_memory
 from tandem.engine.step_watch import StepBound, StepWatch
 from tandem.receipts.keys import open_keys
 from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, PREFILL, TARGET
@@ -161,7 +160,8 @@ async def _target(parts: ServerParts) -> HostedService:
     config = await parts.choose_sizes(parts.config.models.model)
     loaded = await load(config.models, parts.batcher, config.serve.startup)
     engine = loaded.engine
-    await hand_out_features(config.models, loaded)
+    if config.models.hand_out_features is not None:
+        await engine.hand_out_features(config.models.hand_out_features)
     await load_adapters(config.models, loaded)
     lose_engine_with_ranks(parts.others, engine)
     defaults = defaults_in_force(config, engine)

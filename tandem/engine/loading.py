@@ -94,12 +94,6 @@ async def _load_head(
     return Loaded(Engine(rehearsed(runner, config.rehearsal, verifies=False), batcher, vital=False), tokenizer)
 
 
-async def hand_out_features(config: ModelConfig, target: Loaded) -> None:
-    """Makes a loaded target hand out features if configured. Raises ValueError, one line."""
-    if config.hand_out_features is not None:
-        await target.engine.hand_out_features(config.hand_out_features)
-
-
 async def load_adapters(config: ModelConfig, target: Loaded | None, draft: Loaded | None = None) -> None:
     """Loads the adapters of target and draft, after a head. Raises ValueError, one line."""
     read = backend_named(config.backend).adapter

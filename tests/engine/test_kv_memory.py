@@ -15,11 +15,10 @@ import pytest
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
-from tandem.engine.kv_memory import KVMemory, limit_kv_memory
 from tandem.engine.model_drafter import ModelDrafter
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.engine.sequences import LocalVerifier
-from tandem.engine.slots import HOLD_SECONDS, MAX_PASSED, NoFreeSlot, SlotPool
+from tandem.engine.slots import HOLD_SECONDS, MAX_PASSED, KVMemory, NoFreeSlot, SlotPool, limit_kv_memory
 from tandem.runners.capabilities import Capabilities, Trait
 from tandem.runners.protocol import PrefillRow, RowFailed, VerifyRow
 from tandem.speculation.types import Request
