@@ -12,38 +12,9 @@ from tandem.clients.completion import check_request
 
 NOWHERE = "127.0.0.1:1"
 KINDS = (tandem.Client, tandem.AsyncClient)
-DEFAULTS = {
-    "prompt": None,
-    "sampling": None,
-    "stop": (),
-    "timeout": None,
-    "max_new_tokens": None,
-    "chat": False,
-    "messages": None,
-    "ignore_end_of_sequence": False,
-    "speculation_length": None,
-    "rule": "agreement",
-    "logprobs": None,
-    "adapter": "",
-    "drafts": "auto",
-    "prediction": "",
-    "receipt": False,
-}
 
 
 # --- signatures ---
-
-
-@pytest.mark.parametrize("name", ["generate", "stream"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_signature_has_every_argument_with_its_type_and_default(kind: Any, name: str) -> None:
-    signature = inspect.signature(getattr(kind, name))
-    _, *arguments = signature.parameters.values()
-    assert {each.name: each.default for each in arguments} == DEFAULTS
-    assert all(each.annotation not in (inspect.Parameter.empty, "...") for each in arguments)
-    assert {each.name for each in arguments if each.kind is inspect.Parameter.KEYWORD_ONLY} == (
-        DEFAULTS.keys() - {"prompt", "sampling"}
-    )
 
 
 def test_the_clients_do_not_drift_apart() -> None:

@@ -9,10 +9,11 @@ import pytest
 
 from tandem.speculation.length import FixedLength
 from tandem.speculation.loop import Rounds, speculate
-from tandem.speculation.stopping import Stopping
+from tandem.speculation.rules import agree
+from tandem.speculation.stopping import NoText, Stopping
 from tandem.speculation.types import Chunk, Draft, SamplingParams, SpeculationStats, Verdict
 from tests.speculation import laws
-from tests.speculation.laws import OURS, PROMPT, Silent
+from tests.speculation.laws import OURS, PROMPT
 
 SAMPLING = SamplingParams(temperature=0.5, seed=8)
 
@@ -50,7 +51,7 @@ def agreed(draft: Sequence[int], accepted: int, token: int, **costs: float) -> t
 
 
 def start(rounds, k: int = 4, most: int = 100, stats: SpeculationStats | None = None, **stops):
-    stopping = Stopping(Silent(), most, **stops)
+    stopping = Stopping(NoText(), most, **stops)
     return speculate(PROMPT, FixedLength(k), rounds, stopping, stats or SpeculationStats())
 
 
@@ -122,7 +123,6 @@ def test_agreement_draws_no_further_than_it_counts():
         asked.append(i)
         return i
 
-    agree = OURS.acceptance.agree
     assert agree([0, 9, 2], target_draw) == Verdict((0, 1), 1)
     assert asked == [0, 1]
     assert agree([0, 1], target_draw) == Verdict((0, 1, 2), 2)
