@@ -80,17 +80,6 @@ async def shared(limit: int, drafts: bool = False, prefixes: bool = False) -> As
 # --- who gets memory, and when ---
 
 
-async def test_a_sequence_waits_until_its_own_length_fits_beside_the_others() -> None:
-    pool, _ = pool_of(limit=100)
-    assert [await pool.acquire(tokens=n) for n in (60, 30)] == [0, 1]
-    third = asyncio.ensure_future(pool.acquire(tokens=40))
-    await asyncio.sleep(0)
-    assert (pool.waiting, pool.free, pool.memory.reserved) == (1, 2, 90)
-    pool.release(1)
-    assert await third == 1
-    assert pool.memory.reserved == 100
-
-
 def test_who_says_nothing_of_its_length_reserves_a_whole_slot() -> None:
     pool, _ = pool_of(limit=250)
     assert [pool.take(), pool.take(tokens=1000)] == [0, 1]

@@ -12,8 +12,7 @@ from tandem.speculation.loop import Rounds, speculate
 from tandem.speculation.rules import agree
 from tandem.speculation.stopping import NoText, Stopping
 from tandem.speculation.types import Chunk, Draft, SamplingParams, SpeculationStats, Verdict
-from tests.speculation import laws
-from tests.speculation.laws import OURS, PROMPT
+from tests.speculation.laws import PROMPT
 
 SAMPLING = SamplingParams(temperature=0.5, seed=8)
 
@@ -93,27 +92,6 @@ def test_statistics_equal_those_counted_by_hand():
     assert stats.verify_seconds == 8.0
     assert stats.queue_seconds == 3.0
     assert stats.prefill_seconds >= 0
-
-
-def test_speculation_length_zero_is_plain_decoding():
-    model = laws.ToyModel(10, seed=4)
-    verifier = laws.ToyVerifier(OURS, model)
-
-    class Untouchable(laws.ModelDrafter):
-        async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
-            raise AssertionError("asked for a draft")
-
-    out, stats = laws.generate(OURS, model, Untouchable(OURS, model), SAMPLING, 0, 9, verifier)
-    assert (stats.rounds, stats.drafted, stats.accepted, stats.drafted_per_position) == (9, 0, 0, [])
-    assert [known for known, _, _ in verifier.history] == list(range(len(PROMPT), len(PROMPT) + 9))
-    assert out == laws.generate(OURS, model, None, SAMPLING, 5, 9)[0]
-
-
-def test_nothing_comes_after_a_stop_inside_a_round():
-    script = Script(agreed([7, 5, 6], 3, 8))
-    stops = {"end_of_sequence_ids": frozenset({5})}
-    assert [c.token_ids for c in asyncio.run(collect(start(script, **stops)))] == [(7, 5)]
-    assert script.closed
 
 
 def test_agreement_draws_no_further_than_it_counts():
