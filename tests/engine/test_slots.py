@@ -8,7 +8,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from tandem.engine.slots import SlotPool
+from tandem.engine.slots import NoFreeSlot, SlotPool
 
 
 async def test_who_waits_longest_is_served_first() -> None:
@@ -84,3 +84,17 @@ async def test_whatever_happens_no_slot_is_lost_or_lent_twice(seed: int) -> None
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(r is None or isinstance(r, asyncio.CancelledError) for r in results)
     assert pool.free == 3
+
+
+async def test_the_queue_is_bounded() -> None:
+    pool = SlotPool(1, max_waiting=2)
+    pool.take()
+    tasks = [asyncio.create_task(pool.acquire()) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(NoFreeSlot, match="2 requests wait"):
+        await pool.acquire()
+    for task in tasks:
+        pool.release(0)
+        await task
+    pool.release(0)
+    assert pool.free == 1
