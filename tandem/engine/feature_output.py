@@ -9,7 +9,7 @@ from tandem.checkpoints.head_config import default_layers
 from tandem.engine.compatibility import able, refusal
 from tandem.runners.capabilities import FeatureRow, HandedOut, No
 from tandem.runners.protocol import RowFailed, Runner, VerifyRow
-from tandem.speculation.features import FeatureFormat, FeatureSpec
+from tandem.speculation.features import FeatureSpec
 from tandem.speculation.types import InvalidField, Verdict
 
 OPENING_BYTES = 2 << 20  # features in the reply to an opening, at most; gRPC's limit for a message is 4 MiB
@@ -25,13 +25,13 @@ class HandedFeatures:
     hidden_size: int
     source: HandedOut
 
-    def spec(self, layers: Sequence[int], number_format: FeatureFormat) -> FeatureSpec:
+    def spec(self, layers: Sequence[int]) -> FeatureSpec:
         """A session's grant. Raises InvalidField for a layer that is not handed out."""
         for layer in layers:
             if layer not in self.layers:
                 known = ", ".join(map(str, self.layers))
                 raise InvalidField("features.layers", f"{layer} is not handed out here: {known} are")
-        return FeatureSpec(tuple(layers), self.hidden_size, number_format)
+        return FeatureSpec(tuple(layers), self.hidden_size)
 
     def verify(self, verify: Verify, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
         """Verifies, with features in the verdicts of rows that request them."""
