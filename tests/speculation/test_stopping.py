@@ -75,7 +75,7 @@ def test_an_incomplete_character_is_held_back_and_flushed_at_the_end():
 
 def test_margins_are_cut_with_the_tokens():
     stop = stopping()
-    assert stop.push([2, EOS, 3], [0.5, 0.25, 0.125]) == Chunk((2, EOS), "a", (0.5, 0.25))
+    assert stop.push([2, EOS, 3], [0.5, 0.25, 0.125]) == Chunk((2, EOS), "a", (0.5, 0.25), rounds=(2,))
     assert stopping().push([2]).margins == ()
 
 
