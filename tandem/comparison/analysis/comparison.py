@@ -251,6 +251,8 @@ def _remarks(measured: RunData) -> Iterator[str]:
         values = {e.architecture.name: getattr(e.model, field) for e in endpoints if getattr(e.model, field)}
         if len(set(values.values())) > 1:
             yield f"{field} differs: " + ", ".join(f"{name} {value}" for name, value in values.items())
+    if config.over_http:
+        yield "vLLM's plain texts may differ from one request to the next: outputs that differ may be its own doing."
     if inexact := [e.architecture.name for e in endpoints if not e.model.bit_exact]:
         yield f"not bit-exact on this device, outputs may differ where logits tie: {', '.join(inexact)}"
     fixed = [e for e in endpoints if e.model.draft_name and not e.model.adaptive_speculation_length]
