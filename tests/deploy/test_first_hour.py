@@ -18,12 +18,11 @@ import pytest
 
 from tandem.cli import compare
 from tandem.cli import main as cli
-from tests.recipes import ours
-from tests.recipes.page import Command
+from tests.pages import checks
+from tests.pages.commands import Command
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy/first-hour"
-PAGE = FOLDER / "README.md"
 SCRIPT = "deploy/first-hour/first_hour.py"
 
 
@@ -289,7 +288,7 @@ def test_the_commands_for_a_device_are_understood(instance: str, monkeypatch: py
     monkeypatch.setattr(Command, "instance", instance)
     for line in lines:
         with monkeypatch.context() as alone:  # torchrun's variables are those of one command
-            assert ours.check(Command(PAGE, line), alone)
+            checks.check(Command(checks.FIRST_HOUR, line), alone)
 
 
 def test_what_is_compiled_is_what_the_comparison_serves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,7 +311,7 @@ def test_what_is_compiled_is_what_the_comparison_serves(monkeypatch: pytest.Monk
                 shapes["compiled"].add((part, args.tp_degree, args.batch, args.sequence_length, args.most_drafts))
         elif "compare_architectures.py" in words:
             config = compare.build_config(compare.build_parser().parse_args(words[2:]))
-            for command in ours._server_commands(config):
+            for command in checks.server_commands(config):
                 args = main.parser().parse_args(command)
                 shapes["served"].add(
                     (parts[args.role], args.tp_degree, args.batch, args.sequence_length, args.most_drafts)
@@ -321,17 +320,17 @@ def test_what_is_compiled_is_what_the_comparison_serves(monkeypatch: pytest.Monk
 
 
 def test_what_is_compiled_for_nxd_inference_is_what_the_comparison_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On Trn1. A folder is named by the configuration it was compiled for; any other is compiled again, for hours."""
+    """On Trn1. A folder is named by the configuration it was compiled for; any other is compiled again, for hchecks."""
     monkeypatch.setattr(Command, "instance", "trn1.2xlarge")
     compiled: list[object] = []
     loaded: list[object] = []
     for line in commands_for("trn1.2xlarge"):
-        command = Command(PAGE, line)
+        command = Command(checks.FIRST_HOUR, line)
         if "compile" in command.words:
-            compiled.append(ours.nxdi_build(cli.parser().parse_args(command.arguments)))
+            compiled.append(checks.nxdi_build(cli.parser().parse_args(command.arguments)))
         elif command.program == "compare_architectures.py":
-            servers = [words for words in ours.compared_servers(command, monkeypatch) if "nxdi" in words]
-            loaded += [ours.nxdi_build(cli.parser().parse_args(words)) for words in servers]
+            servers = [words for words in checks.compared_servers(command, monkeypatch) if "nxdi" in words]
+            loaded += [checks.nxdi_build(cli.parser().parse_args(words)) for words in servers]
     assert len(compiled) == 2 and len(loaded) > 4
     assert [each for each in loaded if each not in compiled] == []
     assert [each for each in compiled if each not in loaded] == []
