@@ -27,13 +27,16 @@ MAX_AT_ONCE = 64  # concurrent prompts, because a server's queue is limited
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """`reconnect_seconds`: retries of a full or lost server. `connect_seconds`: for a first server to listen."""
+    """`reconnect_seconds`: retries of a full or lost server. `connect_seconds`: for a first server to listen.
+
+    token_text: a token's own text; each token is printed on a line.
+    """
 
     address: str
     prompts: tuple[str, ...]
     request: GenerationRequest
     profile: bool = False
-    token_by_token: bool = False
+    token_text: Callable[[int], str] | None = None
     quiet: bool = False
     json: bool = False
     timeout: float | None = None
@@ -134,10 +137,10 @@ class _Screen:
     def show(self, chunk: Chunk) -> None:
         if self._config.json:
             return
-        if self._config.token_by_token:
-            for i, token in enumerate(chunk.token_ids):
+        if text := self._config.token_text:
+            for token in chunk.token_ids:
                 label = "" if self._number is None else f"[{self._number}] "
-                print(f"{label}token {token}: {chunk.text if i == len(chunk.token_ids) - 1 else ''!r}", flush=True)
+                print(f"{label}token {token}: {text(token)!r}", flush=True)
         elif self._number is None:
             print(chunk.text, end="", flush=True)
         else:
@@ -149,7 +152,7 @@ class _Screen:
         if self._config.json:
             print(json.dumps(_as_json(self._number or 0, outcome), ensure_ascii=False), flush=True)
         elif self._number is None:
-            print(f"\n\n{outcome.text}" if self._config.token_by_token else "", flush=True)
+            print(f"\n\n{outcome.text}" if self._config.token_text else "", flush=True)
         elif self._line:
             print(f"[{self._number}] {self._line}", flush=True)
         label = "" if self._number is None else f"[prompt {self._number}] "

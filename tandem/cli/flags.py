@@ -71,7 +71,6 @@ class Options:
     hand_out_features: str = choice(
         "layers whose hidden states go to EAGLE-3 heads elsewhere; on: the usual", "off|on|L1,L2,L3", ("target",), OURS
     )
-    feature_format: str = choice("number format of the features of an EAGLE-3 head", "bfloat16|int8", APART)
     feature_context: int = option("positions of a prompt whose features an EAGLE-3 head gets", APART, default=256)
     adapters: ADAPTERS | None = option(
         "LoRA adapters of the target (PEFT's folders)", (*ADAPTED, "compile"), only={"torch": ADAPTED, "toy": ADAPTED}
