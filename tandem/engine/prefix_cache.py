@@ -7,7 +7,8 @@ run in order on the device thread, so pages are complete when found and need no 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,9 +19,6 @@ from tandem.runners.protocol import PrefillRow, Runner
 
 if TYPE_CHECKING:
     from tandem.engine.engine import Engine
-
-from collections import OrderedDict
-from collections.abc import Iterator
 
 log = logging.getLogger("tandem.engine")
 

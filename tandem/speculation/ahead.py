@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 
 from tandem.speculation.drafters import Drafter
 from tandem.speculation.estimate import Estimate
-from tandem.speculation.lookahead import DraftPlan, LookaheadPolicy
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage
 from tandem.speculation.types import Draft, Proposer, SpeculationStats
+from tandem.speculation.verification_mode import DraftPlan, LookaheadPolicy
 
 # A resting drafter drafts a token after each of a run's first tokens, and then every PROBED: requests differ.
 PROBED_FIRST, PROBED = 8, 4

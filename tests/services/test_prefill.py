@@ -82,7 +82,7 @@ async def test_adapters_have_pages_of_their_own_and_one_that_differs_there_is_pr
             expected = oracle(PROMPT, GREEDY, 8, past_the_end=True, adapter=name)
             assert tuple(tokens[len(PROMPT) :]) == expected
         assert counted(engine).pages == len(NAMES) * WHOLE // PAGE and not fallbacks(engine)
-        worker.engine.adapters._by_name["red"].revision = "another"
+        worker.engine.adapters.revisions["red"] = "another"
         assert engine.prefixes
         engine.prefixes.tree.clear()
         verifier = LocalVerifier(engine, Request(GREEDY, adapter="red"))

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 
 from tandem.speculation.estimate import Estimate
 from tandem.speculation.length import FixedLength
-from tandem.speculation.lookahead import LookaheadPolicy
 from tandem.speculation.loop import speculate
 from tandem.speculation.never_waiting import NeverWaitingRounds, OnStep
 from tandem.speculation.rounds import RoundsLost
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage, SelfPacedRun
 from tandem.speculation.stopping import NoText, Stopping
 from tandem.speculation.types import SpeculationStats, Verdict
+from tandem.speculation.verification_mode import LookaheadPolicy
 from tests.speculation.simulated import PROMPT, SimulatedDraft, truth
 
 

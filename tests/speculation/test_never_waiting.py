@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from tandem.speculation.lookahead import MOST_AHEAD, RESTING, LookaheadPolicy
+from tandem.speculation.verification_mode import MOST_AHEAD, RESTING, LookaheadPolicy
 from tests.daily import daily
 from tests.speculation.run_simulated import Ran, RunningTarget, generate, measurements
 from tests.speculation.simulated import PROMPT, SimulatedDraft, said
