@@ -177,10 +177,6 @@ class PrefixTree:
             page = self._drop(leaving.pop())
             leaving += [key for key in self._pages if key[0] == page]
 
-    def clear(self) -> None:
-        for key in list(self._pages):
-            self._drop(key)
-
     def _path(self, scope: Hashable, tokens: Sequence[int]) -> list[tuple[_Before, Tokens]]:
         path = list[tuple[_Before, Tokens]]()
         before: _Before = (scope,)

@@ -246,11 +246,7 @@ class RunStepper(Stepper):
 
     def __init__(self, sequence: TargetSequence, run: SelfPacedRun, self_paced: bool = True) -> None:
         super().__init__(sequence.engine.verify, run.tokens)
-        self._sequence, self._run, self._self_paced = sequence, run, self_paced
-
-    @property
-    def self_paced(self) -> bool:
-        return self._self_paced
+        self._sequence, self._run, self.self_paced = sequence, run, self_paced
 
     @property
     def notifies_each_step(self) -> bool:

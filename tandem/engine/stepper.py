@@ -28,12 +28,8 @@ class Stepper:
         self.step, self.tokens = step, tokens  # tokens: those that the next row extends
         self.unread = deque[tuple[Any, "asyncio.Future[Any]"]]()  # rows and results, oldest first
         self.error: Exception | None = None  # why no further row could be made
+        self.self_paced = False  # whether the device may begin the next row before the event loop reads the last result
         self._open = True
-
-    @property
-    def self_paced(self) -> bool:
-        """Whether the device may begin the next row before the event loop reads the last result."""
-        return False
 
     @property
     def notifies_each_step(self) -> bool:
