@@ -571,17 +571,6 @@ def check_wrong_draft(impl: Implementation) -> None:
         assert (stats.rounds, stats.accepted, stats.accepted_per_position) == (12, 0, [0, 0, 0])
 
 
-def check_nothing_drafted_past_the_end(impl: Implementation) -> None:
-    model = ToyModel(10, seed=4)
-    for length in (1, 2, 5, 9):
-        for k in (1, 4, 6):
-            verifier = ToyVerifier(impl, model)
-            got, _ = generate(impl, model, ModelDrafter(impl, model), SAMPLED[1], k, length, verifier)
-            assert len(got) == length
-            for known, draft, _ in verifier.history:
-                assert known - len(PROMPT) + len(draft) + 1 <= length
-
-
 class Contextless:
     """The same logits everywhere, so that every verified draft token is one independent trial."""
 

@@ -46,10 +46,6 @@ def test_a_wrong_draft_is_never_accepted():
     laws.check_wrong_draft(OURS)
 
 
-def test_nothing_is_drafted_past_the_end():
-    laws.check_nothing_drafted_past_the_end(OURS)
-
-
 @pytest.mark.parametrize(("target", "draft"), daily(laws.PAIRS, 2))
 def test_acceptance_lies_between_its_bounds(target, draft):
     laws.check_acceptance(OURS, target, draft)

@@ -143,26 +143,3 @@ def test_the_next_round_begins_before_a_chunk_is_read_unless_the_chunk_may_be_th
         return begun
 
     assert asyncio.run(first()) == before
-
-
-def test_rounds_are_closed_on_cancellation():
-    reached = asyncio.Event()
-
-    class Hanging(Script):
-        async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
-            self.calls.append(("round", tuple(tokens), k))
-            reached.set()
-            await asyncio.sleep(3600)
-            raise AssertionError
-
-    script = Hanging()
-
-    async def cancel() -> None:
-        task = asyncio.create_task(collect(start(script)))
-        await reached.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(cancel())
-    assert script.closed

@@ -10,8 +10,7 @@ import pytest
 from tandem.speculation.estimate import Estimate
 from tandem.speculation.verification_mode import MOST_AHEAD, RESTING, Depth, LookaheadPolicy, Pipeline, never_waits
 from tests.daily import daily
-from tests.speculation.run_simulated import Ran, RunningTarget, generate, measurements
-from tests.speculation.simulated import PROMPT, SimulatedDraft, said
+from tests.speculation.run_simulated import PROMPT, Ran, RunningTarget, SimulatedDraft, generate, measurements, said
 from tests.speculation.virtual_time import in_virtual_time
 
 
