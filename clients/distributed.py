@@ -133,7 +133,7 @@ def with_features(drafting: Drafting, target: ModelInfo, address: str) -> tuple[
         log.warning("draft: %s: n-gram lookup drafts alone", missing)
         return drafting.without_head(), None
     _check_fits(drafting, head, target, address)
-    return drafting, FeatureSpec(head.layers, target.feature_size, drafting.choice.feature_format)
+    return drafting, FeatureSpec(head.layers, target.feature_size)
 
 
 def _check_fits(drafting: Drafting, head: FeaturesIn, target: ModelInfo, address: str) -> None:

@@ -24,6 +24,7 @@ from tandem.engine.generators import (
 )
 from tandem.engine.loading import (
     Loaded,
+    check_found,
     close,
     load,
     load_adapters,
@@ -232,6 +233,7 @@ async def _fused(parts: ServerParts) -> HostedService:
 
 async def _draft_worker(parts: ServerParts) -> HostedService:
     # Generate calls a TargetVerifier; Propose drafts for calling targets.
+    check_found(parts.config.models)
     draft = parts.config.models.draft_model
     await check_peers(parts.config.target_address, parts.config.credentials, TARGET)
     config = await parts.choose_sizes(*([draft] if draft else []))

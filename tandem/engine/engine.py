@@ -21,7 +21,7 @@ from tandem.engine.stepper import SharedSteps, Step, Stepper
 from tandem.engine.structures import Structures
 from tandem.runners.capabilities import FeatureRow, HandedOut, No
 from tandem.runners.protocol import RowFailed, Runner, VerifyRow, verify_sized
-from tandem.speculation.features import FeatureFormat, FeatureSpec
+from tandem.speculation.features import FeatureSpec
 from tandem.speculation.processing import Processing
 from tandem.speculation.types import InvalidField, Request, Verdict
 
@@ -178,13 +178,13 @@ class HandedFeatures:
     hidden_size: int
     source: HandedOut
 
-    def spec(self, layers: Sequence[int], number_format: FeatureFormat) -> FeatureSpec:
+    def spec(self, layers: Sequence[int]) -> FeatureSpec:
         """A session's grant. Raises InvalidField for a layer that is not handed out."""
         for layer in layers:
             if layer not in self.layers:
                 known = ", ".join(map(str, self.layers))
                 raise InvalidField("features.layers", f"{layer} is not handed out here: {known} are")
-        return FeatureSpec(tuple(layers), self.hidden_size, number_format)
+        return FeatureSpec(tuple(layers), self.hidden_size)
 
     def verify(self, verify: Verify, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
         """Verifies, with features in the verdicts of rows that request them."""

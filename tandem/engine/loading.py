@@ -14,6 +14,7 @@ from tandem.engine.compatibility import able, excluded, refusal
 from tandem.engine.engine import Engine
 from tandem.engine.model_config import ModelConfig
 from tandem.engine.structures import Structures
+from tandem.installing import check_installed
 from tandem.runners.backends import Backend, LoadRequest, backend_named
 from tandem.runners.capabilities import No, Trait
 from tandem.runners.loading import prepared_platform
@@ -39,6 +40,15 @@ class Loaded:
 
 
 Pair = tuple[Loaded, Loaded | None]  # target and draft
+
+
+def check_found(config: ModelConfig) -> None:
+    """Raises ValueError at once for a missing library or drafting model, before a server is called."""
+    backend = backend_named(config.backend)
+    backend.require()
+    backend.find(config.draft_model or config.model)
+    if config.backend == "torch":
+        check_installed("model", "serve", "gguf", "safetensors", "tokenizers")
 
 
 async def load(

@@ -18,7 +18,7 @@ from tandem.rpc.wire import (
     sampling_from_wire,
     sampling_to_wire,
 )
-from tandem.speculation.features import FeatureFormat, FeatureInbox, FeatureSpec
+from tandem.speculation.features import FeatureInbox, FeatureSpec
 from tandem.speculation.rounds import OutOfStep, RoundsLost
 from tandem.speculation.rules import known_prefix
 from tandem.speculation.run_on import RunMessage
@@ -38,10 +38,6 @@ from tandem.v1 import target_verifier_pb2 as pb
 
 MAX_SUPPORT = 1024  # tokens in a distribution; ours have 32 (speculation/rejection.py)
 STEPS_TOGETHER = 32  # of a run, in one reply
-_FORMATS = {
-    FeatureFormat.BFLOAT16: generation_pb2.FEATURE_FORMAT_BFLOAT16,
-    FeatureFormat.INT8: generation_pb2.FEATURE_FORMAT_INT8,
-}
 
 
 def verdict_to_wire(verdict: Verdict, committed_length: int) -> pb.VerifyResponse:
@@ -195,18 +191,13 @@ def _verdict(
     )
 
 
-def feature_format_from_wire(value: int) -> FeatureFormat:
-    if value == generation_pb2.FEATURE_FORMAT_UNSPECIFIED:
-        return FeatureFormat.BFLOAT16
-    return check.member("features.format", value, _FORMATS, "number format")
-
-
 def feature_request(inbox: FeatureInbox | None, prefix_length: int) -> pb.FeatureRequest | None:
     """Returns the request for the prefix's features; None without an inbox."""
     if inbox is None:
         return None
     spec = inbox.spec
-    return pb.FeatureRequest(layers=spec.layers, format=_FORMATS[spec.format], start=inbox.wanted(prefix_length))
+    number_format = generation_pb2.FEATURE_FORMAT_BFLOAT16
+    return pb.FeatureRequest(layers=spec.layers, format=number_format, start=inbox.wanted(prefix_length))
 
 
 def run_message_to_wire(message: RunMessage, request: pb.VerifyRequest) -> pb.VerifyRequest:

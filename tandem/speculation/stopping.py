@@ -62,7 +62,8 @@ class Stopping:
                 break
             kept.append(token)
             text += self._take(token)
-        return Chunk(tuple(kept), text, tuple(margins[: len(kept)]), tuple(logprobs[: len(kept)]))
+        count = len(kept)
+        return Chunk(tuple(kept), text, tuple(margins[:count]), tuple(logprobs[:count]), (count,) if kept else ())
 
     def _take(self, token: int) -> str:
         self.emitted += 1

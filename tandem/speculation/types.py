@@ -115,12 +115,13 @@ def model_part(k: int, model_k: int | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens committed together, and the text that they complete."""
+    """Tokens committed together, and the text that they complete. `rounds`: tokens of each round."""
 
     token_ids: tuple[int, ...] = ()
     text: str = ""
     margins: tuple[float, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
+    rounds: tuple[int, ...] = ()
 
     def __add__(self, after: Chunk) -> Chunk:
         return Chunk(
@@ -128,6 +129,7 @@ class Chunk:
             self.text + after.text,
             self.margins + after.margins,
             self.logprobs + after.logprobs,
+            self.rounds + after.rounds,
         )
 
 

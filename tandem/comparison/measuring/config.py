@@ -91,7 +91,6 @@ class ComparisonConfig:
     head: str | None = None
     rehearse: str | None = None
     hand_out_features: str = "on"
-    feature_format: str = "bfloat16"
     feature_context: int | None = None
     pipeline: str = "off"  # for distributed's worker and, unless "on", remote_draft's target
     timeout_s: float = 300.0
@@ -151,7 +150,6 @@ class ComparisonConfig:
             ("dtype", self.dtype, DTYPES),
             ("weights", self.weights, ("auto", "bfloat16", "float32", "int8", "q4", "as-stored")),
             ("draft", self.draft, DRAFTERS),
-            ("feature-format", self.feature_format, ("bfloat16", "int8")),
             ("pipeline", self.pipeline, ("off", "on", "never-waiting", "auto")),
         ):
             _check_names(flag, (chosen,), known)
