@@ -195,10 +195,7 @@ class Follower:
         await self._ahead.run()
 
     def take(self) -> tuple[int, Draft, int] | None:
-        """Returns the newest draft, once: its base, itself, and the tokens drafted for it since the one before.
-
-        Its seconds are those since the one before.
-        """
+        """Returns the newest draft, once: base, draft, tokens drafted. Tokens and seconds are since the one before."""
         found, self._found = self._found, None
         if found is None:
             return None

@@ -77,10 +77,7 @@ RESTING = DraftPlan(1, 1, 0)
 
 
 class LookaheadPolicy:
-    """Plans drafting for one request, with steps of at most `most_width` draft tokens, or of `fixed` without rest.
-
-    `given`: the plan, chosen elsewhere.
-    """
+    """Plans one request's drafts, of at most `most_width` tokens a step, or `fixed` without rest. `given`: the plan."""
 
     def __init__(
         self, most_width: int, estimate: Estimate, fixed: int | None = None, given: DraftPlan | None = None

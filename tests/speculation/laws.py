@@ -25,7 +25,7 @@ from tandem.speculation.length import FixedLength
 from tandem.speculation.loop import speculate
 from tandem.speculation.rounds import DraftedRounds, VerifierHere
 from tandem.speculation.rules import agree
-from tandem.speculation.stopping import NoText, Stopping
+from tandem.speculation.stopping import Stopping, TextStream
 from tandem.speculation.types import Draft, SamplingParams, SpeculationStats, Verdict
 
 repeatable = settings(derandomize=True, database=None, deadline=None)
@@ -292,7 +292,7 @@ def generate(
         if isinstance(one, ToyVerifier | ModelDrafter):
             one.sampling = params
     rounds = DraftedRounds(verifier, drafter)
-    stopping = Stopping(NoText(), max_new_tokens=length)
+    stopping = Stopping(TextStream(), max_new_tokens=length)
 
     async def collect() -> Tokens:
         chunks = [c async for c in speculate(PROMPT, FixedLength(k), rounds, stopping, stats)]
@@ -435,7 +435,7 @@ def enumerated_loop_law(
     async def run(chance: Chance) -> Tokens:
         target = EnumeratedTarget(chance, law)
         drafter = EnumeratedDrafter(chance, target, law, own_law, coupling)
-        stopping = Stopping(NoText(), length, end_of_sequence_ids=end)
+        stopping = Stopping(TextStream(), length, end_of_sequence_ids=end)
         rounds = DraftedRounds(target, drafter)
         chunks = speculate(ENUMERATED_PROMPT, FixedLength(k), rounds, stopping, SpeculationStats())
         return tuple([t async for c in chunks for t in c.token_ids])

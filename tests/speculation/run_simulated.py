@@ -13,7 +13,7 @@ from tandem.speculation.loop import speculate
 from tandem.speculation.never_waiting import NeverWaitingRounds, OnStep
 from tandem.speculation.rounds import RoundsLost
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage, SelfPacedRun
-from tandem.speculation.stopping import NoText, Stopping
+from tandem.speculation.stopping import Stopping, TextStream
 from tandem.speculation.types import Draft, SpeculationStats, Verdict
 from tandem.speculation.verification_mode import LookaheadPolicy
 
@@ -215,7 +215,7 @@ async def generate(
     rounds = NeverWaitingRounds(target, draft, lookahead, stats, len(PROMPT) + count, chunk, count, clock=loop.time)
     tokens: list[int] = []
     began = loop.time()
-    stopping = Stopping(NoText(), count, stop_token_ids=stop)
+    stopping = Stopping(TextStream(), count, stop_token_ids=stop)
     try:
         furthest = 0
         async for chunk_ in speculate(PROMPT, FixedLength(width), rounds, stopping, stats):

@@ -10,7 +10,7 @@ import pytest
 from tandem.speculation.length import FixedLength
 from tandem.speculation.loop import Rounds, speculate
 from tandem.speculation.rules import agree
-from tandem.speculation.stopping import NoText, Stopping
+from tandem.speculation.stopping import Stopping, TextStream
 from tandem.speculation.types import Chunk, Draft, SamplingParams, SpeculationStats, Verdict
 from tests.speculation.laws import PROMPT
 
@@ -50,7 +50,7 @@ def agreed(draft: Sequence[int], accepted: int, token: int, **costs: float) -> t
 
 
 def start(rounds, k: int = 4, most: int = 100, stats: SpeculationStats | None = None, **stops):
-    stopping = Stopping(NoText(), most, **stops)
+    stopping = Stopping(TextStream(), most, **stops)
     return speculate(PROMPT, FixedLength(k), rounds, stopping, stats or SpeculationStats())
 
 
