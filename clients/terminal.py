@@ -26,13 +26,16 @@ MAX_AT_ONCE = 64  # concurrent prompts, because a server's queue is limited
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """`reconnect_seconds`: retries of a full or lost server. `connect_seconds`: for a first server to listen."""
+    """`reconnect_seconds`: retries of a full or lost server. `connect_seconds`: for a first server to listen.
+
+    token_text: a token's own text; each token is printed on a line.
+    """
 
     address: str
     prompts: tuple[str, ...]
     request: GenerationRequest
     profile: bool = False
-    token_by_token: bool = False
+    token_text: Callable[[int], str] | None = None
     timeout: float | None = None
     otlp_endpoint: str | None = None
     reconnect_seconds: float = 60.0
@@ -75,7 +78,7 @@ async def run_prompts(config: ClientConfig, generate: Generate, name: str) -> in
     tracing = open_tracing(config.otlp_endpoint, "tandem-client")
 
     async def in_turn(number: int, prompt: str) -> PromptRun:
-        screen = _Screen(None if alone else number, config.token_by_token)
+        screen = _Screen(None if alone else number, config.token_text)
         async with turns:
             request_id, about = new_id(), {"tandem.asked": name}
             span = tracing.start("request", {"tandem.request_id": request_id, **about}) if tracing else None
@@ -124,15 +127,15 @@ class PromptRun:
 
 
 class _Screen:
-    def __init__(self, number: int | None, token_by_token: bool) -> None:
-        self._number, self._token_by_token = number, token_by_token
+    def __init__(self, number: int | None, token_text: Callable[[int], str] | None) -> None:
+        self._number, self._token_text = number, token_text
         self._line = ""
 
     def show(self, chunk: Chunk) -> None:
-        if self._token_by_token:
-            for i, token in enumerate(chunk.token_ids):
+        if self._token_text:
+            for token in chunk.token_ids:
                 label = "" if self._number is None else f"[{self._number}] "
-                print(f"{label}token {token}: {chunk.text if i == len(chunk.token_ids) - 1 else ''!r}", flush=True)
+                print(f"{label}token {token}: {self._token_text(token)!r}", flush=True)
         elif self._number is None:
             print(chunk.text, end="", flush=True)
         else:
@@ -142,7 +145,7 @@ class _Screen:
 
     def end(self, outcome: PromptRun) -> None:
         if self._number is None:
-            print(f"\n\n{outcome.text}" if self._token_by_token else "", flush=True)
+            print(f"\n\n{outcome.text}" if self._token_text else "", flush=True)
         elif self._line:
             print(f"[{self._number}] {self._line}", flush=True)
         label = "" if self._number is None else f"[prompt {self._number}] "

@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
 
-from tandem.engine.engine import Engine
-from tandem.engine.feature_output import OPENING_BYTES
+from tandem.engine.engine import OPENING_BYTES, Engine
 from tandem.engine.generator import check_tokens
 from tandem.engine.sequences import TargetSequence
 from tandem.rpc import wire

@@ -91,7 +91,7 @@ def test_a_single_model_prints_each_token_and_then_the_text(folder: Path, role: 
     assert done.returncode == 0, done.stderr
     for i, prompt in enumerate(PROMPTS):
         for token in oracle(prompt.encode(), GREEDY, 6):
-            assert f"[{i}] token {token}: " in done.stdout
+            assert f"[{i}] token {token}: {bytes([token]).decode(errors='backslashreplace')!r}\n" in done.stdout
         assert f"[Prompt {i} output]:\n{latin(prompt, 6)}\n" in done.stdout
     assert len(profile_rows(folder)) == 2
 
@@ -160,6 +160,23 @@ def test_an_unusable_model_is_exit_code_2_and_one_line_that_names_the_file(
     assert main.main(["--role", "target", "--model", str(tmp_path / model), "--port", "0"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert names in line and str(tmp_path) in line
+
+
+def test_a_hub_id_without_a_connection_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "https://127.0.0.1:1")
+    monkeypatch.setattr("tandem.checkpoints.hub_files.getproxies", dict)
+    assert main.main(["--role", "target", "--model", "nobody/nothing", "--port", "0"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "nobody/nothing: cannot be loaded" in line and "127.0.0.1 cannot be reached (Connection refused)" in line
+
+
+def test_a_draft_role_looks_for_its_model_before_it_calls_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["draft", "--target_host", "127.0.0.1:1", "--model", "/nowhere", "--prompt", "x"]) == 2
+    assert capsys.readouterr().err == "main.py: /nowhere: no such model folder\n"
 
 
 @pytest.mark.parametrize(

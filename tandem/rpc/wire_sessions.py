@@ -19,8 +19,7 @@ from tandem.rpc.wire import (
     sampling_to_wire,
 )
 from tandem.speculation.features import FeatureInbox, FeatureSpec
-from tandem.speculation.never_waiting import RunStep
-from tandem.speculation.rounds import Answer
+from tandem.speculation.rounds import OutOfStep, RoundsLost
 from tandem.speculation.rules import known_prefix
 from tandem.speculation.run_on import RunMessage
 from tandem.speculation.types import (
@@ -130,11 +129,12 @@ class VerdictBounds:
 
 def answer_from_wire(
     reply: pb.VerifyResponse, asked: pb.VerifyRequest, bounds: VerdictBounds, seconds: float
-) -> Answer:
-    """Converts a reply after `seconds`; a replay's draft may differ. Raises InvalidField if it breaks the contract."""
+) -> Verdict:
+    """Converts a reply after `seconds`; a replay's draft may differ. Raises RoundsLost if stale, and InvalidField."""
     network_seconds = seconds - check.seconds("server_seconds", reply.server_seconds, seconds)
     if reply.stale:
-        return Answer(None, check.count("committed_length", reply.committed_length, check.MOST_TOKENS), network_seconds)
+        held = check.count("committed_length", reply.committed_length, check.MOST_TOKENS)
+        raise RoundsLost(OutOfStep(f"a round at {asked.base_length} is stale: the verifier holds {held} tokens"))
     draft, same = asked.draft_tokens, 0
     while same < min(len(draft), len(reply.token_ids)) and draft[same] == reply.token_ids[same]:
         same += 1
@@ -145,19 +145,22 @@ def answer_from_wire(
             raise InvalidField("token_ids", f"the id at {same} is not the draft's, and {reply.accepted} were accepted")
     verdict = _verdict(reply, asked.base_length, min(reply.accepted, same), bounds, seconds)
     check.count("next_steps", len(reply.next_steps), 0)
-    return Answer(verdict, reply.committed_length, network_seconds)
+    verdict.network_seconds = network_seconds
+    return verdict
 
 
 def run_step_from_wire(
     reply: pb.VerifyResponse, base_length: int, bounds: VerdictBounds, seconds: float, rtt: float | None
-) -> RunStep:
+) -> Verdict:
     """Converts a run's reply after `base_length` tokens; a replay may have been no step. Raises InvalidField."""
     drafted = check.count("drafted", reply.drafted, bounds.most_drafts)
     if reply.replayed:
         drafted = max(drafted, reply.accepted)
     if reply.accepted > drafted:
         raise InvalidField("accepted", f"{reply.accepted} of {drafted} drafts")
-    return RunStep(_verdict(reply, base_length, reply.accepted, bounds, seconds), drafted, rtt, reply.copied)
+    verdict = _verdict(reply, base_length, reply.accepted, bounds, seconds)
+    verdict.network_seconds, verdict.drafted, verdict.copied = rtt, drafted, reply.copied
+    return verdict
 
 
 def _verdict(

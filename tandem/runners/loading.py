@@ -17,7 +17,13 @@ from tandem.checkpoints.generation_config import all_end_ids
 from tandem.checkpoints.gguf_blocks import StoredWeights
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.head_config import is_head
-from tandem.checkpoints.hub_files import configuration_folder, need_torch, read_configuration, weights_folder
+from tandem.checkpoints.hub_files import (
+    configuration_folder,
+    is_installed,
+    need_torch,
+    read_configuration,
+    weights_folder,
+)
 from tandem.checkpoints.locate import (
     Checkpoint,
     CheckpointError,
@@ -214,6 +220,8 @@ def _load_native(
             raise ValueError(f"weights: {own.weights} needs native steps: {error}") from None
         if execution.compile != "auto":
             raise ValueError(f"compile: native steps are not available: {error}") from None
+        if isinstance(error.__cause__, OSError) and not is_installed("torch"):
+            raise CheckpointError(str(error)) from error
         need_torch(f"{checkpoint.name} runs without native steps ({error}), and module code", "transformers")
         if isinstance(error, LibraryMissing):
             log.warning("%s runs several times slower than it could: %s", checkpoint.name, error)

@@ -66,9 +66,9 @@ def test_lines_within_an_output_keep_their_prompts_number(capsys: pytest.Capture
 
 
 def test_token_by_token_each_token_has_a_line_and_the_text_follows(capsys: pytest.CaptureFixture[str]) -> None:
-    assert show("hello big world", token_by_token=True) == 0
+    assert show("hello big world", token_text="<{}>".format) == 0
     out = capsys.readouterr().out
-    assert out == "token 0: 'hello '\ntoken 0: ''\ntoken 1: 'big world '\n\n\nhello big world \n"
+    assert out == "token 0: '<0>'\ntoken 0: '<0>'\ntoken 1: '<1>'\n\n\nhello big world \n"
 
 
 @pytest.mark.parametrize("error", [TandemError("UNAVAILABLE", "gone"), RowFailed("nan"), DeviceLost("no device")])

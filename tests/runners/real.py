@@ -94,7 +94,7 @@ def plain(
     for _ in range(count):
         logits = logits_of(runner, [verify_row(0, len(tokens) - 1, tokens[-1], (), sampling)])[0].clone()
         behind.append(logits)
-        tokens.append(draw(logits.float().numpy(), sampling, len(tokens)).token)
+        tokens.append(draw(logits.float().numpy(), sampling, len(tokens)))
     return tokens[len(prompt) :], behind
 
 

@@ -44,7 +44,7 @@ def expected(folder: Path, sampling: SamplingParams, k: int) -> list[int]:
             logits = module(input_ids=torch.tensor([tokens])).logits[0, -1]
         full = torch.full_like(logits, -torch.inf)
         full[ONLY] = logits[ONLY]
-        tokens.append(draw(full.numpy(), sampling, len(tokens)).token)
+        tokens.append(draw(full.numpy(), sampling, len(tokens)))
     return tokens[len(PROMPT) :]
 
 

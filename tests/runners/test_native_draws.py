@@ -56,7 +56,7 @@ def drawn(pool: Threads, logits: np.ndarray, by: SamplingParams, position: int, 
 
 def expected(logits: np.ndarray, by: SamplingParams, position: int) -> int:
     try:
-        return draw(logits, by, position).token
+        return draw(logits, by, position)
     except BadLogits:
         return -1
 
@@ -237,7 +237,7 @@ def rows_of(target: NativeRunner, trial: int) -> list[VerifyRow]:
         for i in range(chance.randint(0, 5)):
             row = verify_row(slot, len(tokens) - 1, tokens[-1], draft, by)
             logits = target.verify_logits([row])[0][i]
-            draft.append(draw(logits, by, len(tokens) + i).token if chance.random() < 0.7 else chance.randrange(VOCAB))
+            draft.append(draw(logits, by, len(tokens) + i) if chance.random() < 0.7 else chance.randrange(VOCAB))
         rows.append(verify_row(slot, len(tokens) - 1, tokens[-1], draft, by))
     return rows
 
@@ -270,7 +270,7 @@ def test_sampled_drafts_are_what_is_drawn_from_the_drafts_logits(only: tuple[int
         for token in found.token_ids:  # type: ignore[union-attr]
             logits = draft.model.feed([1], [0], [tokens], wants=1)
             assert logits is not None
-            assert token == draw(draft.model.widened(logits)[0], by, len(tokens)).token
+            assert token == draw(draft.model.widened(logits)[0], by, len(tokens))
             tokens.append(token)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tandem.engine.feature_output import OPENING_BYTES
+from tandem.engine.engine import OPENING_BYTES
 from tandem.engine.model_config import ModelConfig
 from tandem.runners.capabilities import Capabilities
 from tandem.services.target_verifier import opening_features

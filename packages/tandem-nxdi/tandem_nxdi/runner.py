@@ -32,7 +32,6 @@ from tandem.runners.protocol import (
     verify_row,
 )
 from tandem.runners.startup import Startup
-from tandem.speculation.draws import Drawn
 from tandem.speculation.rules import agree
 from tandem.speculation.types import SparseDistribution, Verdict
 from tandem_nxdi.adapters import NxdiAdapters
@@ -201,7 +200,7 @@ class NxdiRunner:
     def _verify_row(self, row: VerifyRow, outputs: Array) -> Verdict | RowFailed:
         if not self.tokens_only:
             return verdict_or_failure(functools.partial(verify_row, row, lambda i: outputs[i]))
-        return agree(row.draft, lambda i: Drawn(int(outputs[i]), 0.0))
+        return agree(row.draft, lambda i: int(outputs[i]))
 
     def _draw(self, row: ProposeRow, outputs: Any, tokens: list[int], sent: list[SparseDistribution]) -> None:
         """Appends the next draft token; with tokens_only it has no distribution."""

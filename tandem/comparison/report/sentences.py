@@ -76,8 +76,10 @@ def theory(found: Comparison) -> Iterator[str]:
         yield f"Predicted TPOT is off by {median} in the median and {most} at most, over {figures}."
     if "distributed" in of.rounds:
         even = of.break_even_rtt_s
-        below = "at no round trip" if even is None else f"below {milliseconds(even, 0)} ms RTT"
-        yield f"Distributed is predicted to beat plain decoding {below}."
+        beats = "never to beat plain decoding here"
+        if even is not None:
+            beats = f"to beat plain decoding below {milliseconds(even, 0)} ms RTT"
+        yield f"Distributed is predicted {beats}."
     if of.capacity_gain is not None:
         yield (
             f"One target is predicted to serve {words.times(of.capacity_gain)} the clients with drafts of their own as"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from torch import nn
 from tandem.runners.protocol import Limits, StepShapes
 from tandem.runners.torch.platforms import Platform
 
+log = logging.getLogger("tandem.engine")
 Graph = Callable[..., Any]
 Backend = Callable[..., Any]  # a dynamo backend: (traced module, example inputs) -> callable
 BUCKETS_AT_MOST = 256  # graphs that dynamo may hold for the code of one step
@@ -71,7 +73,9 @@ class GraphCompiler:
         began = time.perf_counter()
         with torch._dynamo.config.patch(recompile_limit=BUCKETS_AT_MOST):
             call(*arguments)
-        self.seconds += time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        log.info("graph %s: compiled and run once in %.1f s", name, seconds)
+        self.seconds += seconds
         return call
 
     def seal(self) -> None:

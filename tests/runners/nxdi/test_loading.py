@@ -166,11 +166,11 @@ def test_what_a_fused_graph_cannot_answer_the_same_models_answer_apart(config: M
         try:
             target, draft = await load_pair(wanted, batcher)
             unfused = await load_unfused(wanted, target, batcher)
-            assert unfused is not None and unfused.draft is not None
+            assert unfused is not None and unfused[1] is not None
             generator = fused_generator(target, draft, None, config.draft, unfused=unfused)
             got = await asyncio.gather(*(answer(generator.generate, request) for request in asked.values()))
-            unfused.target.engine.lose(DeviceLost("test"))
-            assert target.engine.lost.is_set() and unfused.target.engine.lost.is_set()
+            unfused[0].engine.lose(DeviceLost("test"))
+            assert target.engine.lost.is_set() and unfused[0].engine.lost.is_set()
             return dict(zip(asked, got, strict=True)), generator
         finally:
             await batcher.close()
