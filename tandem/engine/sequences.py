@@ -9,8 +9,7 @@ from tandem.engine.batcher import TimedResult
 from tandem.engine.engine import Engine
 from tandem.engine.shared_steps import CachedPrompt
 from tandem.engine.stepper import Step, Stepper
-from tandem.runners.capabilities import FeatureRow
-from tandem.runners.pages import PAGE
+from tandem.runners.capabilities import PAGE, FeatureRow
 from tandem.runners.protocol import PrefillRow, ProposeRow, RowFailed, StructureEnded, VerifyRow
 from tandem.speculation.features import FeatureSpec
 from tandem.speculation.processing import Processing, Processor

@@ -16,9 +16,8 @@ from tandem.engine.loading import load_pair
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.rpc.errors import TandemError
-from tandem.runners.capabilities import No, Pages
+from tandem.runners.capabilities import PAGE, No, Pages
 from tandem.runners.loading import Shape
-from tandem.runners.pages import PAGE
 from tandem.runners.protocol import RowFailed, VerifyRow
 from tandem.speculation.request import Drafts
 from tandem.speculation.types import Verdict
