@@ -57,7 +57,7 @@ class RoleParser(OptionParser[Options]):
         argv = _served(with_config(sys.argv[1:] if args is None else args, FLAGS))
         role = _early(argv, "role", "ROLE")[0]
         if role is not None and role not in ROLES:
-            known = ", ".join(ROLES)
+            known = ", ".join((*ROLES, *COMMANDS))
             hint = meant(role, (*ROLES, *COMMANDS))
             self.error(f"argument --role: invalid choice: {role!r}{hint} (choose from {known})")
         for action in self._actions:
