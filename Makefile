@@ -26,7 +26,8 @@ REHEARSED := --rehearse trn2-llama-8b --rtt-ms 20 --architectures autoregressive
 
 help:
 	@echo 'make compare     run the architectures on the embedded models and compare them'
-	@echo 'make serve       serve the embedded models to OpenAI clients, at http://127.0.0.1:8080/v1'
+	@echo 'make serve       serve the embedded models to OpenAI clients, at http://127.0.0.1:8080/v1;'
+	@echo '                 at another port: make serve ARGS="--http_port 8081"'
 	@echo 'make test        run the tests, without those of make thorough'
 	@echo 'make thorough    run the tests that take long: real models in every format, graphs,'
 	@echo '                 Ray Serve, the comparison of the seeds, recipe pages walked, the commands of README and of the'

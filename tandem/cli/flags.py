@@ -303,3 +303,9 @@ class Options:
 
 
 FLAGS = flags_of(Options)
+COMMON = (
+    *("model", "target_model", "draft_model", "draft", "device", "batch", "sequence_length", "speculation_length"),
+    *("host", "port", "http_port", "target_host", "draft_host", "prompt", "prompt_text", "max_new_tokens"),
+    *("temperature", "seed", "receipt", "report", "instance", "output"),
+)
+"""Flags that --help shows first."""
