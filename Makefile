@@ -41,7 +41,7 @@ help:
 	@echo '                 needs npm), run them unmodified'
 	@echo 'make engines     install the CPU build of vLLM in an environment of its own (some 4 GB), and run it with our drafts'
 	@echo 'make docs        build the documentation site into build/site, in an environment of its own, check its links, and run'
-	@echo '                 the notebook of examples/ (needs npm for the program that draws diagrams)'
+	@echo '                 the notebook of examples/'
 	@echo 'make reliability run fault schedules, kill -9, fuzzing and soak at full size'
 	@echo 'make soak        run 32 clients for an hour (SECONDS=3600) through kills, stopped processes and hung steps'
 	@echo 'make screenshot  make docs/report*.png from the newest report of make compare (needs chromium)'

@@ -16,7 +16,6 @@ from tandem.engine.loading import check_found, load, load_adapters
 from tandem.engine.model_config import ModelConfig
 from tandem.rpc.channel import TARGET
 from tandem.rpc.first_contact import check_peers
-from tandem.speculation.retry import Persistence
 from tandem.speculation.types import GenerationRequest
 from tandem.speculation.verification_mode import Pipeline
 
@@ -26,10 +25,10 @@ async def run_draft(
 ) -> int:
     check_found(models)
     await check_peers(config.address, config.credentials, TARGET)
-    batcher, persistence = Batcher("draft"), Persistence(config.reconnect_seconds)
+    batcher = Batcher("draft")
     drafting = await load_drafting(models, batcher)
     generator, client = await connect_distributed(
-        drafting, models, config.address, connect_seconds, pipeline, config.credentials, persistence
+        drafting, models, config.address, connect_seconds, pipeline, config.credentials, config.reconnect_seconds
     )
 
     def generate(request: GenerationRequest) -> Events:

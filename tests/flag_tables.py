@@ -15,7 +15,7 @@ from tandem.engine.compatibility import ASKED, EXCLUDED
 from tests.support import REPOSITORY
 
 TABLE = re.compile(r"^(<!-- flags( of compare)?: ([\w ]+) -->\n)(?:\|.*\n)*", re.MULTILINE)
-EXCLUSIONS = re.compile(r"^(<!-- exclusions -->\n)(?:\|.*\n)*", re.MULTILINE)
+EXCLUSIONS = re.compile(r"^(<!-- exclusions -->\n)(?: *- .*\n|\|.*\n)*", re.MULTILINE)
 FLAG = re.compile(r"--[a-z][\w-]*")
 PAGES = sorted((REPOSITORY / "docs").rglob("*.md"))
 
@@ -38,15 +38,12 @@ def with_tables(page: str) -> str:
 
 
 def exclusions() -> str:
-    """The Markdown table of all that is excluded: a row for each way to run a model."""
-    rows = ["| how a model runs | what it leaves out | why |", "|---|---|---|"]
+    """The Markdown list of all that is excluded: an item for each way to run a model."""
+    lines = []
     for trait, reasons in EXCLUDED.items():
-        names = [trait.value, *[""] * len(reasons)]
-        rows += [
-            f"| {name} | {ASKED[field][1]} | {why} |"
-            for name, (field, why) in zip(names, reasons.items(), strict=False)
-        ]
-    return "\n".join(rows) + "\n"
+        lines.append(f"- {trait.value}")
+        lines += [f"    - {ASKED[field][1]}: {why}" for field, why in reasons.items()]
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:

@@ -145,7 +145,7 @@ class ToyRunner:
     def capabilities(self) -> Capabilities:
         return Capabilities(
             pages=Pages(self.page_bytes, "tokens", self.page_store),
-            adapters=self,
+            adapters=self.put_adapter,
             memory_on_demand=MemoryOnDemand(0, self.kv_bytes, self.give_back),
             features_out=FeaturesOut(LAYERS, HIDDEN, self.hand_out),
         )

@@ -7,13 +7,15 @@ import json
 import os
 import re
 import tarfile
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from plans import HourPlan
 
-TAKEN = (".json", ".jsonl", ".log", ".csv", ".md")
+FORMAT = "tandem-first-hour-1"  # read by tandem/comparison/measuring/bundle.py
 MOST_BYTES = 32 * 2**20
+TAKEN = (".json", ".jsonl", ".log", ".csv", ".md")
 SECRET = re.compile(
     r"hf_\w{8,}|(?:AKIA|ASIA)\w{12,}|(?i:(?<=bearer )\S+)|(?i:(?<=token=)\S+)|(?i:(?<=secret=)\S+)|"
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----",
@@ -27,10 +29,21 @@ def without_secrets(text: str) -> str:
     return SECRET.sub("(removed)", text).replace(home, "~") if len(home) > 1 else SECRET.sub("(removed)", text)
 
 
-def make_bundle(plan: HourPlan, folder: Path, state: dict[str, float | None]) -> Path:
-    """Writes FOLDER.tar.gz: seconds of steps (None: failed), records, figures, logs and versions."""
-    bundle = folder.with_name(f"{folder.name}.tar.gz")
-    about = {"format": "tandem-first-hour-1", "plan": plan.name, "pair": plan.pair, "steps": state}
+def keep_bundle(plan: HourPlan, folder: Path, state: dict[str, tuple[str, float]]) -> Path:
+    """Writes FOLDER.tar.gz, or where there is room if its disk is full. Raises OSError."""
+    name = f"{folder.name}.tar.gz"
+    places = [folder.parent, Path(tempfile.gettempdir()), Path("/dev/shm")]
+    for place in places[:-1]:
+        try:
+            return make_bundle(plan, folder, state, place / name)
+        except OSError:
+            (place / name).unlink(missing_ok=True)
+    return make_bundle(plan, folder, state, places[-1] / name)
+
+
+def make_bundle(plan: HourPlan, folder: Path, state: dict[str, tuple[str, float]], bundle: Path) -> Path:
+    """Writes `bundle`: state, records, figures, logs and versions. No plots, weights, or environment."""
+    about = {"format": FORMAT, "plan": plan.name, "pair": plan.pair, "steps": state}
     with tarfile.open(bundle, "w:gz") as packed:
         _put(packed, "about.json", json.dumps(about, indent=2))
         for file in sorted(folder.rglob("*")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -155,11 +156,17 @@ def render_again(path: Path) -> int:
 
 
 def report_again(path: Path, options: CompareOptions) -> int:
-    """Analyses and reports the records of a run, complete or not."""
+    """Analyses and reports the records of a run or of a first hour's bundle, complete or not."""
+    from tandem.comparison.measuring.bundle import how_far, read_about, records_in
     from tandem.comparison.measuring.record_log import read_records
     from tandem.comparison.report.publish import publish
 
-    measured = read_records(path)
+    if path.suffixes[-2:] == [".tar", ".gz"]:
+        print(how_far(read_about(path)))
+        with tempfile.TemporaryDirectory() as scratch:
+            measured = read_records(records_in(path, Path(scratch)))
+    else:
+        measured = read_records(path)
     if not measured.records:
         raise ValueError(f"from-records: {path} has no request that was measured")
     measured.config = replace(measured.config, output_dir=options.output_dir or measured.config.output_dir)

@@ -96,7 +96,6 @@ class CompareOptions:
     draft_adapters: str | None = same("draft_adapters", "those of the draft model, by the same names")
     head: DIR | None = option(f"the EAGLE-3 head of {HEADED.name}, beside the drafter of distributed")
     hand_out_features: str = same("hand_out_features")
-    feature_format: str = same("feature_format")
     feature_context: int | None = same("feature_context")
     rehearse: NAME | None = same("rehearse")
     dtype: str = same("dtype")

@@ -71,7 +71,6 @@ class Options:
     hand_out_features: str = choice(
         "layers whose hidden states go to EAGLE-3 heads elsewhere; on: the usual", "off|on|L1,L2,L3", ("target",), OURS
     )
-    feature_format: str = choice("number format of the features of an EAGLE-3 head", "bfloat16|int8", APART)
     feature_context: int = option("positions of a prompt whose features an EAGLE-3 head gets", APART, default=256)
     adapters: ADAPTERS | None = option(
         "LoRA adapters of the target (PEFT's folders)", (*ADAPTED, "compile"), only={"torch": ADAPTED, "toy": ADAPTED}
@@ -273,7 +272,7 @@ class Options:
     lnc: int | None = option("physical cores per logical one (default: the chip's, 2 on Trn2 and Trn3)", ("plan",))
     quantization: str = choice("of the target; auto: as config.json says", "auto|none|int8|f8e4m3|f8e5m2", ("plan",))
     modules_to_not_convert: LIST = option("modules to leave unquantized", ("plan",), default="lm_head")
-    log: FILE | None = option("a log: name its known errors, cause and next command (docs/errors.md)", ("doctor",))
+    log: FILE | None = option("a log: name its known errors, cause and next command (docs/trainium.md)", ("doctor",))
     json: bool = switch("print JSON", ("plan", "doctor", "check"))
 
     role: str

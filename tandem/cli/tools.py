@@ -11,7 +11,7 @@ from tandem.cli.flags import Options
 from tandem.cli.option import auto_or_count, built, split_list
 
 if TYPE_CHECKING:
-    from tandem.engine.compile_ahead import CompileConfig
+    from tandem.engine.model_config import ModelConfig
     from tandem.workshops.planning.plan import PlanConfig
 
 Run = Coroutine[Any, Any, Any]
@@ -42,18 +42,19 @@ def accept(args: Options) -> Run:
     return run_accept(config, Path(args.output) if args.output else None)
 
 
-def compile_config(args: Options) -> CompileConfig:
+def compile_config(args: Options) -> tuple[ModelConfig, tuple[str, ...], tuple[str, ...]]:
+    """The arguments of run_compile."""
     from tandem.cli.models import command, model_config
-    from tandem.engine.compile_ahead import CompileConfig
+    from tandem.engine.compile_ahead import checked_parts
 
     models = model_config(args, args.target_model or args.model)
-    return CompileConfig(models, split_list(args.compile_for), command(args))
+    return models, checked_parts(split_list(args.compile_for), models), command(args)
 
 
 def compile(args: Options) -> Run:
     from tandem.engine.compile_ahead import run_compile
 
-    return _at_once(run_compile, compile_config(args))
+    return _at_once(run_compile, *compile_config(args))
 
 
 def convert(args: Options) -> Run:

@@ -11,7 +11,7 @@ from tandem.engine.batcher import Batcher
 from tandem.engine.compatibility import refusal
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.generator import Generator
-from tandem.engine.loading import Loaded, UnfusedPair, load_adapters, load_draft, load_target_tokenizer
+from tandem.engine.loading import Loaded, Pair, load_adapters, load_draft, load_target_tokenizer
 from tandem.engine.local_run import LocalRunVerifier, UndraftedRounds
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.model_drafter import DraftSequence, HeadSequence, ModelDrafter
@@ -212,7 +212,7 @@ def fused_generator(
     default_k: int | None,
     choice: DraftChoice,
     health: DrafterHealth | None = None,
-    unfused: UnfusedPair | None = None,
+    unfused: Pair | None = None,
 ) -> Generator:
     """Builds a generator that drafts by a model in the target's step, lookup, or both. Raises ValueError.
 
@@ -248,7 +248,7 @@ def fused_generator(
 
     fallback = None
     if unfused is not None:
-        apart = fused_generator(unfused.target, unfused.draft, default_k, replace(choice, kind="model"))
+        apart = fused_generator(*unfused, default_k, replace(choice, kind="model"))
         fallback = replace(apart, placement="apart")
     info = target_info(target, default_k, draft_name(draft, choice))
     info = replace(info, rehearsals=rehearsals(target, draft))

@@ -150,10 +150,6 @@ class PrefixTree:
     def __len__(self) -> int:
         return len(self._pages)
 
-    @property
-    def scopes(self) -> set[Hashable]:
-        return {before[0] for before, _ in self._pages if isinstance(before, tuple)}
-
     def match(self, scope: Hashable, tokens: Sequence[int]) -> list[int]:
         """The pages of the longest cached prefix, in order; marks them as used."""
         path = self._path(scope, tokens)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tandem.engine.batcher import TimedResult
 from tandem.engine.engine import Engine
-from tandem.engine.shared_steps import Prompt
+from tandem.engine.shared_steps import CachedPrompt
 from tandem.engine.stepper import Step, Stepper
 from tandem.runners.capabilities import FeatureRow
 from tandem.runners.pages import PAGE
@@ -98,7 +98,9 @@ class KVSequence:
         total, began = found or 0, len(self.held) if found is None else -1
         chunk = self.engine.runner.limits.chunk
         while (start := len(self.held)) < len(tokens):
-            prompt = Prompt(self.scope, tuple(tokens), self._invalid, start == began) if self.engine.prefixes else None
+            prompt = (
+                CachedPrompt(self.scope, tuple(tokens), self._invalid, start == began) if self.engine.prefixes else None
+            )
             row = PrefillRow(self.slot, start, tuple(tokens[start : start + chunk]), self.adapter, prompt)
             done = await self.step(self.engine.shared.prompts, row, prefill=True)
             self.queue_seconds += done.queue_seconds
@@ -201,7 +203,6 @@ class TargetSequence(KVSequence):
         """Records a step of `seconds` that verified `draft`; returns its verdict with these times."""
         verdict.queue_seconds, verdict.compute_seconds, verdict.ended = queue_seconds, seconds, ended
         self.held += [last_token, *draft[: verdict.accepted]]
-        self.engine.adapters.committed(self.adapter, len(draft), verdict)
         return verdict
 
     def verify_only_row(self, tokens: Sequence[int], k: int) -> ProposeRow:

@@ -15,7 +15,7 @@ Feed = Callable[[Sequence[PrefillRow]], Sequence[RowFailed | None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class CachedPrompt:
     """A PrefillRow's whole prompt, and its scope in the prefix cache."""
 
     scope: Hashable
@@ -78,7 +78,7 @@ def prefill(prefixes: PrefixCache, rows: Sequence[PrefillRow], chunk: int, feed:
 
 def _rest(prefixes: PrefixCache, row: PrefillRow, chunk: int) -> PrefillRow:
     """Copies the prompt's cached pages; returns a row of the next chunk, possibly empty."""
-    prompt: Prompt = row.prompt
+    prompt: CachedPrompt = row.prompt
     if prompt.invalid:
         prefixes.tree.remove(prompt.scope, prompt.tokens)
     start = row.start + prefixes.copied(prompt.scope, prompt.tokens, row, prompt.first)

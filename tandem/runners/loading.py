@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Sequence
@@ -169,7 +170,7 @@ def _runner(
 ) -> Runner:
     from tandem.runners.torch.graph_model import GraphModel
     from tandem.runners.torch.graph_runner import GraphRunner
-    from tandem.runners.torch.graphs import buckets_for, graph_compiler
+    from tandem.runners.torch.graphs import GraphCompiler, buckets_for
     from tandem.runners.torch.model import TorchModel
     from tandem.runners.torch.module_checks import check_own_forward
     from tandem.runners.torch.runner import TorchRunner
@@ -199,7 +200,7 @@ def _runner(
     )
     if not isinstance(model, GraphModel):
         return TorchRunner(model, limits, identity, verifies, execution.exact)
-    make = graph_compiler(platform, identity, limits, only, execution.compiled)
+    make = functools.partial(GraphCompiler, platform.backend)
     buckets = buckets_for(model.platform, limits, shape.batch_buckets, shape.draft_buckets)
     return GraphRunner(model, limits, identity, make, verifies, execution.exact, buckets)
 

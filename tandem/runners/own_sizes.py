@@ -37,9 +37,8 @@ def own_sizes(
     if execution.tp_degree > 1 or not given_on_demand():
         return shape
     platform = prepared_platform(execution)
-    graphs = {"inductor", "neuron"} & set(compile_order(execution.compile, platform))
     free = free_bytes()
-    if platform.device != "cpu" or graphs or free is None:
+    if platform.device != "cpu" or free is None:
         return shape
     configs = [_config(checkpoint) for checkpoint in checkpoints]
     lengths = [length for config in configs if (length := own_length(config))]

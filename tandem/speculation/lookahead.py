@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from tandem.speculation.estimate import Acceptance, Estimate, best_length, expected_by_length
+from tandem.speculation.estimate import AcceptanceRates, Estimate, best_length, expected_by_length
 from tandem.speculation.types import Verdict
 
 FADING = 0.98  # decay of a request's acceptance, per token
@@ -25,14 +25,19 @@ RESTING = DraftPlan(1, 1, 0)
 
 
 class LookaheadPolicy:
-    """Plans drafting for one request, with steps of at most `most_width` draft tokens, or of `fixed` without rest."""
+    """Plans drafting for one request, with steps of at most `most_width` draft tokens, or of `fixed` without rest.
 
-    def __init__(self, most_width: int, estimate: Estimate, fixed: int | None = None) -> None:
+    `given`: the plan, chosen elsewhere.
+    """
+
+    def __init__(
+        self, most_width: int, estimate: Estimate, fixed: int | None = None, given: DraftPlan | None = None
+    ) -> None:
         if most_width < 0:
             raise ValueError(f"lookahead: a step verifies at least 0 draft tokens, not {most_width}")
         self.most = most_width if fixed is None else min(most_width, fixed)
-        self._fixed, self.estimate = fixed, estimate
-        self._acceptance = Acceptance(estimate.ahead, FADING)
+        self._fixed, self.estimate, self.given = fixed, estimate, given
+        self._acceptance = AcceptanceRates(estimate.ahead, FADING)
         self._plan: DraftPlan | None = None
         self._since = 0
 
@@ -41,6 +46,7 @@ class LookaheadPolicy:
         return self._acceptance.rates(1)[0]
 
     def observe(self, hit: bool) -> None:
+        """Records whether a token drafted ahead was right."""
         for known in (self._acceptance, self.estimate.ahead):
             known.note(1, hit)
 
@@ -54,19 +60,21 @@ class LookaheadPolicy:
 
     @property
     def plan(self) -> DraftPlan:
+        if self.given:
+            return self.given
         if self._plan is None or self._since >= REFRESH:
             self._plan, self._since = self._choose(), 0
         return self._plan
 
     def _choose(self) -> DraftPlan:
-        known, rate = self.estimate.times, self.acceptance
+        known, rate = self.estimate, self.acceptance
         if self.most == 0:
             return DraftPlan(0, 0, 0)
-        if known is None or not self.estimate.target.known:
+        if not (known.timed and known.target.known):
             return DraftPlan(2 * self.most, self.most, self.most)
-        tokens, seconds = expected_by_length([rate] * self.most), self.estimate.steps(self.most)
-        width = self.most if self._fixed is not None else best_length(tokens, seconds, self.estimate.rows)
-        late = steps_late(known.rtt, known.draft, seconds[0], width)
+        tokens, seconds = expected_by_length([rate] * self.most), known.steps(self.most)
+        width = self.most if self._fixed is not None else best_length(tokens, seconds, known.rows)
+        late = steps_late(known.rtt, known.draft_token, seconds[0], width)
         if self._fixed is None and gain(rate, width, late, seconds) < LEAST_GAIN:
             return RESTING
         likely = math.ceil(math.log(UNLIKELY) / math.log(rate))

@@ -85,6 +85,9 @@ class Verdict:
     logprobs: tuple[TokenLogprobs, ...] = ()
     features: bytes = b""  # of the last token fed before, and of the accepted ones
     ended: float = 0.0  # perf_counter; 0: unknown
+    network_seconds: float | None = None  # not spent at the target, if measured
+    drafted: int = 0  # draft tokens of a run's step
+    copied: bool = False  # of a run's step: by the target, from the text
 
 
 @dataclass(frozen=True, slots=True)

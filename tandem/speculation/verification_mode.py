@@ -38,12 +38,12 @@ class Depth:
 
     def of(self, k: int) -> int:
         """Returns how many rounds of `k` draft tokens to keep in flight."""
-        times = self.estimate.times
+        known = self.estimate
         if k == 0:
             return 1
-        if times is None or self._most == 1 or times.rtt < SHORT_NETWORK * times.verify:
+        if not known.timed or self._most == 1 or known.rtt < SHORT_NETWORK * known.verification:
             return self._least
-        meanwhile = (times.rtt + times.verify) / max(1e-9, (k + 1) * times.draft)
+        meanwhile = (known.rtt + known.verification) / max(1e-9, (k + 1) * known.draft_token)
         return max(self._least, math.floor(min(self._most, 1 + meanwhile)))
 
 
@@ -56,8 +56,9 @@ def never_waits(pipeline: Pipeline, most: int, estimate: Estimate, opening_rtt: 
         return pipeline is Pipeline.NEVER_WAITING
     if most == 0:
         return True  # plain decoding saves every round trip
-    known = estimate.times
-    return opening_rtt >= NEAR_SECONDS if known is None else known.rtt >= SHORT_NETWORK * known.verify
+    if not estimate.timed:
+        return opening_rtt >= NEAR_SECONDS
+    return estimate.rtt >= SHORT_NETWORK * estimate.verification
 
 
 @dataclass(slots=True)

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from tandem.rpc.propose_stream import StreamedDrafts
-from tandem.speculation.ahead import GivenPlan
-from tandem.speculation.lookahead import DraftPlan
+from tandem.speculation.estimate import Estimate
+from tandem.speculation.lookahead import DraftPlan, LookaheadPolicy
 from tandem.speculation.types import Proposer, Request, SpeculationStats
 from tandem.vllm.rows import Held, Row
 from tandem.vllm.workers import Worker, Workers
@@ -98,7 +98,7 @@ class RowSession:
 
     def __init__(self, worker: Worker, row: Row, known: list[int], k: int, budget_seconds: float) -> None:
         self.worker, self.known, self.end = worker, known, worker.target.max_length
-        self.lookahead = GivenPlan(DraftPlan(AHEAD_LENGTHS * k, k, k))
+        self.lookahead = LookaheadPolicy(k, Estimate(), given=DraftPlan(AHEAD_LENGTHS * k, k, k))
         self.drafted = 0
         self.heard: Callable[[], None] | None = None
         self.awaited: Arrivals | None = None

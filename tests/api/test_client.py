@@ -119,20 +119,6 @@ async def test_leaving_a_stream_early_frees_the_slot() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"endpoints": "nowhere"}, "endpoints: 'nowhere' is not HOST:PORT"),
-        ({"endpoints": ["a:1", "a:1"]}, "twice"),
-        ({"endpoints": "a:1", "service": "Nobody"}, "service: 'Nobody'"),
-        ({"endpoints": "a:1", "retry_seconds": -1}, "-1"),
-    ],
-)
-def test_a_wrong_argument_is_a_value_error(arguments: dict, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        tandem.Client(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
         ({"max_new_tokens": 0}, "max_new_tokens: 0"),
         ({"rule": "majority"}, "rule"),
         ({"stop": [""]}, "stop: an empty string"),
@@ -168,18 +154,6 @@ def test_a_deadline_ends_a_request_and_says_what_came_before_it() -> None:
     assert produced == oracle(PROMPT, GREEDY, len(produced), past_the_end=True)
 
 
-@pytest.mark.parametrize("limits", [{"retry_seconds": 0.3}, {"timeout": 0.3}])
-def test_a_server_that_is_not_there_is_given_up_in_time(limits: dict) -> None:
-    began = time.monotonic()
-    with (
-        tandem.Client(unused_address(), retry_seconds=limits.get("retry_seconds", 60.0)) as client,
-        pytest.raises(tandem.TandemError) as gone,
-    ):
-        client.generate("x", timeout=limits.get("timeout"))
-    assert gone.value.code in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
-    assert time.monotonic() - began < HANG / 2
-
-
 def test_a_closed_client_refuses_and_closing_ends_what_is_under_way() -> None:
     codes: list[str] = []
 
@@ -205,21 +179,6 @@ def test_a_closed_client_refuses_and_closing_ends_what_is_under_way() -> None:
 
     beside(target_site, ask, runner=toy(ToyConfig(step_seconds=0.05)))
     assert codes == ["CANCELLED"]
-
-
-async def test_closing_an_async_client_ends_what_is_under_way() -> None:
-    async with target_site(toy(ToyConfig(step_seconds=0.05))) as site:
-        client = tandem.AsyncClient(site.address)
-        with pytest.raises(tandem.TandemError) as ended:
-            async for _ in client.stream(PROMPT, ignore_end_of_sequence=True):
-                await client.close()
-        with pytest.raises(tandem.TandemError, match="closed"):
-            await client.generate("x")
-        found = f"{ended.value.code} {ended.value.reason}"
-    assert found == "CANCELLED CLOSED"
-
-
-# --- failover ---
 
 
 # --- TLS and tokens ---

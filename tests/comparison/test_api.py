@@ -40,9 +40,9 @@ def test_a_comparison_is_measured_written_and_returned(tmp_path: Path, capsys: p
     assert [summary.architecture for summary in found.base.summaries] == names
     assert len(found.records) == 12 and not found.failed and found.missing is None
     assert capsys.readouterr() == ("", "")
-    assert [verdict.at.condition for verdict in found.verdicts] == ["base", "RTT 8 ms"]
+    assert [decision.condition for decision in found.decisions] == ["base", "RTT 8 ms"]
     lines = str(found).splitlines()
-    assert lines[:2] == [f"{verdict.sentence} ({verdict.sureness})" for verdict in found.verdicts]
+    assert lines[:2] == [f"{decision.sentence} ({decision.sureness})" for decision in found.decisions]
     assert [line.partition(":")[0] for line in lines[2:]] == names
     written = read_comparison(tmp_path / "comparison.json")
     assert len(written.records) == 12

@@ -170,21 +170,18 @@ def test_the_draft_worker_is_told_where_the_target_is() -> None:
 
 
 def test_a_head_stands_beside_the_draft_model_at_the_same_target() -> None:
-    chosen = {"draft": "model", "draft_model": "D", "head": "H", "feature_format": "int8", "feature_context": 64}
+    chosen = {"draft": "model", "draft_model": "D", "head": "H", "feature_context": 64}
     commands, endpoints = deployed(architectures=("distributed", "distributed_head"), **chosen)
     assert names(endpoints) == ["distributed", "distributed_head"]
     assert value(commands["autoregressive"], "--hand_out_features") == "on"
     assert [value(commands[name], "--draft_model") for name in commands if name != "autoregressive"] == ["D", "H"]
     head = commands["distributed_head"]
-    assert (value(head, "--draft"), value(head, "--feature_format"), value(head, "--feature_context")) == (
-        *("eagle", "int8", "64"),
-    )
+    assert (value(head, "--draft"), value(head, "--feature_context")) == ("eagle", "64")
     assert value(head, "--target_port") == value(commands["distributed"], "--target_port")
-    assert "--feature_format" not in commands["distributed"]
+    assert "--feature_context" not in commands["distributed"]
     for drafting in ({"draft": "eagle", "draft_model": "H"}, {"draft": "hybrid", "draft_model": str(EMBEDDED_HEAD)}):
         commands, _ = deployed(architectures=("distributed", "fused"), **drafting)
         assert value(commands["autoregressive"], "--hand_out_features") == "on"
-        assert value(commands["distributed"], "--feature_format") == "bfloat16"
     assert "--hand_out_features" not in deployed(architectures=("distributed",))[0]["autoregressive"]
     with pytest.raises(ValueError, match="head: distributed_head needs --head DIR"):
         deployed(architectures=("distributed_head",))

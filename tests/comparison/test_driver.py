@@ -151,8 +151,7 @@ def test_placed_servers_run_in_turn_and_plain_decoding_last(
     assert any("draft one length, 3 tokens a round: auto, the default" in one for one in found["remarks"])
     assert found["config"]["speculation_length"] == 3
     assert gaps_of(found) == [0.5, 0.5]
-    calibrations = [line["calibration"] for line in lines_of(config, "calibration")]
-    calibrated = {(one["architecture"], one["length"]) for one in calibrations}
+    calibrated = {(line["architecture"], line["length"]) for line in lines_of(config, "calibration")}
     assert {("autoregressive", 0), ("fused", 1), ("distributed", 3)} <= calibrated, "a prediction needs both"
     logs = sorted(str(path.relative_to(config.output_dir / "logs")) for path in config.output_dir.rglob("*.log"))
     assert logs[:2] == ["autoregressive/autoregressive.log", "autoregressive_width_1/autoregressive_width_1.log"]
@@ -341,13 +340,13 @@ def test_an_analysis_that_fails_is_a_remark_in_a_report_of_all_the_rest(
         raise ZeroDivisionError("float division by zero")
 
     monkeypatch.setitem(sys.modules, "matplotlib", matplotlib)
-    for name in ("theory_of", "measured_verdict"):
+    for name in ("theory_of", "measured_decision"):
         monkeypatch.setattr(comparison, name, broken)
     for module, name in ((plots, "_figure"), (tables, "cause_table")):
         monkeypatch.setattr(module, name, broken)
     assert run_comparison(config, Network().connect) == 0
     found = written(config)
-    assert (found["theory"], found["verdicts"], found["missing"]) == (None, [], None)
+    assert (found["theory"], found["conditions"][0]["decision"], found["missing"]) == (None, None, None)
     assert found["remarks"][0].startswith("12 of 12 answers ended under 8 tokens")
     assert [str(r).partition(" (")[0] for r in found["remarks"][1:]] == [
         "Theory beside measurement could not be made: ZeroDivisionError: float division by zero",

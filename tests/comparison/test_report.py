@@ -19,7 +19,6 @@ from tandem.comparison.analysis.comparison import Comparison, analyse, compariso
 from tandem.comparison.analysis.step_times import step_times
 from tandem.comparison.measuring.commands import server_command
 from tandem.comparison.measuring.config import ComparisonConfig
-from tandem.comparison.measuring.identity import MarginTrace
 from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.measuring.records import Failure, Record
 from tandem.comparison.report.page import html, page_of
@@ -28,7 +27,7 @@ from tandem.comparison.report.serving import commands
 from tandem.comparison.report.terminal import print_comparison
 from tandem.host.device_times import text_of, times_named
 from tandem.speculation.types import Rehearsal
-from tests.comparison.fakes import prompt, record, run_of
+from tests.comparison.fakes import MEASUREMENT, prompt, record, run_of
 from tests.comparison.made_up import NAMES, Shape, measured
 
 FAILED = Record("fused", "code/b", "code", 0, error=Failure("UNAVAILABLE", "gone [away] <b>"))
@@ -56,7 +55,7 @@ def printed(found: Comparison, width: int = 200) -> str:
 
 def of(*records: Record) -> Comparison:
     made = run_of(records)
-    made.margins["base", "code/a"] = MarginTrace((1, 2, 3), (1.0, 0.0625, 1.0))
+    made.margins["base", "code/a"] = replace(MEASUREMENT, margins=(1.0, 0.0625, 1.0))
     return analyse(made)
 
 
@@ -74,9 +73,9 @@ def test_files_that_are_not_of_this_version_are_refused_in_one_line(tmp_path: Pa
     for text, said in (
         (None, "does not exist"),
         ("{", "cannot be read"),
-        (json.dumps({**whole, "schema_version": 2}), "has schema version 2, and 3 is needed: measure again"),
+        (json.dumps({**whole, "schema_version": 3}), "has schema version 3, and 4 is needed: measure again"),
         (json.dumps({**whole, "more": 1}), "is not what this version writes: .*unknown more"),
-        (json.dumps({"schema_version": 3}), "is not what this version writes"),
+        (json.dumps({"schema_version": 4}), "is not what this version writes"),
     ):
         path.unlink(missing_ok=True)
         if text is not None:

@@ -73,7 +73,7 @@ def test_theory_stands_beside_every_link_and_each_link_and_load_has_a_verdict(fo
     predicted = {(p.architecture, p.condition) for p in found.theory.predictions if p.error is not None}
     names = ("autoregressive", "distributed", "fused", "remote_draft")
     assert predicted == {(name, condition) for name in names for condition in ("base", "RTT 12 ms")}
-    assert [verdict.at.condition for verdict in found.decisions] == ["base", "RTT 12 ms", *LOADS]
+    assert [verdict.condition for verdict in found.decisions] == ["base", "RTT 12 ms", *LOADS]
     page = (folder / "report.html").read_text().replace("\u00a0", " ")
     assert all(verdict.sentence in page for verdict in found.decisions) and "Latency against throughput" in page
     loads = [record.machine_load for record in found.records if record.sent_s is None]

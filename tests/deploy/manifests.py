@@ -29,7 +29,7 @@ UNKNOWN = ("NodePool", "EC2NodeClass", "PodMonitor")
 
 @cache
 def objects(folder: str) -> list[dict[str, Any]]:
-    kubectl = shutil.which("kubectl") or pytest.skip("kubectl is absent", allow_module_level=True)
+    kubectl = shutil.which("kubectl") or pytest.skip("kubectl is absent")
     built = subprocess.run([kubectl, "kustomize", str(K8S / folder)], capture_output=True, text=True, timeout=60)
     assert built.returncode == 0, built.stderr
     return list(yaml.safe_load_all(built.stdout))

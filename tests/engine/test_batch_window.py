@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tandem.engine.batcher import FEW, PAYS, SLACK, TRIED, BatchWindow
-from tandem.speculation.estimate import Line
 
 STEP = 0.010
 
@@ -39,14 +38,6 @@ def test_rows_that_stay_away_for_a_step_or_more_are_not() -> None:
 def device(fixed: float, each: float, steps: int = 40, noise: float = 0.0) -> list[tuple[int, float]]:
     """Steps of 1 to 4 rows, by rows and seconds; every other one takes `noise` longer."""
     return [(rows := 1 + at % 4, fixed + each * rows + noise * (at // 4 % 2)) for at in range(steps)]
-
-
-@pytest.mark.parametrize(("fixed", "each"), [(0.02, 0.0), (0.01, 0.004), (0.0, 0.01)])
-def test_the_part_that_does_not_grow_with_the_rows_is_found(fixed: float, each: float) -> None:
-    line, steps = Line(0.0), device(fixed, each)
-    for rows, seconds in steps:
-        line.note(rows, seconds)
-    assert line.fixed_share == pytest.approx(fixed / (fixed + each * 2.5), abs=0.08)
 
 
 def test_where_rows_are_served_one_after_the_other_nobody_is_waited_for() -> None:

@@ -40,24 +40,6 @@ def sequence(held: Sequence[int] = ()) -> tuple[KVSequence, Noting]:
     return kv, runner
 
 
-@pytest.mark.parametrize(
-    ("held", "tokens", "kept"),
-    [
-        ([], [1, 2], 0),
-        ([1, 2, 3], [1, 2, 3], 3),
-        ([1, 2, 3], [1, 2], 2),
-        ([1, 2], [1, 2, 3], 2),
-        ([1, 2, 3], [1, 9, 3], 1),
-        ([1, 2, 3], [9], 0),
-        ([1, 2, 3], [], 0),
-    ],
-)
-def test_keep_forgets_from_the_first_difference(held: list[int], tokens: list[int], kept: int) -> None:
-    kv, _ = sequence(held)
-    assert kv.truncate_to(tokens) == kept
-    assert kv.held == held[:kept]
-
-
 async def test_fill_works_chunk_by_chunk_on_what_is_missing_only() -> None:
     kv, runner = sequence()
     await kv.fill(PROMPT)
@@ -109,15 +91,5 @@ async def test_a_drafter_survives_a_cancelled_proposal() -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert await drafted(drafter, PROMPT, 4) == oracle(PROMPT, GREEDY, 4, past_the_end=True)
-    await drafter.close()
-    await engine.batcher.close()
-
-
-async def test_a_drafter_with_a_shorter_sequence_stops_drafting_when_it_is_full() -> None:
-    engine = Engine(toy(max_length=44), Batcher("test"))
-    drafter = ModelDrafter(engine, Request(GREEDY), 258)
-    await drafter.open(PROMPT)  # 38 tokens
-    lengths = [len(await drafted(drafter, [*PROMPT, *range(n)], 5)) for n in range(9)]
-    assert lengths == [5, 5, 4, 3, 2, 1, 0, 0, 0]
     await drafter.close()
     await engine.batcher.close()

@@ -15,7 +15,7 @@ from tandem.engine.structures import Structures
 from tandem.services.http.tool_calls import FORMATS, MarkedCalls, MarkedText, folded
 from tandem.services.http.tools import ToolUse
 from tandem.speculation.draws import StructureFailed
-from tandem.speculation.stopping import Stopping, StopRules
+from tandem.speculation.stopping import Stopping
 from tandem.speculation.types import InvalidField
 from tests.toy import VOCAB_SIZE, ToyTokenizer
 
@@ -159,9 +159,8 @@ def test_marks_that_are_special_tokens_stand_in_the_text_alike_wherever_rounds_e
         ([*b"a\n"], ("\n\n",), "a\n"),
     ):
         tokens = [*before, 1000, *body.encode(), 1001, *b" ."]
-        stopping = Stopping(
-            StopRules(len(tokens), stop_strings=stops), ByteText(lambda t: bytes([t] if t < 256 else []))
-        )
+        text = ByteText(lambda t: bytes([t] if t < 256 else []))
+        stopping = Stopping(text, len(tokens), stop_strings=stops)
         marked = MarkedText(ByteText(lambda t: bytes([t] if t < 256 else [])), marks)
         parser, deltas, at = MarkedCalls(FORMATS["hermes"], frozenset({"add"})), [], 0
         for size in sizes:

@@ -1,4 +1,4 @@
-"""Rehearsed steps: the same results as without, after the time of a device that is not here; late ones are counted."""
+"""Rehearsed steps: the same results as without, after the time of another device; late ones are counted."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tandem.engine.kv_memory import limit_kv_memory
+from tandem.engine.slots import limit_kv_memory
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.services.test_errors import refusal
 from tests.services.test_target_verifier import opening, verifying

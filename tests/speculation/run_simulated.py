@@ -7,16 +7,15 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tandem.speculation.estimate import Estimate, Times
+from tandem.speculation.estimate import Estimate
 from tandem.speculation.length import FixedLength
 from tandem.speculation.lookahead import LookaheadPolicy
 from tandem.speculation.loop import speculate
-from tandem.speculation.never_waiting import NeverWaitingRounds, OnStep, RunStep
+from tandem.speculation.never_waiting import NeverWaitingRounds, OnStep
 from tandem.speculation.rounds import RoundsLost
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage, SelfPacedRun
-from tandem.speculation.stopping import Stopping, StopRules
+from tandem.speculation.stopping import NoText, Stopping
 from tandem.speculation.types import SpeculationStats, Verdict
-from tests.speculation.laws import Silent
 from tests.speculation.simulated import PROMPT, SimulatedDraft, truth
 
 
@@ -89,8 +88,8 @@ class RunningTarget:
                 self._replies.put_nowait((asyncio.get_running_loop().time(), None))
                 return
             verdict = Verdict(tuple(committed), len(committed) - 1, 0.0, seconds, width=len(draft) + 1)
-            arrives = asyncio.get_running_loop().time() + self.rtt / 2
-            self._replies.put_nowait((arrives, RunStep(verdict, len(draft), self.rtt)))
+            verdict.drafted, verdict.network_seconds = len(draft), self.rtt
+            self._replies.put_nowait((asyncio.get_running_loop().time() + self.rtt / 2, verdict))
 
     async def _deliver(self, on_step: OnStep) -> None:
         while not self.refuses:
@@ -98,7 +97,7 @@ class RunningTarget:
             await asyncio.sleep(max(0.0, arrives - asyncio.get_running_loop().time()))
             if step is None:
                 return on_step(RoundsLost(ConnectionError("lost")))
-            self.read += len(step.verdict.token_ids)
+            self.read += len(step.token_ids)
             on_step(step)
         on_step(RoundsLost(ConnectionError("refused")))
 
@@ -120,13 +119,12 @@ class RunningTarget:
         await self._end()
 
 
-def measurements(times: Times | None = None) -> Estimate:
+def measurements(draft: float, verify: float, rtt: float) -> Estimate:
     known = Estimate()
-    if times:
-        known.drafted(1, times.draft)
-        known.verified(times.verify, times.rtt)
-        for tokens in range(1, 9):
-            known.target.note(tokens, times.verify)
+    known.drafted(1, draft)
+    known.verified(verify, rtt)
+    for tokens in range(1, 9):
+        known.target.note(tokens, verify)
     return known
 
 
@@ -158,13 +156,12 @@ async def generate(
 ) -> Ran:
     """`count` tokens from a target that never waits. `pause`: seconds after each chunk before the next is asked for."""
     loop, stats = asyncio.get_running_loop(), SpeculationStats()
-    lookahead = LookaheadPolicy(
-        width, known or measurements(Times(draft.seconds, target.verify_seconds, target.rtt)), fixed
-    )
+    known = known or measurements(draft.seconds, target.verify_seconds, target.rtt)
+    lookahead = LookaheadPolicy(width, known, fixed)
     rounds = NeverWaitingRounds(target, draft, lookahead, stats, len(PROMPT) + count, chunk, count, clock=loop.time)
     tokens: list[int] = []
     began = loop.time()
-    stopping = Stopping(StopRules(count, stop_token_ids=stop), Silent())
+    stopping = Stopping(NoText(), count, stop_token_ids=stop)
     try:
         furthest = 0
         async for chunk_ in speculate(PROMPT, FixedLength(width), rounds, stopping, stats):

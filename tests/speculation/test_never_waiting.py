@@ -7,7 +7,6 @@ import itertools
 
 import pytest
 
-from tandem.speculation.estimate import Times
 from tandem.speculation.lookahead import MOST_AHEAD, RESTING, LookaheadPolicy
 from tests.daily import daily
 from tests.speculation.run_simulated import Ran, RunningTarget, generate, measurements
@@ -118,7 +117,7 @@ def test_nothing_is_left_behind_by_a_request_that_is_abandoned() -> None:
 
 def test_the_reach_grows_with_the_round_trip_and_acceptance_and_is_bounded() -> None:
     def plan(rtt: float, acceptance: float, width: int = 6) -> tuple[int, int, int]:
-        lookahead = LookaheadPolicy(width, measurements(Times(0.0003, 0.009, rtt)))
+        lookahead = LookaheadPolicy(width, measurements(0.0003, 0.009, rtt))
         for i in range(1000):
             lookahead.observe((i * 0.6180339887) % 1 < acceptance)
         return lookahead.plan

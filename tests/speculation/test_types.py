@@ -69,13 +69,6 @@ def test_a_request_field_out_of_its_limits_is_named(field, value):
     assert str(caught.value).startswith(f"{field}: ")
 
 
-@pytest.mark.parametrize("prompt", [{}, {"text": "hello", "token_ids": (1,)}])
-def test_a_request_gives_exactly_one_of_text_and_tokens(prompt):
-    with pytest.raises(InvalidField) as caught:
-        GenerationRequest(**prompt)
-    assert caught.value.field == "prompt"
-
-
 def test_statistics_count_tokens_by_proposer():
     stats = SpeculationStats()
     stats.observe((7, 8, 9), Verdict((7, 1), 1), (Proposer.NGRAM, Proposer.NGRAM, Proposer.MODEL))

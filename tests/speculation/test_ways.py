@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from tandem.speculation.estimate import Estimate, Times
+from tandem.speculation.estimate import Estimate
 from tandem.speculation.verification_mode import Depth, Pipeline, never_waits
 from tests.speculation.run_simulated import measurements
 
 
 def test_waiting_is_chosen_near_the_target_and_never_waiting_far_from_it() -> None:
     def chosen(rtt: float, step: float) -> bool:
-        return never_waits(Pipeline.AUTO, 5, measurements(Times(0.0003, step, rtt)))
+        return never_waits(Pipeline.AUTO, 5, measurements(0.0003, step, rtt))
 
     assert [chosen(rtt, 0.009) for rtt in (0.0, 0.002, 0.02, 0.2)] == [False, False, True, True]
     assert [chosen(rtt, 0.055) for rtt in (0.0, 0.01, 0.02, 0.1)] == [False, False, True, True]
@@ -24,7 +24,7 @@ def test_before_anything_is_measured_the_opening_decides_and_plain_decoding_neve
 
 def test_as_many_rounds_are_in_flight_as_are_drafted_during_a_round_trip() -> None:
     def depth(pipeline: Pipeline, rtt: float) -> int:
-        return Depth(pipeline, 8, measurements(Times(0.002, 0.009, rtt))).of(3)
+        return Depth(pipeline, 8, measurements(0.002, 0.009, rtt)).of(3)
 
     assert [depth(Pipeline.AUTO, rtt) for rtt in (0.0, 0.001, 0.02, 1.0)] == [1, 1, 4, 8]
     assert [depth(pipeline, 0.0) for pipeline in (Pipeline.OFF, Pipeline.ON)] == [1, 2]

@@ -25,9 +25,10 @@ from tandem.runners.protocol import Limits, PrefillRow, RunnerIdentity
 from tandem.runners.torch.platforms import platform_of
 from tandem.speculation.types import SamplingParams
 from tandem_train.accept import AcceptConfig, measure
-from tandem_train.heads.loop import FeatureTarget, HeadTraining, head_states, make_head_batch
+from tandem_train.heads.loop import FeatureTarget, HeadTraining, head_states
 from tandem_train.heads.train import main as train_main
 from tandem_train.heads.train import train
+from tandem_train.loop import make_batch
 from tandem_train.settings import HeadTrainConfig
 from tandem_train.shards import ShardFolder, TrainingSequence
 from tandem_train.train import read_data
@@ -179,7 +180,7 @@ def test_training_sees_what_drafting_sees(target: Path, data: Path, trained: tup
     (features,) = features_of(target).features([one])
     tokens = np.concatenate((one.prompt, one.answer)).tolist()
     with torch.inference_mode():
-        states = head_states(head, embedding, make_head_batch([one], [features]), 3)
+        states = head_states(head, embedding, make_batch([one], [features]), 3)
     for begin in (4, 11, 19):  # tokens known
         expected = [head.logits(states[s])[0, begin - 2 + s] for s in range(3)]
         for s, logits in enumerate(drafted_logits(head, embedding, features.float(), tokens, begin)):

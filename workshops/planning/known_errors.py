@@ -1,4 +1,4 @@
-"""Finds known errors in a log (`doctor --log FILE`), and writes the page of them."""
+"""Finds known errors in a log (`doctor --log FILE`)."""
 
 from __future__ import annotations
 
@@ -67,22 +67,9 @@ def run_log(file: Path, as_json: bool = False) -> int:
     if as_json:
         print(json.dumps([{"line": line, "text": text, "error": asdict(e)} for line, text, e in found], indent=2))
     elif not found:
-        print(f"{file}: none of the {len(known_errors())} errors of docs/errors.md")
+        print(f"{file}: none of the {len(known_errors())} known errors")
     else:
         for line, text, error in found:
             print(f"{file}:{line}: {text}\n  cause    {error.cause}\n  next     {error.command}")
             print(f"  reported {error.where}")
     return 0 if found else 1
-
-
-def table_lines() -> Iterator[str]:
-    """The table of docs/errors.md."""
-    yield "| symptom | cause | command |"
-    yield "|---|---|---|"
-    for error in known_errors():
-        where = f"[reported]({error.where})" if error.where.startswith("https://") else f"(by {error.where})"
-        yield f"| {_cell(error.symptom)} {where} | {_cell(error.cause)} | `{error.command}` |"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("`", "")

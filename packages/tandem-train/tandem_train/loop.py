@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from tandem_train.settings import RunConfig, TrainConfig
 from tandem_train.shards import TrainingSequence
@@ -21,16 +22,18 @@ class TrainingBatch:
     """A training batch; "answered" tokens are the target's.
 
     tokens: int64 [rows, length]. where: int64 [answered, 2], (row, column) that predicts each answered token. The
-    target's best tokens: ids int64 and probs float32, [answered, top].
+    target's best tokens: ids int64 and probs float32, [answered, top]. features [rows, length, 3 * hidden]: for heads.
     """
 
     tokens: Tensor
     where: Tensor
     ids: Tensor
     probs: Tensor
+    features: Tensor
 
     def to(self, device: str) -> TrainingBatch:
-        return TrainingBatch(*(part.to(device) for part in (self.tokens, self.where, self.ids, self.probs)))
+        parts = (self.tokens, self.where, self.ids, self.probs, self.features)
+        return TrainingBatch(*(part.to(device) for part in parts))
 
 
 def batch_groups(lengths: Sequence[tuple[int, int]], tokens: int, rng: np.random.Generator) -> list[list[int]]:
@@ -54,8 +57,8 @@ def batch_groups(lengths: Sequence[tuple[int, int]], tokens: int, rng: np.random
     return [groups[g] for g in rng.permutation(len(groups)).tolist()]
 
 
-def make_batch(data: Sequence[TrainingSequence]) -> TrainingBatch:
-    """Pads and stacks sequences."""
+def make_batch(data: Sequence[TrainingSequence], features: Sequence[Tensor] = ()) -> TrainingBatch:
+    """Pads and stacks sequences. `features`: [tokens, 3 * hidden] of each."""
     length = max(len(s.prompt) + len(s.answer) for s in data) - 1
     tokens = np.zeros((len(data), length), np.int64)
     where = []
@@ -70,6 +73,7 @@ def make_batch(data: Sequence[TrainingSequence]) -> TrainingBatch:
         torch.from_numpy(np.concatenate(where)),
         torch.from_numpy(np.concatenate([s.ids for s in data]).astype(np.int64)),
         torch.softmax(torch.from_numpy(logprobs), -1),
+        pad_sequence([each[:-1].float() for each in features], batch_first=True) if features else torch.empty(0),
     )
 
 

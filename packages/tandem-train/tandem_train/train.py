@@ -11,7 +11,7 @@ import json
 import sys
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from tandem.checkpoints.locate import FREQUENT_TOKENS, find, weights_revision
 from tandem.checkpoints.tensors import save_whole
 from tandem.checkpoints.tokenizers import write_tokenizer
 from tandem_train.loop import Softmax, Training, TrainingData, agreement
-from tandem_train.settings import HELD_OUT, StudentConfig, TrainConfig, run_command, show
+from tandem_train.settings import HELD_OUT, TrainConfig, run_command, show
 from tandem_train.shards import ShardFolder
 from tandem_train.student import build
 
@@ -68,7 +68,7 @@ def train(config: TrainConfig, show: Callable[[str], None]) -> dict[str, Any]:
     revision = weights_revision(checkpoint)
     target: Any = AutoModelForCausalLM.from_pretrained(**checkpoint.source, dtype=torch.float32)
     data = read_data(config.data, revision, target.config.vocab_size, best=4)
-    student = build(target, config.student, data.counts, config.seed).to(device)
+    student = build(target, config, data.counts).to(device)
     del target
     seen = most_frequent(data.counts, config.softmax)
     softmax = Softmax(seen, student.config.vocab_size, config.others, device)
@@ -94,14 +94,12 @@ def train(config: TrainConfig, show: Callable[[str], None]) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    def work(args: dict[str, Any]) -> None:
-        student = StudentConfig(**{each.name: args.pop(each.name) for each in fields(StudentConfig)})
-        config = TrainConfig(student=student, **args)
+    def work(config: TrainConfig) -> None:
         print(json.dumps(train(config, show)["held_out_agreement"]))
         measuring = "python main.py --role accept --draft_model"
         print(f"wrote {config.output}; measure it with: {measuring} {config.output}")
 
-    return run_command("Trains a draft on what generate wrote.", (TrainConfig, StudentConfig), argv, work)
+    return run_command("Trains a draft on what generate wrote.", TrainConfig, argv, work)
 
 
 if __name__ == "__main__":

@@ -123,8 +123,8 @@ def _settings(found: Comparison) -> Table:
 
 
 def _versions(found: Comparison) -> Table:
-    own = {"Python": found.versions.python, "commit": found.versions.git_commit or words.MISSING}
-    return _pairs("Versions", list({**own, **found.versions.packages}.items()))
+    own = {"Python": found.machine.python, "commit": found.machine.git_commit or words.MISSING}
+    return _pairs("Versions", list({**own, **found.machine.packages}.items()))
 
 
 def _servers(found: Comparison) -> Table:

@@ -152,13 +152,12 @@ def by_cause(found: Comparison) -> Picture | None:
 
 def under_load(found: Comparison) -> Picture | None:
     """Plots latency over throughput, a line per architecture, dashed for open loops."""
-    by_name = {m.name: m for m in found.conditions}
     lines: dict[tuple[str, bool], list[tuple[float, float]]] = {}
-    for point in found.loads:
-        for name, figures in point.figures.items():
-            summary, rate = by_name[point.condition].of(name), figures.mean_output_throughput_token_per_s
-            if summary and rate and (tpot := summary.distributions["tpot_s"].p50) is not None:
-                lines.setdefault((name, point.load.rate is not None), []).append((rate, 1000 * tpot))
+    for m in found.loads:
+        for s in m.summaries:
+            rate, tpot = s.mean_output_throughput_token_per_s, s.distributions["tpot_s"].p50
+            if m.load and rate and tpot is not None:
+                lines.setdefault((s.architecture, m.load.rate is not None), []).append((rate, 1000 * tpot))
     if not lines:
         return None
 
@@ -177,7 +176,7 @@ def under_load(found: Comparison) -> Picture | None:
         figure.legend(loc="outside upper left", ncols=3)
         return figure
 
-    loads = words.joined([str(point.load) for point in found.loads])
+    loads = words.joined([str(m.load) for m in found.loads])
     text = f"Further right and lower is better. Points of a line, in order: {loads}."
     return _picture("under-load", "Latency against throughput", text, draw)
 

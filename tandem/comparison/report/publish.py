@@ -30,7 +30,7 @@ from tandem.host.device_times import text_of as times_as_text
 REHEARSED = "rehearsed"  # last column: name of the rehearsed step times
 CSV_COLUMNS: tuple[str, ...] = (
     *("condition", "architecture", "prompt", "workload", "run", "sent_s", "ended_s"),
-    *(f.name for f in fields(Measurement) if f.name != "seconds_by_cause"),
+    *(f.name for f in fields(Measurement) if f.name not in ("seconds_by_cause", "margins")),
     *(f"{cause}_seconds" for cause in CAUSES),
     "error_code",
     "error_message",
@@ -96,6 +96,7 @@ def _csv_row(record: Record) -> dict[str, Any]:
     row: dict[str, Any] = encoded(record)
     parts = {name: row.pop(name) or {} for name in ("measurement", "error", "machine_load")}
     seconds = parts["measurement"].pop("seconds_by_cause", {})
+    parts["measurement"].pop("margins", None)
     return {
         **row,
         **{key: json.dumps(value) if isinstance(value, list) else value for key, value in parts["measurement"].items()},

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 
 from tandem.comparison.analysis import words
 from tandem.comparison.analysis.comparison import Comparison
-from tandem.comparison.analysis.verdict import Doubt, Verdict
+from tandem.comparison.analysis.verdict import Decision, Doubt
 from tandem.comparison.analysis.words import milliseconds, name, name_in_sentence
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, PLAIN
 
@@ -37,13 +37,13 @@ def doubts(of: Doubt) -> Iterator[str]:
         yield f"To be surer: measure again {', '.join(of.surer)}."
 
 
-def ratios(verdict: Verdict) -> Iterator[str]:
+def ratios(decision: Decision) -> Iterator[str]:
     """The fastest's speed over each other architecture's."""
-    for rival in verdict.rivals:
+    for rival in decision.rivals:
         if rival.ratio is not None:
             ratio = words.with_interval(f"{rival.ratio:.2f}", rival.interval)
-            fastest, other = name_in_sentence(verdict.fastest), name_in_sentence(rival.architecture)
-            yield f"{fastest} is {ratio} {verdict.at.unit} {other}"
+            fastest, other = name_in_sentence(decision.fastest), name_in_sentence(rival.over)
+            yield f"{fastest} is {ratio} {decision.unit} {other}"
 
 
 def not_measured(found: Comparison) -> Iterator[str]:
@@ -53,7 +53,7 @@ def not_measured(found: Comparison) -> Iterator[str]:
         if rtt_ms not in measured:
             yield f"At {rtt_ms:g} ms: not measured."
     for m in found.links:
-        if len(found.links) > 1 and not found.verdict(m.name):
+        if len(found.links) > 1 and not m.decision:
             yield f"{m.name}: not decided, fewer than two architectures answered."
 
 
@@ -76,8 +76,10 @@ def theory(found: Comparison) -> Iterator[str]:
         yield f"Predicted TPOT is off by {median} in the median and {most} at most, over {figures}."
     if "distributed" in of.rounds:
         even = of.break_even_rtt_s
-        below = "at no round trip" if even is None else f"below {milliseconds(even, 0)} ms RTT"
-        yield f"Distributed is predicted to beat plain decoding {below}."
+        beats = "never to beat plain decoding here"
+        if even is not None:
+            beats = f"to beat plain decoding below {milliseconds(even, 0)} ms RTT"
+        yield f"Distributed is predicted {beats}."
     if of.capacity_gain is not None:
         yield (
             f"One target is predicted to serve {words.times(of.capacity_gain)} the clients with drafts of their own as"
@@ -109,10 +111,10 @@ def drafts(found: Comparison) -> Iterator[str]:
         if len(of.drafted_by) > 1:
             parts = (f"{who} {of.accepted_by.get(who, 0)} of {count}" for who, count in of.drafted_by.items())
             yield f"accepted, {each}: {', '.join(parts)}"
-        if ran := s.never_waiting:
+        if of.run_steps:
             yield (
-                f"the target of {each} made {ran.steps} steps, {ran.drafted_steps} with a draft and"
-                f" {ran.wasted_steps} for nothing; {ran.unverified_drafts} draft tokens were never verified."
+                f"the target of {each} made {of.run_steps} steps, {of.drafted_steps} with a draft and"
+                f" {of.wasted_steps} for nothing; {of.unverified_drafts} draft tokens were never verified."
             )
 
 
@@ -143,9 +145,9 @@ def models(found: Comparison, field: str) -> list[str]:
 
 
 def card(found: Comparison) -> dict[str, str]:
-    packages, machine = found.versions.packages, found.machine
-    own = [f"Tandem {found.versions.git_commit}"] if found.versions.git_commit else []
-    own += [f"Python {found.versions.python}", *(f"{each} {packages[each]}" for each in PACKAGES if each in packages)]
+    machine, packages = found.machine, found.machine.packages
+    own = [f"Tandem {machine.git_commit}"] if machine.git_commit else []
+    own += [f"Python {machine.python}", *(f"{each} {packages[each]}" for each in PACKAGES if each in packages)]
     connected = [f"{name(e.architecture.name)} at {e.address}" for e in found.endpoints if e.log is None]
     links = "; ".join(words.link(m.link) for m in found.links)
     drafts = [draft.removeprefix("remote:") for draft in models(found, "draft_name")]

@@ -88,7 +88,7 @@ def emulation_table(found: Comparison) -> Table | None:
             words.link(m.link),
             milliseconds(m.overhead.direct_p50_s, 2),
             milliseconds(m.overhead.link_p50_s, 2),
-            milliseconds(m.overhead.added_s if m.link.but.predictable else None, 2),
+            milliseconds(m.overhead.added_s if m.link.predictable else None, 2),
         ]
         for m in found.links
         if m.overhead
@@ -112,7 +112,7 @@ def workload_table(found: Comparison) -> Table | None:
     """The base's acceptance and speedup by workload; None without a baseline."""
     shown = [s for s in found.base.summaries if s.architecture not in (found.baseline, AUTOREGRESSIVE.name)]
     rows = [
-        [name(kind), name(s.architecture), speed(of.speedup), number(of.acceptance_rate, 3)]
+        [name(kind), name(s.architecture), speed(of.speedup), number(of.acceptance.rate, 3)]
         for kind in dict.fromkeys(kind for s in shown for kind in s.workloads)
         for s in shown
         if (of := s.workloads.get(kind))
@@ -150,22 +150,20 @@ def sampling_table(found: Comparison) -> Table | None:
 
 def load_table(found: Comparison) -> Table | None:
     """LLMPerf's figures by load and architecture; None without a load."""
-    by_name = {m.name: m for m in found.conditions}
     rows = [
         [
-            str(point.load),
-            name(architecture),
-            number(figures.mean_output_throughput_token_per_s, 1),
-            number(figures.num_completed_requests_per_minute, 1),
+            str(m.load),
+            name(of.architecture),
+            number(of.mean_output_throughput_token_per_s, 1),
+            number(of.num_completed_requests_per_minute, 1),
             *(milliseconds(value) for value in (of.distributions["ttft_s"].p50, of.distributions["ttft_s"].p99)),
             *(milliseconds(value, 2) for value in (of.distributions["tpot_s"].p50, of.distributions["tpot_s"].p99)),
             milliseconds(of.distributions["end_to_end_latency_s"].p50, 0),
-            str(figures.number_errors),
+            str(of.failed),
             identical(of.identical),
         ]
-        for point in found.loads
-        for architecture, figures in point.figures.items()
-        if (of := by_name[point.condition].of(architecture))
+        for m in found.loads
+        for of in m.summaries
     ]
     heads = ["load", "architecture", "tokens\n/s", "requests\n/min", "TTFT\np50 ms", "TTFT\np99 ms", "TPOT\np50 ms",
              "TPOT\np99 ms", "E2E\np50 ms", "errors", "iden-\ntical"]  # fmt: skip
@@ -181,13 +179,12 @@ def capacity_table(found: Comparison) -> Table | None:
     capacity = found.capacity
     if capacity is None:
         return None
-    counts = sorted({point.clients for one in capacity.served for point in one.points})
+    counts = sorted({count for one in capacity.served for count in one.p95_s})
     rows = []
     for one in capacity.served:
-        known = {point.clients: point.p95_s for point in one.points}
         clients = f"{'≥ ' if one.at_least else ''}{one.clients:.1f}".removesuffix(".0")
         row = [name(one.architecture), clients, number(one.tokens_per_second, 1)]
-        rows.append([*row, *(milliseconds(known.get(count)) for count in counts)])
+        rows.append([*row, *(milliseconds(one.p95_s.get(count)) for count in counts)])
     note = "Clients are interpolated between measured numbers; each has a draft of its own where drafts are apart."
     if capacity.gain is not None:
         gain, law = words.times(capacity.gain), capacity.law

@@ -123,7 +123,7 @@ def alone(model: Any, prompt: list[int], sampling: Any, count: int) -> list[int]
     for _ in range(count):
         with torch.no_grad():
             logits = model(torch.tensor([tokens])).logits[0, -1].float().numpy()
-        tokens.append(draw(logits, sampling, len(tokens)).token)
+        tokens.append(draw(logits, sampling, len(tokens)))
     return tokens[len(prompt) :]
 
 

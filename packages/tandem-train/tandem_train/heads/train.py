@@ -97,13 +97,12 @@ def train(config: HeadTrainConfig, show: Callable[[str], None]) -> dict[str, Any
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    def work(args: dict[str, Any]) -> None:
-        config = HeadTrainConfig(**args)
+    def work(config: HeadTrainConfig) -> None:
         print(json.dumps(train(config, show)["held_out_agreement"]))
         measuring = "python main.py --role accept --draft eagle --draft_model"
         print(f"wrote {config.output}; measure it with: {measuring} {config.output}")
 
-    return run_command("Trains an EAGLE-3 head on what generate wrote.", (HeadTrainConfig,), argv, work)
+    return run_command("Trains an EAGLE-3 head on what generate wrote.", HeadTrainConfig, argv, work)
 
 
 if __name__ == "__main__":
