@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import sys
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from tandem.rpc.endpoint_pool import parse_addresses
 from tandem.rpc.logs import printable
 from tandem.rpc.request_context import Request, begin, new_id
 from tandem.rpc.tracing import open_tracing
-from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, TokenLogprobs
+from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, SpeculationStats, TokenLogprobs
 
 Generate = Callable[[GenerationRequest], Events]
 
@@ -36,6 +37,8 @@ class ClientConfig:
     request: GenerationRequest
     profile: bool = False
     token_text: Callable[[int], str] | None = None
+    quiet: bool = False
+    json: bool = False
     timeout: float | None = None
     otlp_endpoint: str | None = None
     reconnect_seconds: float = 60.0
@@ -78,7 +81,7 @@ async def run_prompts(config: ClientConfig, generate: Generate, name: str) -> in
     tracing = open_tracing(config.otlp_endpoint, "tandem-client")
 
     async def in_turn(number: int, prompt: str) -> PromptRun:
-        screen = _Screen(None if alone else number, config.token_text)
+        screen = _Screen(None if alone else number, config)
         async with turns:
             request_id, about = new_id(), {"tandem.asked": name}
             span = tracing.start("request", {"tandem.request_id": request_id, **about}) if tracing else None
@@ -95,7 +98,7 @@ async def run_prompts(config: ClientConfig, generate: Generate, name: str) -> in
     finally:
         if tracing:
             tracing.close()
-    if not alone:
+    if not alone and not config.json:
         _print_final(outcomes)
     for number, outcome in enumerate(outcomes):
         if config.receipts is not None and outcome.completion:
@@ -127,15 +130,17 @@ class PromptRun:
 
 
 class _Screen:
-    def __init__(self, number: int | None, token_text: Callable[[int], str] | None) -> None:
-        self._number, self._token_text = number, token_text
+    def __init__(self, number: int | None, config: ClientConfig) -> None:
+        self._number, self._config = number, config
         self._line = ""
 
     def show(self, chunk: Chunk) -> None:
-        if self._token_text:
+        if self._config.json:
+            return
+        if text := self._config.token_text:
             for token in chunk.token_ids:
                 label = "" if self._number is None else f"[{self._number}] "
-                print(f"{label}token {token}: {self._token_text(token)!r}", flush=True)
+                print(f"{label}token {token}: {text(token)!r}", flush=True)
         elif self._number is None:
             print(chunk.text, end="", flush=True)
         else:
@@ -144,15 +149,18 @@ class _Screen:
                 print(f"[{self._number}] {line}", flush=True)
 
     def end(self, outcome: PromptRun) -> None:
-        if self._number is None:
-            print(f"\n\n{outcome.text}" if self._token_text else "", flush=True)
+        if self._config.json:
+            print(json.dumps(_as_json(self._number or 0, outcome), ensure_ascii=False), flush=True)
+        elif self._number is None:
+            print(f"\n\n{outcome.text}" if self._config.token_text else "", flush=True)
         elif self._line:
             print(f"[{self._number}] {self._line}", flush=True)
         label = "" if self._number is None else f"[prompt {self._number}] "
         for token, said in outcome.logprobs:
             top = "".join(f", {each} {logprob:.4f}" for each, logprob in said.top)
             print(f"{label}token {token}: {said.logprob:.4f}{' of' + top[1:] if top else ''}", file=sys.stderr)
-        print(printable(f"{label}{_summary(outcome)}", None), file=sys.stderr, flush=True)
+        if outcome.error or not self._config.quiet:
+            print(printable(f"{label}{_summary(outcome)}", None), file=sys.stderr, flush=True)
 
 
 async def _run_prompt(screen: _Screen, generate: Generate, request: GenerationRequest, request_id: str) -> PromptRun:
@@ -181,6 +189,21 @@ async def _run_prompt(screen: _Screen, generate: Generate, request: GenerationRe
     outcome.seconds = time.perf_counter() - started
     screen.end(outcome)
     return outcome
+
+
+def _as_json(number: int, outcome: PromptRun) -> dict[str, object]:
+    done = outcome.completion
+    stats = done.stats if done else SpeculationStats()
+    return {
+        "prompt": number,
+        "text": outcome.text,
+        "tokens": outcome.tokens,
+        "finish_reason": done and done.finish_reason.name.lower(),
+        "seconds": outcome.seconds,
+        "ttft_seconds": outcome.ttft_seconds,
+        **{"rounds": stats.rounds, "drafted": stats.drafted, "accepted": stats.accepted},
+        "error": outcome.error or None,
+    }
 
 
 def _summary(outcome: PromptRun) -> str:

@@ -232,7 +232,7 @@ def test_help_with_a_role_shows_that_roles_flags_alone(role: str, capsys: pytest
         ("target --max-tokens=3 --x", "unrecognized arguments: --max-tokens=3 --x; did you mean --max_new_tokens?"),
         ("compare --promt-file x", "unrecognized arguments: --promt-file x; did you mean --prompt-file?"),
         ("compare --prompt x --architectures fusd", "distributed_head, openai; did you mean fused?"),
-        ("--role nobody", "argument --role: invalid choice: 'nobody' (choose from serve, compare, target, "),
+        ("--role nobody", "argument --role: invalid choice: 'nobody' (choose from target, "),
         ("targt --port 3", "argument --role: invalid choice: 'targt'; did you mean target? (choose"),
         (
             "target --dtype flot32",

@@ -57,8 +57,8 @@ class RoleParser(OptionParser[Options]):
         argv = _served(with_config(sys.argv[1:] if args is None else args, FLAGS))
         role = _early(argv, "role", "ROLE")[0]
         if role is not None and role not in ROLES:
-            known = ", ".join(names := (*COMMANDS, *ROLES))
-            hint = meant(role, names)
+            known = ", ".join((*ROLES, *COMMANDS))
+            hint = meant(role, (*ROLES, *COMMANDS))
             self.error(f"argument --role: invalid choice: {role!r}{hint} (choose from {known})")
         for action in self._actions:
             if action.dest in FLAGS and role not in FLAGS[action.dest].roles:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tandem.cli.compare_flags import COMPARE_FLAGS, PROMPTS_PER_WORKLOAD, STARTED, CompareOptions, build_parser
 from tandem.cli.option import auto_or_count, built, credentials, numbers, split_list
@@ -23,6 +25,10 @@ from tandem.speculation.types import Rule, SamplingParams
 from tandem.workshops.planning.host_placement import HostPlacement, place_on_cpus, place_on_gpus, place_on_neuron
 from tandem.workshops.planning.plan import PlanConfig
 from tandem.workshops.planning.shapes import holds_head
+
+if TYPE_CHECKING:
+    from tandem.comparison.measuring.record_log import RunData
+    from tandem.comparison.report.terminal import Detail
 
 SPLIT = {architecture.name for architecture in COMPARED.values() if architecture.split}
 EMULATING = {"rtt_ms", "bandwidth_mbps", "up_mbps", "jitter_ms"}
@@ -53,6 +59,8 @@ def refuse_unused_flags(options: CompareOptions) -> None:
             "draft: eagle reads its target's features, and a target that asks for drafts sends none; leave remote_draft"
             " out of --architectures"
         )
+    if options.quiet and options.verbose:
+        raise ValueError("quiet: prints the decision alone, without the requests of --verbose")
     if "head" in given and HEADED.name not in started:
         raise ValueError(f"head: is for the architecture {HEADED.name}, and it is not started here")
 
@@ -159,7 +167,6 @@ def report_again(path: Path, options: CompareOptions) -> int:
     """Analyses and reports the records of a run or of a first hour's bundle, complete or not."""
     from tandem.comparison.measuring.bundle import how_far, read_about, records_in
     from tandem.comparison.measuring.record_log import read_records
-    from tandem.comparison.report.publish import publish
 
     if path.suffixes[-2:] == [".tar", ".gz"]:
         print(how_far(read_about(path)))
@@ -170,7 +177,14 @@ def report_again(path: Path, options: CompareOptions) -> int:
     if not measured.records:
         raise ValueError(f"from-records: {path} has no request that was measured")
     measured.config = replace(measured.config, output_dir=options.output_dir or measured.config.output_dir)
-    return publish(measured)
+    return publisher(options)(measured)
+
+
+def publisher(options: CompareOptions) -> Callable[[RunData], int]:
+    from tandem.comparison.report.publish import publish
+
+    detail: Detail = "json" if options.json else "decision" if options.quiet else "all" if options.verbose else "short"
+    return partial(publish, detail=detail)
 
 
 def main(argv: Sequence[str] | None = None, program: str = "compare_architectures.py") -> int:
@@ -185,11 +199,14 @@ def main(argv: Sequence[str] | None = None, program: str = "compare_architecture
         config = build_config(options)
     except ValueError as error:
         parser.error(str(error))
-    from tandem.comparison.api import connector  # grpc and rich are imported only now
-    from tandem.comparison.measuring.driver import run_comparison
-    from tandem.comparison.report.publish import publish
+    from rich.console import Console
 
-    return run_comparison(config, connector(config), publish)
+    from tandem.comparison.api import connector  # grpc is imported only now
+    from tandem.comparison.measuring.driver import run_comparison
+    from tandem.comparison.measuring.progress import Progress
+
+    progress = Progress(None if not options.quiet else Console(quiet=True), options.verbose)
+    return run_comparison(config, connector(config), publisher(options), progress)
 
 
 if __name__ == "__main__":

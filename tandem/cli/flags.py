@@ -197,6 +197,7 @@ class Options:
     drafts: str = choice("what drafts; auto: the server's choice", "auto|none|lookup|model|head", PROMPTED)
     stop: tuple[str, ...] = option("a string that ends the output; may be repeated", PROMPTED, default=())
     ignore_eos: bool = switch("go on past the end-of-sequence token", PROMPTED)
+    quiet: bool = switch("print answers alone, without their figures", PROMPTED)
     receipts: DIR | None = option("ask for receipts of answers, written to this folder", ("client", "fused_client"))
     service: str | None = option("the service to call (default: whichever answers)", ("client",))
 
@@ -232,7 +233,7 @@ class Options:
     quantization: str = choice("of the target; auto: as config.json says", "auto|none|int8|f8e4m3|f8e5m2", ("plan",))
     modules_to_not_convert: LIST = option("modules to leave unquantized", ("plan",), default="lm_head")
     log: FILE | None = option("a log: name its known errors, cause and next command (docs/trainium.md)", ("doctor",))
-    json: bool = switch("print JSON", ("plan", "doctor", "check"))
+    json: bool = switch("print JSON; of prompts, an object for each", (*PROMPTED, "plan", "doctor", "check"))
 
     role: str
     argv: tuple[str, ...]

@@ -19,7 +19,7 @@ EXTRAS = {  # libraries by extra
     "serve": ("gguf", "huggingface_hub", "safetensors", "tokenizers"),
     "torch": ("accelerate", "torch", "transformers"),
     "config": ("yaml",),
-    "comparison": ("jinja2", "matplotlib", "rich"),
+    "comparison": ("jinja2", "rich"),
     "http": ("h11", "uvicorn"),
     "metrics": ("prometheus_client",),
     "mtls": ("cryptography",),

@@ -78,7 +78,7 @@ class Flag:
         return {**repeated, "type": PARSERS.get(kind, str), "metavar": metavar, "help": self.help}
 
     def spellings(self) -> list[str]:
-        return [f"--{name}" for name in (self.name, self.also) if name]
+        return [f"--{name}" if len(name) > 1 else f"-{name}" for name in (self.name, self.also) if name]
 
 
 def option(

@@ -35,7 +35,7 @@ EVERY = (*LOADING, "client", "fused_client", "advise", "plan", "doctor", "conver
 COMPARE, SERVE = "compare", "serve"  # commands in a role's place
 SERVE_FLAGS = ("--role", "fused_target", "--http_port", "8080", "--port", "0")  # of `serve`; other flags override them
 COMMANDS = {
-    SERVE: "serve [MODEL]: a fused_target for OpenAI clients, over HTTP at port 8080",
+    SERVE: "serve [MODEL]: a fused_target for OpenAI clients, over HTTP at port 8080, or --http_port",
     COMPARE: "compares the architectures on the same prompts; see compare --help",
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,11 +17,6 @@ def test_settings_are_the_fields_of_the_configuration(tmp_path: Path) -> None:
         compare(["one"], output_dir=tmp_path, max_tokens=4)
     with pytest.raises(ValueError, match="max-new-tokens: 0 is below 1"):
         compare(["one"], output_dir=tmp_path, max_new_tokens=0)
-
-
-@pytest.fixture(autouse=True)
-def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)  # plots take seconds
 
 
 def test_a_comparison_is_measured_written_and_returned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,7 +47,9 @@ class Unreachable(RuntimeError):
     """No server of the expected service answers at an address."""
 
 
-def run_comparison(config: ComparisonConfig, connect: Connect, publish: Callable[[RunData], int]) -> int:
+def run_comparison(
+    config: ComparisonConfig, connect: Connect, publish: Callable[[RunData], int], progress: Progress | None = None
+) -> int:
     """Measures, publishes even an incomplete run, and returns the exit code."""
     with Interruption() as interruption:
         try:
@@ -56,11 +58,10 @@ def run_comparison(config: ComparisonConfig, connect: Connect, publish: Callable
             print(f"compare_architectures.py: error: output-dir: {error.filename}: {error.strerror}", file=sys.stderr)
             return USAGE
         with opened as log:
-            code, why = _measured(log, connect, interruption)
+            code, why = _measured(log, connect, interruption, progress or Progress())
             if code and not log.measured.ended:
                 log.add("end", why)
         if log.measured.records:
-            print("writing the report", file=sys.stderr)
             published = publish(log.measured)
             code = code or published
         elif interruption.signal:
@@ -74,10 +75,10 @@ def started(config: ComparisonConfig) -> RunData:
     return RunData(config, this_machine(), started_at)
 
 
-def _measured(log: RecordLog, connect: Connect, interruption: Interruption) -> tuple[int, str]:
+def _measured(log: RecordLog, connect: Connect, interruption: Interruption, progress: Progress) -> tuple[int, str]:
     """Returns the exit code and why the run ended early."""
     try:
-        interruption.run(measure(log, connect, interruption, Progress()))
+        interruption.run(measure(log, connect, interruption, progress))
         return OK, ""
     except asyncio.CancelledError:
         if interruption.signal is None:

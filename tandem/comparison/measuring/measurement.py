@@ -145,7 +145,7 @@ class Measuring:
         for turn, (run, prompt) in enumerate(turns):
             for condition in config.conditions:
                 for contender in rotated(self.contenders, turn):
-                    self.progress.measuring(contender.name, prompt.name)
+                    self.progress.say(f"{contender.name} · {prompt.name}")
                     await self._enter(condition, turn / len(turns))
                     record = Record(contender.name, prompt.name, prompt.kind, run, condition=condition.name)
                     self._measured(await attempt(contender, record, prompt.into(condition.request, run)))

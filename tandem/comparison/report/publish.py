@@ -15,6 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
+from tandem.comparison.analysis import words
 from tandem.comparison.analysis.comparison import Comparison, analyse, comparison_as_text
 from tandem.comparison.analysis.step_times import step_times
 from tandem.comparison.measuring.attempt import tried
@@ -24,7 +25,7 @@ from tandem.comparison.measuring.machine_load import MachineLoad
 from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.measuring.records import CAUSES, Measurement, Record
 from tandem.comparison.report.page import html
-from tandem.comparison.report.terminal import TABLE_WIDTH, print_comparison
+from tandem.comparison.report.terminal import TABLE_WIDTH, Detail, print_comparison
 from tandem.host.device_times import text_of as times_as_text
 
 REHEARSED = "rehearsed"  # last column: name of the rehearsed step times
@@ -39,14 +40,15 @@ CSV_COLUMNS: tuple[str, ...] = (
 )
 
 
-def publish(measured: RunData) -> int:
+def publish(measured: RunData, detail: Detail = "short") -> int:
     """Returns OK, or FAILED if a request or a file failed. Raises ValueError without a record."""
     found, remarks = analyse(measured), list[str]()
     written = _write(found, measured, remarks)
     console = Console() if sys.stdout.isatty() else Console(width=TABLE_WIDTH)
-    tried(remarks, "The tables", lambda: print_comparison(found, console), None)
-    if written:
-        print("wrote " + ", ".join(map(str, written)))
+    tried(remarks, "The tables", lambda: print_comparison(found, console, detail), None)
+    if written and detail in ("short", "all"):
+        names = words.joined([path.name for path in written])
+        print(f"wrote {names} to {found.config.output_dir}")
     for remark in remarks:
         print(f"compare_architectures.py: error: {remark}", file=sys.stderr)
     return FAILED if found.failed or remarks else OK

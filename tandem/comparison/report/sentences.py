@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 
 from tandem.comparison.analysis import words
 from tandem.comparison.analysis.comparison import Comparison
-from tandem.comparison.analysis.verdict import Decision, Doubt
+from tandem.comparison.analysis.verdict import Decision
 from tandem.comparison.analysis.words import milliseconds, name, name_in_sentence
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, PLAIN
 
@@ -30,16 +30,20 @@ def undecided(found: Comparison) -> str:
     return f"No decision: only {words.joined([name_in_sentence(each) for each in measured])} was measured."
 
 
-def doubts(of: Doubt) -> Iterator[str]:
-    yield f"How sure: {of.sureness.value}{':' if of.reasons else '.'}"
-    yield from (f"  - {reason}" for reason in of.reasons)
-    if of.surer:
-        yield f"To be surer: measure again {', '.join(of.surer)}."
+def reasons(decision: Decision) -> str:
+    """Returns why it is as sure as it is; of what is undecided, the sentence has the first reason."""
+    shown = decision.doubt.reasons[0 if decision.decided else 1 :]
+    surer = f" To be surer, measure again {', '.join(decision.doubt.surer)}." if decision.doubt.surer else ""
+    return (f"{words.capitalised('; '.join(shown))}." if shown else "") + surer
+
+
+def doubts(decision: Decision) -> Iterator[str]:
+    yield f"How sure: {decision.sureness}. {reasons(decision)}".rstrip()
 
 
 def ratios(decision: Decision) -> Iterator[str]:
-    """The fastest's speed over each other architecture's."""
-    for rival in decision.rivals:
+    """The fastest's speed over each other architecture's, that of the sentence first."""
+    for rival in sorted(decision.rivals, key=lambda rival: rival.over not in (decision.over, decision.architecture)):
         if rival.ratio is not None:
             ratio = words.with_interval(f"{rival.ratio:.2f}", rival.interval)
             fastest, other = name_in_sentence(decision.fastest), name_in_sentence(rival.over)
