@@ -87,10 +87,7 @@ def cpu_quota(root: Path = Path("/")) -> int | None:
 
 def free_bytes(root: Path = Path("/")) -> int | None:
     """Bytes left by the system or the tightest group; None if unknown (not Linux)."""
-    try:
-        lines = (root / "proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, ValueError, IndexError, StopIteration):
+    if (free := meminfo("MemAvailable", root)) is None:
         return None
     names = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
     found = [free]
@@ -99,6 +96,15 @@ def free_bytes(root: Path = Path("/")) -> int | None:
             with contextlib.suppress(OSError, ValueError):  # not of this version, or "max"
                 found.append(int((folder / limit).read_text()) - int((folder / used).read_text()))
     return max(0, min(found))
+
+
+def meminfo(name: str, root: Path = Path("/")) -> int | None:
+    """Bytes of a line of /proc/meminfo; None if unknown."""
+    try:
+        lines = (root / "proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None
 
 
 def given_on_demand() -> bool:
