@@ -18,7 +18,7 @@ from tandem.rpc.endpoint_pool import parse_addresses
 from tandem.rpc.logs import printable
 from tandem.rpc.request_context import Request, begin, new_id
 from tandem.rpc.tracing import open_tracing
-from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, SpeculationStats, TokenLogprobs
+from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, TokenLogprobs
 
 Generate = Callable[[GenerationRequest], Events]
 
@@ -192,18 +192,9 @@ async def _run_prompt(screen: _Screen, generate: Generate, request: GenerationRe
 
 
 def _as_json(number: int, outcome: PromptRun) -> dict[str, object]:
-    done = outcome.completion
-    stats = done.stats if done else SpeculationStats()
-    return {
-        "prompt": number,
-        "text": outcome.text,
-        "tokens": outcome.tokens,
-        "finish_reason": done and done.finish_reason.name.lower(),
-        "seconds": outcome.seconds,
-        "ttft_seconds": outcome.ttft_seconds,
-        **{"rounds": stats.rounds, "drafted": stats.drafted, "accepted": stats.accepted},
-        "error": outcome.error or None,
-    }
+    reason = outcome.completion and outcome.completion.finish_reason.name.lower()
+    shown = {"text": outcome.text, "tokens": outcome.tokens, "seconds": outcome.seconds}
+    return {"prompt": number, **shown, "finish_reason": reason, "error": outcome.error or None}
 
 
 def _summary(outcome: PromptRun) -> str:

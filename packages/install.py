@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -15,13 +14,7 @@ WIDTH = 30  # columns of the bar
 LOG_SECONDS = 20.0  # between lines where stderr is no terminal
 TAIL_LINES = 20  # of pip's output, after a failure
 UNPACKING = "Installing collected packages: "
-
-
-def expected(file: Path) -> int:
-    """Counts the packages that a requirements file pins, with those of the files that it names."""
-    lines = file.read_text().splitlines()
-    named = (expected(file.parent / line.split()[1]) for line in lines if line.startswith("-r "))
-    return sum("==" in line for line in lines) + sum(named)
+QUIETLY = ("--disable-pip-version-check", "--progress-bar", "off")
 
 
 def unpacked() -> int:
@@ -30,9 +23,8 @@ def unpacked() -> int:
 
 def main(arguments: list[str]) -> int:
     file, *more = arguments
-    quiet = ["--disable-pip-version-check", "--progress-bar", "off"]
-    command = [sys.executable, "-m", "pip", "install", *quiet, "-r", file, *more]
-    output, total, before = list[str](), expected(Path(file)), unpacked()
+    output, before = list[str](), unpacked()
+    command = [sys.executable, "-m", "pip", "install", *QUIETLY, "-r", file, *more]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip:
         assert pip.stdout
         reading = Thread(target=output.extend, args=(pip.stdout,))
@@ -41,12 +33,8 @@ def main(arguments: list[str]) -> int:
         while pip.poll() is None:
             time.sleep(0.2)
             if terminal or time.monotonic() - shown_at > LOG_SECONDS:
-                shown_at = time.monotonic()
-                share, what = progress(list(output), total, unpacked() - before)
-                line = f"[{'#' * int(WIDTH * share):{WIDTH}}] {what}"
-                width = os.get_terminal_size(2).columns - 1 if terminal else len(line)
-                print(f"\r\033[K{line[:width]}" if terminal else line, end="" if terminal else "\n", file=sys.stderr)
-                sys.stderr.flush()
+                shown_at, line = time.monotonic(), progress(list(output), unpacked() - before)
+                print(f"\r\033[K{line}" if terminal else f"{line}\n", end="", file=sys.stderr, flush=True)
         reading.join()
     print("\r\033[K" if terminal else "", end="", file=sys.stderr)
     if pip.returncode:
@@ -54,14 +42,13 @@ def main(arguments: list[str]) -> int:
     return pip.returncode
 
 
-def progress(output: list[str], total: int, count: int) -> tuple[float, str]:
-    """Returns the share that is done, half of it downloads, and what is being done."""
-    if listed := next((line for line in output if line.startswith(UNPACKING)), None):
-        names = listed.count(",") + 1
-        return 0.5 + 0.5 * min(1.0, count / names), f"unpacking: {min(count, names)} of {names} packages"
+def progress(output: list[str], count: int) -> str:
+    """Returns the bar, whose first half are downloads, and what is being done. `count`: unpacked packages."""
     found = [match[1] for line in output if (match := re.match(r"\s*Collecting ([\w.-]+)", line))]
-    name = f" ({found[-1]})" if found else ""
-    return 0.5 * min(1.0, len(found) / max(1, total)), f"downloading: {len(found)} packages{name}"
+    listed = next((line.count(",") + 1 for line in output if line.startswith(UNPACKING)), 0)
+    share = 0.5 + 0.5 * min(1.0, count / listed) if listed else 0.5 - 0.5 / (1 + len(found) / 20)  # of unknown many
+    what = f"unpacking: {count} of {listed}" if listed else f"downloading: {len(found)}"
+    return f"[{'#' * int(WIDTH * share):{WIDTH}}] {what} packages{f' ({found[-1]})' if found and not listed else ''}"
 
 
 if __name__ == "__main__":

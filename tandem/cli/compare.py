@@ -37,10 +37,6 @@ EMULATING = {"rtt_ms", "bandwidth_mbps", "up_mbps", "jitter_ms"}
 def refuse_unused_flags(options: CompareOptions) -> None:
     """Raises ValueError for the first flag that others make ineffective."""
     given, started = options.given, started_here(options)
-    if options.render:
-        for name in sorted(given - {"render"}):
-            raise ValueError(f"{_flag(name)}: --render measures nothing, and takes no other flag")
-        return
     for name, flag in COMPARE_FLAGS.items():
         if name in given and flag.group == STARTED and not started:
             raise ValueError(f"{_flag(name)}: is for servers that are started here, and all are connected")
@@ -155,14 +151,6 @@ def _plan_of(options: CompareOptions) -> PlanConfig:
     )
 
 
-def render_again(path: Path) -> int:
-    from tandem.comparison.analysis.comparison import read_comparison
-    from tandem.comparison.report.publish import write_page
-
-    print(f"wrote {write_page(read_comparison(path, 'render'), path.parent)}")
-    return 0
-
-
 def report_again(path: Path, options: CompareOptions) -> int:
     """Analyses and reports the records of a run or of a first hour's bundle, complete or not."""
     from tandem.comparison.measuring.bundle import how_far, read_about, records_in
@@ -192,8 +180,6 @@ def main(argv: Sequence[str] | None = None, program: str = "compare_architecture
     options = parser.parse_args(argv)
     try:
         refuse_unused_flags(options)
-        if options.render:
-            return render_again(options.render)
         if options.from_records:
             return report_again(options.from_records, options)
         config = build_config(options)

@@ -115,8 +115,9 @@ class CompareOptions:
     draft_neuron_config: str | None = same("draft_neuron_config")
     startup_timeout: SECONDS = option("how long a server may take to start", default=ComparisonConfig.startup_timeout_s)
 
-    render: Path | None = option("only write the page of this comparison.json", metavar="FILE", group="output")
-    from_records: Path | None = option("measure nothing; analyse and report this records.jsonl", metavar="FILE")
+    from_records: Path | None = option(
+        "measure nothing; analyse and report this records.jsonl", metavar="FILE", group="output"
+    )
     verbose: bool = option("show every request and all that is known of drafts", default=False, also="v")
     quiet: bool = switch("print the decision alone, and no progress")
     json: bool = switch("print comparison.json in place of tables")

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tandem.engine.batcher import TimedResult
 from tandem.engine.engine import Engine
-from tandem.engine.shared_steps import CachedPrompt
-from tandem.engine.stepper import Step, Stepper
+from tandem.engine.stepper import CachedPrompt, Step, Stepper
 from tandem.runners.capabilities import FeatureRow
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import PrefillRow, ProposeRow, RowFailed, StructureEnded, VerifyRow
@@ -247,11 +246,7 @@ class RunStepper(Stepper):
 
     def __init__(self, sequence: TargetSequence, run: SelfPacedRun, self_paced: bool = True) -> None:
         super().__init__(sequence.engine.verify, run.tokens)
-        self._sequence, self._run, self._self_paced = sequence, run, self_paced
-
-    @property
-    def self_paced(self) -> bool:
-        return self._self_paced
+        self._sequence, self._run, self.self_paced = sequence, run, self_paced
 
     @property
     def notifies_each_step(self) -> bool:

@@ -77,8 +77,8 @@ def test_quiet_answers_come_alone_and_json_is_an_object_a_line(capsys: pytest.Ca
     assert capsys.readouterr() == ("hello big world \n", "")
     assert show("one two", "three", quiet=True, json=True) == 0
     printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(each["prompt"], each["text"], each["accepted"]) for each in printed] == [
-        (0, "one two ", 1),
+    assert [(each["prompt"], each["text"], each["tokens"]) for each in printed] == [
+        (0, "one two ", 2),
         (1, "three ", 1),
     ]
     assert printed[0]["finish_reason"] == "stop_string" and printed[0]["error"] is None

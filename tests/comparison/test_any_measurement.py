@@ -16,7 +16,6 @@ from tandem.comparison.analysis.comparison import Comparison, analyse, compariso
 from tandem.comparison.measuring.json_form import decoded
 from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.report.page import html
-from tandem.comparison.report.publish import records_as_csv
 from tandem.comparison.report.terminal import print_comparison
 from tandem.speculation.types import Rule
 from tests.comparison.made_up import NAMES, POOLS, SHAPES, Shape, measured
@@ -31,7 +30,7 @@ def said(of: RunData) -> str:
     screen = Console(width=130, file=io.StringIO(), color_system=None)
     print_comparison(found, screen)
     assert isinstance(screen.file, io.StringIO)
-    texts = [screen.file.getvalue(), html(found), records_as_csv(found.records)]
+    texts = [screen.file.getvalue(), html(found)]
     for rtt in (0.0, 13.0, 500.0):
         for clients in (1, 100):
             if verdict := found.decide(rtt, clients):

@@ -12,13 +12,6 @@ from tandem.comparison.measuring.driver import Unreachable
 from tandem.comparison.measuring.identity import TokenIdentity
 
 
-def test_settings_are_the_fields_of_the_configuration(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="max_tokens"):
-        compare(["one"], output_dir=tmp_path, max_tokens=4)
-    with pytest.raises(ValueError, match="max-new-tokens: 0 is below 1"):
-        compare(["one"], output_dir=tmp_path, max_new_tokens=0)
-
-
 def test_a_comparison_is_measured_written_and_returned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = compare(
         ["one", "two"],
@@ -53,6 +46,10 @@ def test_without_a_folder_nothing_is_left_behind() -> None:
 
 
 def test_what_cannot_be_measured_raises_at_once(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="max_tokens"):
+        compare(["one"], output_dir=tmp_path, max_tokens=4)
+    with pytest.raises(ValueError, match="max-new-tokens: 0 is below 1"):
+        compare(["one"], output_dir=tmp_path, max_new_tokens=0)
     with pytest.raises(ValueError, match="architectures: 'x' is not one of"):
         compare(["one"], output_dir=tmp_path, architectures=("x",))
     with pytest.raises(Unreachable, match=r"127.0.0.1:9 does not answer: UNAVAILABLE: nothing listens at 127.0.0.1:9 "):

@@ -120,7 +120,7 @@ def test_a_comparison_starts_servers_measures_writes_and_stops_them(
     assert [summary["architecture"] for summary in found["conditions"][0]["summaries"]] == names
     assert len(found["records"]) == 12
     output = capsys.readouterr()
-    assert f"report.html to {config.output_dir}" in output.out
+    assert f"wrote report.html and comparison.json to {config.output_dir}" in output.out
     assert "distributed is ready on 127.0.0.1:1003" in output.err and "[12/12] " in output.err
     assert no_server_is_left(config)
 
@@ -363,4 +363,3 @@ def test_a_file_that_cannot_be_written_costs_no_other_and_is_told(
     assert run_comparison(config, Network().connect) == 1
     assert "error: comparison.json could not be made: IsADirectoryError" in capsys.readouterr().err
     assert (config.output_dir / "report.html").exists()
-    assert (config.output_dir / "comparison.csv").exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import itertools
 import json
@@ -27,7 +26,6 @@ from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.measuring.records import Failure, Record, Seconds
 from tandem.comparison.report import sentences
 from tandem.comparison.report.page import html, page_of
-from tandem.comparison.report.publish import records_as_csv
 from tandem.comparison.report.serving import serving
 from tandem.comparison.report.terminal import Detail, print_comparison
 from tandem.host.device_times import text_of, times_named
@@ -143,13 +141,6 @@ def test_a_first_run_prints_at_most_40_lines_with_its_rehearsal() -> None:
     assert json.loads(printed(found, 80, "json"))["conditions"][0]["decision"]["sentence"] == found.decision.sentence
 
 
-def test_the_csv_has_one_row_per_record() -> None:
-    rows = list(csv.DictReader(io.StringIO(records_as_csv([record("fused"), FAILED], "a-device"))))
-    assert json.loads(rows[0]["output_token_ids"]) == [1, 2, 3] and rows[0]["verify_seconds"] == "0.2"
-    assert (rows[1]["ttft_s"], rows[1]["error_code"]) == ("", "UNAVAILABLE")
-    assert {row["rehearsed"] for row in rows} == {"a-device"}
-
-
 def test_a_partial_run_and_a_round_trip_that_was_not_measured_are_named(tmp_path: Path) -> None:
     made = measured(Shape(names=("autoregressive", "fused"), rtts=(0.0, 20.0), keep=0.2), BUSY, Random(1), tmp_path)
     found = analyse(made)
@@ -195,9 +186,9 @@ def test_the_commands_serve_what_was_measured_where_it_was_measured(
     assert args.http_port == 8080
 
 
-def test_a_server_that_ran_already_is_asked() -> None:
-    (command,) = page_of(decided("fused", {"autoregressive": "10.0.0.1:5", "fused": "10.0.0.1:7"}))["command"].commands
-    assert command.endswith(" client --target_host 10.0.0.1 --port 7 --prompt 'Why is the sky blue?'")
+def test_a_server_that_ran_already_needs_no_command() -> None:
+    found = decided("fused", {"autoregressive": "10.0.0.1:5", "fused": "10.0.0.1:7"})
+    assert page_of(found)["command"] is None and "Serve it" not in printed(found)
 
 
 @pytest.mark.thorough

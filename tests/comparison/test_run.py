@@ -123,14 +123,11 @@ def test_a_cancelled_run_is_not_recorded_as_a_failure(tmp_path: Path) -> None:
         records_of(tmp_path, Cancelled("fused"))
 
 
-@pytest.mark.parametrize(("fails", "gaps"), [(False, [3.0]), (True, [])])
-def test_diverged_prompts_are_repeated_for_their_margins_where_they_can_be_had(
-    fails: bool, gaps: list[float], tmp_path: Path
-) -> None:
+def test_margins_of_diverged_prompts_that_cannot_be_had_cost_nothing_else(tmp_path: Path) -> None:
     class Plain(FakeGenerator):
         async def generate(self, request: GenerationRequest, timeout: float | None = None):  # type: ignore[no-untyped-def]
             async for event in super().generate(request, timeout):
-                if request.margins and fails:
+                if request.margins:
                     raise ValueError("no margins")
                 yield event
 
@@ -138,7 +135,7 @@ def test_diverged_prompts_are_repeated_for_their_margins_where_they_can_be_had(
     other = FakeGenerator("fused", ((1, 2, 8, 4, 5),))
     contenders = [Contender("autoregressive", plain), Contender("fused", other)]
     run = run_of(tmp_path, contenders, "one", architectures=("autoregressive", "fused"))
-    assert [trace.margins[2] for trace in run.margins.values()] == gaps
+    assert len(run.records) == 2 and not run.margins
     assert [request.margins for _, request in plain.calls].count(True) == 1
 
 

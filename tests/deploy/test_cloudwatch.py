@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tandem.comparison.measuring.json_form import encoded
+from tandem.comparison.measuring.records import Failure, Record
 from tandem.comparison.measuring.workloads import built_in_prompts
+from tests.comparison.fakes import record
 from tests.deploy.manifests import ROOT
 
 SCRIPT = ROOT / "deploy" / "cloudwatch.py"
-COLUMNS = [
-    *("condition", "architecture", "prompt", "error_code", "number_input_tokens", "output_tokens"),
-    *("ttft_s", "inter_token_latency_s", "end_to_end_latency_s", "request_output_throughput_token_per_s"),
-]
 UNITS = {"Seconds", "Count", "Count/Second"}  # of MetricDatum's StandardUnit
 
 
-def asked(folder: Path, rows: list[list[object]], *arguments: str) -> subprocess.CompletedProcess[str]:
-    with (folder / "comparison.csv").open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([COLUMNS, *rows])
+def asked(folder: Path, records: list[Record], *arguments: str) -> subprocess.CompletedProcess[str]:
+    (folder / "comparison.json").write_text(json.dumps({"records": encoded(records)}), encoding="utf-8")
     return subprocess.run(
         [sys.executable, str(SCRIPT), str(folder), *arguments], capture_output=True, text=True, check=False
     )
 
 
-def row(prompt: str, architecture: str, ttft: float, condition: str = "base", error: str = "") -> list[object]:
-    return [condition, architecture, prompt, error, 64, 512, *([""] * 4 if error else [ttft, 0.5, 2.0, 256.0])]
+def row(prompt: str, architecture: str, ttft: float, condition: str = "base", error: str = "") -> Record:
+    made = replace(record(architecture, ttft_s=ttft, output_tokens=512), prompt=prompt, condition=condition)
+    return replace(made, measurement=None, error=Failure(error, "")) if error else made
 
 
 def by_name(done: subprocess.CompletedProcess[str]) -> dict[tuple[str, ...], dict[str, Any]]:

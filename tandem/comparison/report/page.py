@@ -14,10 +14,10 @@ from tandem.comparison.analysis import words
 from tandem.comparison.analysis.comparison import Comparison
 from tandem.comparison.measuring.attempt import tried
 from tandem.comparison.measuring.config import ComparisonConfig
+from tandem.comparison.measuring.json_form import encoded
 from tandem.comparison.report import plots, sentences, serving, tables
 from tandem.comparison.report.plots import Picture
 from tandem.comparison.report.tables import Table
-from tandem.launch import checkout
 
 REASONS = 3  # on the first screen
 
@@ -61,11 +61,11 @@ def page_of(found: Comparison) -> dict[str, Any]:
         verdict.architecture for verdict in found.decisions if verdict.decided and not found.rehearsed
     )
     commands = (tried(remarks, "The command", partial(command, found, name), None) for name in chosen)
-    made = [each for each in commands if each]
+    made = [each for each in commands if each and each.commands]
     shown, folded = _shown(found, remarks), _folded(found, remarks)
     return dict(
         title=f"Where should the draft of {models} run?" + (" (rehearsed)" if found.rehearsed else ""),
-        stamp=f"{sentences.date(found)}. {words.capitalised(sentences.setting(found))}.",
+        stamp=f"{found.started_at[:16].replace('T', ' ')} UTC. {words.capitalised(sentences.setting(found))}.",
         cautions=(*([f"This run is partial: {partial_run}."] if partial_run else []), *found.caveats),
         decision=decision,
         sure=sentences.reasons(decision) if decision else "",
@@ -82,12 +82,8 @@ def page_of(found: Comparison) -> dict[str, Any]:
 
 
 def command(found: Comparison, architecture: str) -> Section:
-    """Returns the commands that serve `architecture` here, or a client's if it runs already."""
-    name = words.name_in_sentence(architecture)
-    if server := serving.running(found, architecture):
-        return Section(f"{words.capitalised(name)} runs already. Ask it", commands=(serving.asking(server),))
-    lines = tuple(serving.serving(found.config, architecture, checkout()))
-    title = f"Serve {name} as measured, to OpenAI clients at {serving.URL}"
+    lines = tuple(serving.served(found, architecture))
+    title = f"Serve {words.name_in_sentence(architecture)} as measured, to OpenAI clients at {serving.URL}"
     return Section(title, (serving.APART,) if len(lines) > 1 else (), lines)
 
 
@@ -141,7 +137,7 @@ def _settings(found: Comparison) -> Iterable[str]:
     for field in dataclasses.fields(ComparisonConfig):
         value = getattr(found.config, field.name)
         if field.name not in ("prompts", "credentials") and value != field.default:
-            yield f"{field.name.replace('_', ' ').capitalize()}: {words.setting(value)}."
+            yield f"{field.name.replace('_', ' ').capitalize()}: {encoded(value)}."
     packages = (f"{package} {version}" for package, version in found.machine.packages.items())
     yield f"Packages: {', '.join(packages)}."
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from datetime import datetime, timezone
 
 from tandem.comparison.analysis import words
 from tandem.comparison.analysis.comparison import Comparison
-from tandem.comparison.analysis.verdict import Decision
+from tandem.comparison.analysis.verdict import Decision, busy
 from tandem.comparison.analysis.words import milliseconds, name, name_in_sentence
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, PLAIN
 
-LEAST_SHARE = 0.005  # of processor time, worth a sentence
+LEAST_RTT_S = 0.0001  # a shorter round trip is none
 PACKAGES = ("torch", "transformers", "numpy")
 
 
@@ -81,8 +80,8 @@ def theory(found: Comparison) -> Iterator[str]:
     if "distributed" in of.rounds:
         even = of.break_even_rtt_s
         beats = "never to beat plain decoding here"
-        if even is not None:
-            beats = f"to beat plain decoding below {milliseconds(even, 0)} ms RTT"
+        if even is not None and even >= LEAST_RTT_S:
+            beats = f"to beat plain decoding below {milliseconds(even)} ms RTT"
         yield f"Distributed is predicted {beats}."
     if of.capacity_gain is not None:
         yield (
@@ -122,14 +121,6 @@ def drafts(found: Comparison) -> Iterator[str]:
             )
 
 
-def date(found: Comparison) -> str:
-    try:
-        at = datetime.fromisoformat(found.started_at).astimezone(timezone.utc)
-    except ValueError:
-        return found.started_at
-    return f"{at.day} {at:%B %Y, %H:%M} UTC"
-
-
 def setting(found: Comparison) -> str:
     config, base = found.config, found.base
     length = "draft lengths by measurement" if config.speculation_length is None else f"k = {config.speculation_length}"
@@ -155,9 +146,10 @@ def card(found: Comparison) -> dict[str, str]:
     connected = [f"{name(e.architecture.name)} at {e.address}" for e in found.endpoints if e.log is None]
     links = "; ".join(words.link(m.link) for m in found.links)
     drafts = [draft.removeprefix("remote:") for draft in models(found, "draft_name")]
+    share = busy([r.machine_load for r in found.records if r.machine_load], machine.usable_cores)
     cards = {
         "Machine": str(machine),
-        "Other programs": _load(found),
+        "Other programs": "" if share is None else f"wanted {words.percent(share)} of the machine",
         "Software": ", ".join(own),
         "Target": ", ".join(models(found, "model_name")),
         "Draft": ", ".join(dict.fromkeys(drafts)),
@@ -166,14 +158,3 @@ def card(found: Comparison) -> dict[str, str]:
         "Servers": f"ran already: {', '.join(connected)}" if connected else "all started for this comparison",
     }
     return {what: value for what, value in cards.items() if value}
-
-
-def _load(found: Comparison) -> str:
-    """Other programs' load during measured requests; "" if unknown."""
-    loads = [record.machine_load for record in found.records if record.machine_load]
-    parts = []
-    for field, what in (("others", "took {} of the machine"), ("steal", "the host of this virtual machine took {}")):
-        shares = [share for load in loads if (share := getattr(load, field)) is not None]
-        if shares and (mean := statistics.fmean(shares)) >= LEAST_SHARE:
-            parts.append(what.format(words.percent(mean)))
-    return ", ".join(parts)

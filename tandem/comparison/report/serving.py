@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -18,32 +17,21 @@ from tandem.comparison.measuring.commands import (
     worker_command,
 )
 from tandem.comparison.measuring.config import ComparisonConfig
-from tandem.comparison.measuring.deployment import Endpoint
 from tandem.launch import LAUNCH, checkout
 
 PORT, HTTP_PORT = "50051", "8080"
 LOOPBACK = "127.0.0.1"
 FOR_CLIENTS = ("--http_port", HTTP_PORT, "--port", "0")  # as `serve` has them
 URL = f"http://{LOOPBACK}:{HTTP_PORT}/v1"
-QUESTION = "Why is the sky blue?"
 OF_THE_COMPARISON = ("--host", "--port", "--prefix_sharing", "--rehearse")  # flags with values for measuring only
 DEFAULTS = (["--backend", "torch"], ["--pipeline", "off"], ["--draft", "auto"])
 APART = f"On two machines, put the other's address in place of {LOOPBACK}, and secure both (docs/security.md)."
 
 
-def running(found: Comparison, architecture: str) -> Endpoint | None:
-    """Returns a server that was not started for the comparison."""
-    return next((e for e in found.endpoints if e.architecture.name == architecture and e.log is None), None)
-
-
-def asking(server: Endpoint) -> str:
-    """Returns the command that asks a running server."""
-    if "://" in server.address:
-        url = server.address.rstrip("/").removesuffix("/v1")
-        body = json.dumps({"model": server.model.model_name, "prompt": QUESTION})
-        return shlex.join(["curl", f"{url}/v1/completions", "--json", body])
-    host, _, port = server.address.rpartition(":")
-    return _line(["client", "--target_host", host, "--port", port, "--prompt", QUESTION], checkout())
+def served(found: Comparison, architecture: str) -> list[str]:
+    """Returns the commands for here; none for a rehearsal, and for a server that ran already."""
+    ran = any(e.architecture.name == architecture and e.log is None for e in found.endpoints)
+    return [] if ran or found.rehearsed else serving(found.config, architecture, checkout())
 
 
 def serving(config: ComparisonConfig, architecture: str, root: Path | None) -> list[str]:

@@ -17,7 +17,6 @@ from rich.text import Text
 from tandem.comparison.analysis.comparison import Comparison, comparison_as_text, read_comparison
 from tandem.comparison.report import sentences, serving, tables
 from tandem.comparison.report.tables import Table
-from tandem.launch import checkout
 
 TABLE_WIDTH = 130  # columns without a terminal
 MOST_ROWS = 30  # of a table; comparison.json has all
@@ -58,10 +57,8 @@ def head_lines(found: Comparison, detail: Detail) -> Iterator[tuple[str, str]]:
         yield from ((line, "") for line in sentences.doubts(verdict))
         if verdict.decided and detail == "all":
             yield from ((f"  {line}", "") for line in sentences.ratios(verdict))
-        served = verdict.decided and not found.rehearsed and not serving.running(found, verdict.architecture)
-        if served and detail != "decision":
-            for line in serving.serving(found.config, verdict.architecture, checkout()):
-                yield f"{SERVE}{line}", ""
+        if verdict.decided and detail != "decision":
+            yield from ((f"{SERVE}{line}", "") for line in serving.served(found, verdict.architecture))
     yield from ((f"{other.sentence} ({other.sureness})", "") for other in found.decisions if other is not verdict)
     yield from ((line, "") for line in sentences.not_measured(found))
 
