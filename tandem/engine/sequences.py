@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tandem.engine.batcher import TimedResult
 from tandem.engine.engine import Engine
 from tandem.engine.stepper import CachedPrompt, Step, Stepper
-from tandem.runners.capabilities import FeatureRow
-from tandem.runners.pages import PAGE
+from tandem.runners.capabilities import PAGE, FeatureRow
 from tandem.runners.protocol import PrefillRow, ProposeRow, RowFailed, StructureEnded, VerifyRow
 from tandem.speculation.features import FeatureSpec
 from tandem.speculation.processing import Processing, Processor
