@@ -25,14 +25,13 @@ from tandem.speculation.drafters import Drafter, PredictionDrafter
 from tandem.speculation.estimate import Estimate
 from tandem.speculation.fallible import FallibleDrafter
 from tandem.speculation.features import FeatureInbox, FeatureSpec
-from tandem.speculation.lookahead import LookaheadPolicy
 from tandem.speculation.loop import Rounds
 from tandem.speculation.never_waiting import DraftsElsewhere, NeverWaitingRounds
 from tandem.speculation.request import Drafts
 from tandem.speculation.retry import RETRY_SECONDS
 from tandem.speculation.rounds import MAX_IN_FLIGHT, DraftedRounds
 from tandem.speculation.types import GenerationRequest, ModelInfo, Rule, SpeculationStats
-from tandem.speculation.verification_mode import ChosenRounds, Depth, Pipeline, never_waits
+from tandem.speculation.verification_mode import ChosenRounds, Depth, LookaheadPolicy, Pipeline, never_waits
 
 TARGET_SECONDS = 120.0  # default wait for a starting target
 

@@ -32,7 +32,7 @@ from tandem.speculation.errors import InvalidField, WrongType
 from tandem.speculation.loop import Rounds
 from tandem.speculation.request import RequestOptions
 from tandem.speculation.rounds import DraftedRounds, OutOfStep
-from tandem.speculation.stopping import NoText, TextStream
+from tandem.speculation.stopping import TextStream
 from tandem.speculation.types import (
     Chunk,
     Draft,
@@ -206,10 +206,10 @@ class _Tokenizer:
         return [int(token) for token in self._tokenizer.encode(text)]
 
     def stream(self) -> TextStream:
-        return NoText() if self._tokenizer is None else _Text(self._tokenizer)
+        return TextStream() if self._tokenizer is None else _Text(self._tokenizer)
 
 
-class _Text:
+class _Text(TextStream):
     # Decoding all tokens again is right for any tokenizer.
 
     def __init__(self, tokenizer: OwnTokenizer) -> None:

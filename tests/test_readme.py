@@ -6,9 +6,7 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-
-from tests import flag_tables
+from tandem.engine.compatibility import ASKED, EXCLUDED
 
 ROOT = Path(__file__).resolve().parents[1]
 EVERY_PAGE = (
@@ -20,10 +18,13 @@ EVERY_PAGE = (
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#([^)\s]+))?\)|\]\(#([^)\s]+)\)")
 
 
-@pytest.mark.parametrize("page", flag_tables.PAGES, ids=lambda page: page.stem)
-def test_the_tables_of_flags_are_those_of_the_declarations(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    assert text == flag_tables.with_tables(text), "python -m tests.flag_tables writes them anew"
+def test_the_page_lists_all_that_excludes_something() -> None:
+    lines = []
+    for trait, reasons in EXCLUDED.items():
+        lines.append(f"- {trait.value}\n")
+        lines += [f"    - {ASKED[field][1]}: {why}\n" for field, why in reasons.items()]
+    wanted = re.sub(r"--[a-z][\w-]*", r"`\g<0>`", "".join(lines))
+    assert wanted in (ROOT / "docs" / "running.md").read_text(encoding="utf-8"), wanted
 
 
 def test_the_readmes_first_request_is_streamed_and_ends_soon_and_always_alike() -> None:

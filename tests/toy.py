@@ -18,8 +18,7 @@ from tandem.checkpoints.locate import Checkpoint
 from tandem.checkpoints.tokenizers import byte_characters
 from tandem.checkpoints.tool_prompts import Shown, with_tools
 from tandem.runners.backends import Backend, LoadRequest
-from tandem.runners.capabilities import Capabilities, FeatureRow, FeaturesOut, MemoryOnDemand, Pages
-from tandem.runners.pages import PAGE
+from tandem.runners.capabilities import PAGE, Capabilities, FeatureRow, FeaturesOut, MemoryOnDemand, Pages
 from tandem.runners.protocol import (
     FusedStep,
     Limits,
@@ -36,6 +35,7 @@ from tandem.runners.protocol import (
     verify_row,
 )
 from tandem.runners.startup import Startup
+from tandem.speculation.stopping import TextStream
 from tandem.speculation.types import SparseDistribution, Verdict
 
 VOCAB_SIZE = 258
@@ -315,14 +315,11 @@ _PLAIN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": 
 _CHAT = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
-class ToyText:
+class ToyText(TextStream):
     """Decodes each byte as one Latin-1 character."""
 
     def push(self, token: int) -> str:
         return bytes([token]).decode("latin-1") if token < 256 else ""
-
-    def flush(self) -> str:
-        return ""
 
 
 class ToyBackend(Backend):

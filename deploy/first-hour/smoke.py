@@ -178,14 +178,18 @@ def report() -> None:
         print(f"operators that fell back to the CPU: {', '.join(map(str, names())) or 'none'}")
 
 
-def main(argv: list[str] | None = None) -> int:
-    from tandem.runners.loading import transformers_logging
-
+def parse(argv: list[str] | None) -> argparse.Namespace:
     words = argparse.ArgumentParser(prog="smoke.py", description=(__doc__ or "").partition("\n")[0])
     words.add_argument("kind", choices=("neuron", "nxdi", "cpu"), help="where it runs; cpu: a rehearsal")
     words.add_argument("--folder", type=Path, required=True, help="where the random pair and the compiler's logs go")
     words.add_argument("--ranks", type=int, default=1, help="cores (default: 1)")
-    args = words.parse_args(argv)
+    return words.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    from tandem.runners.loading import transformers_logging
+
+    args = parse(argv)
     transformers_logging()
     if os.environ.get("RANK", "0") != "0":
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (errors of all ranks, output of one)

@@ -19,8 +19,8 @@ from tandem.services.security.limits import LimitReached, ServerLimits, check_na
 from tandem.services.sessions.table import CountedSessions
 from tandem.speculation.ahead import Follower
 from tandem.speculation.drafters import Drafter
-from tandem.speculation.lookahead import DraftPlan
 from tandem.speculation.types import MAX_DRAFTED, InvalidField, ModelInfo, Rule, TooLong
+from tandem.speculation.verification_mode import DraftPlan
 from tandem.v1 import draft_worker_pb2 as pb
 
 BYTES_PER_TOKEN = 1024  # of a session: the lookup index, measured

@@ -127,6 +127,10 @@ class CompareOptions:
     given: frozenset[str]
 
 
+COMMON = (
+    *("prompt_file", "prompt", "workloads", "architectures", "connect", "rtt_ms", "concurrency", "temperature"),
+    *("max_new_tokens", "num_runs", "model", "draft_model", "device", "output_dir", "from_records"),
+)
 COMPARE_FLAGS = flags_of(CompareOptions, ComparisonConfig)
 
 
@@ -137,7 +141,9 @@ def build_parser(program: str = "compare_architectures.py") -> OptionParser[Comp
         COMPARE_FLAGS,
         hyphens=True,
         said="error: ",
+        common=COMMON,
         prog=program,
+        usage=f"{program} [flags]",
         description="Compare autoregressive, distributed, fused and remote-draft decoding on the same prompts.",
         epilog="Exit code: 0; 1 when a request or a file failed; 2 for a bad argument; 4 when a server died; 130 by"
         " Ctrl-C, 143 by SIGTERM. What was measured by then is reported.",

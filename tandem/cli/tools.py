@@ -58,7 +58,7 @@ def compile(args: Options) -> Run:
 
 
 def convert(args: Options) -> Run:
-    from tandem.checkpoints.convert import ConvertConfig, run_convert
+    from tandem.checkpoints.convert import run_convert
 
     flag = "draft_model" if args.convert == "eagle" else "model"
     source = getattr(args, flag)
@@ -67,8 +67,8 @@ def convert(args: Options) -> Run:
     if args.output is None:
         raise ValueError("output: give --output DIR, the folder to write to")
     target = Path(args.target_model) if args.target_model else None
-    config = ConvertConfig(Path(source), Path(args.output), args.convert or "", target, int(args.shard_gb * 10**9))
-    return _at_once(run_convert, config)
+    most = int(args.shard_gb * 10**9)
+    return _at_once(run_convert, Path(source), Path(args.output), args.convert or "", target, most)
 
 
 def advise(args: Options) -> Run:
@@ -126,11 +126,9 @@ def _prompt_file(path: Path) -> dict[str, Any]:
     import json
 
     from tandem.clients.messages import chat_of
+    from tandem.receipts.run import read_file
 
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"prompt: {path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
+    text = read_file("prompt", path)
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

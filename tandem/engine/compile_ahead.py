@@ -31,10 +31,7 @@ def checked_parts(parts: tuple[str, ...], models: ModelConfig) -> tuple[str, ...
 
 
 def run_compile(models: ModelConfig, parts: tuple[str, ...], command: tuple[str, ...]) -> int:
-    """Compiles each of `parts` (none: all that the models allow) and prints a line about it; returns the exit code.
-
-    `command` starts another rank. Raises ValueError, one line.
-    """
+    """Compiles `parts` (none: all that the models allow) and prints a line about each. Raises ValueError, one line."""
     head = _head(models)
     wanted = _selected(models, parts, head)
     if models.backend != "torch":

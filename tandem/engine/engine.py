@@ -16,9 +16,8 @@ from tandem.engine.batcher import Batcher, DeviceLost, StepHung, TimedResult
 from tandem.engine.compatibility import able, refusal, sentence
 from tandem.engine.fair_turns import TooManyWaiting
 from tandem.engine.prefix_cache import PrefixCache
-from tandem.engine.shared_steps import SharedSteps
 from tandem.engine.slots import SlotPool
-from tandem.engine.stepper import Step, Stepper
+from tandem.engine.stepper import SharedSteps, Step, Stepper
 from tandem.engine.structures import Structures
 from tandem.runners.capabilities import FeatureRow, HandedOut, No
 from tandem.runners.protocol import RowFailed, Runner, VerifyRow, verify_sized

@@ -113,7 +113,11 @@ class FusedRounds(Rounds):
             assert found is not None, "the draft model has caught up, or does not draft"
             row, done = found
             if row.propose.k and not row.copied:
-                self._report(self._draft, done.value)
+                if done.value.draft_failed:
+                    health.failed(RuntimeError(done.value.draft_failed))
+                    self._draft.cacheable = False
+                else:
+                    health.succeeded()
             if skipped or done.value.draft_failed:
                 health.skipped(self._stats)
             return self._read(target, tokens, row, done)
@@ -145,21 +149,12 @@ class FusedRounds(Rounds):
     def _read(
         self, target: TargetSequence, tokens: Sequence[int], row: FusedRow, done: TimedResult[FusedResult]
     ) -> tuple[Draft, Verdict]:
-        result, proposed = done.value, done.value.proposal
-        drafting, waited = result.draft_seconds, done.queue_seconds + result.draft_seconds - proposed.seconds
-        verdict = target.verified(
-            tokens[-1], proposed.token_ids, result.verdict, waited, done.compute_seconds - drafting, done.ended
-        )
+        verdict, proposed, drafting = done.value.verdict, done.value.proposal, done.value.draft_seconds
+        target.verified(tokens[-1], proposed.token_ids, verdict, done, drafting)
+        verdict.queue_seconds += drafting - proposed.seconds
         proposers = (Proposer.NGRAM if row.copied else Proposer.MODEL,) * len(proposed.token_ids)
         draft = Draft(proposed.token_ids, 0.0, proposed.seconds, proposers, proposed.distributions, done.rows)
         return draft, verdict
-
-    def _report(self, draft: DraftSequence, result: FusedResult) -> None:
-        if result.draft_failed:
-            self._pair.health.failed(RuntimeError(result.draft_failed))
-            draft.cacheable = False
-        else:
-            self._pair.health.succeeded()
 
     async def close(self) -> None:
         if self._draft:
@@ -187,14 +182,10 @@ class FusedStepper(Stepper):
         super().__init__(step, self._tokens)
         self.target, self.draft, self._lookup, self._health = target, draft, lookup, health
         self._end = end
-        self._stops, self._ended = frozenset(stops or ()), stops is None
+        self._stops, self.self_paced = frozenset(stops or ()), stops is not None
         self.asked: LengthPlan | None = None  # lengths of the event loop's row
         self.plan: LengthPlan | None = None  # of rows that the device begins; one that does not last serves one
         self.model_ready: bool | None = None  # set after `next_row` returned None: may the model draft for it?
-
-    @property
-    def self_paced(self) -> bool:
-        return not self._ended
 
     def follow(self, row: FusedRow, result: FusedResult) -> None:
         new = result.verdict.token_ids
@@ -203,7 +194,7 @@ class FusedStepper(Stepper):
         elif row.propose.k and not row.copied:
             self.draft.proposed(self.tokens, result.proposal.token_ids)
         self._tokens += new
-        self._ended = self._ended or len(self.tokens) >= self._end or not self._stops.isdisjoint(new)
+        self.self_paced = self.self_paced and len(self.tokens) < self._end and self._stops.isdisjoint(new)
 
     def next_row(self) -> FusedRow | None:
         """Returns the next row; None without lengths, or if the draft model must catch up or is down."""

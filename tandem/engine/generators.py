@@ -25,7 +25,6 @@ from tandem.speculation.estimate import Estimate
 from tandem.speculation.fallible import DrafterHealth, FallibleDrafter
 from tandem.speculation.features import FeatureInbox
 from tandem.speculation.length import FIRST
-from tandem.speculation.lookahead import LookaheadPolicy
 from tandem.speculation.lookup_policy import HybridDrafter, PolicedLookup
 from tandem.speculation.loop import Rounds
 from tandem.speculation.never_waiting import DraftsElsewhere, NeverWaitingRounds
@@ -40,7 +39,7 @@ from tandem.speculation.types import (
     Rule,
     SpeculationStats,
 )
-from tandem.speculation.verification_mode import ChosenRounds, Pipeline, never_waits
+from tandem.speculation.verification_mode import ChosenRounds, LookaheadPolicy, Pipeline, never_waits
 
 
 def target_info(loaded: Loaded, default_k: int | None, draft: str = "") -> ModelInfo:

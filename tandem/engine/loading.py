@@ -220,10 +220,7 @@ async def _load_as_one_graph(
 async def load_unfused(
     config: ModelConfig, fused: Loaded, batcher: Batcher, startup: Startup | None = None
 ) -> Pair | None:
-    """Loads a fused pair's models separately for requests that the graph rejects; None if there are none.
-
-    No draft: it works in its graph alone.
-    """
+    """Loads a fused pair's models separately for requests that the graph rejects; None if there are none."""
     if config.draft_model is None or not isinstance(fused.engine.can.logits, No):
         return None
     requests = backend_named(config.backend).unfused(config.load_request())

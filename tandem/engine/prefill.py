@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from tandem.engine.compatibility import able, refusal
 from tandem.engine.sequences import KVSequence
-from tandem.runners.capabilities import No
-from tandem.runners.pages import PAGE, PageStore
+from tandem.runners.capabilities import PAGE, No, PageStore
 from tandem.runners.protocol import PrefillRow, Runner
 from tandem.speculation.types import Request
 
@@ -168,12 +167,14 @@ class RemotePrefill:
         whole, known = len(tokens) // PAGE * PAGE, len(sequence.held) // PAGE
         began = time.perf_counter()
         self.requests += 1
+        self._engine.batcher.away += 1
         try:
-            with self._engine.batcher.excluded_from_wait():
-                put = functools.partial(self._put, sequence, tokens, known)
-                await self.fetch(tuple(tokens[:whole]), known, adapter, put)
+            put = functools.partial(self._put, sequence, tokens, known)
+            await self.fetch(tuple(tokens[:whole]), known, adapter, put)
         except PrefillFailed as error:
             self.fallbacks[error.reason] += 1
+        finally:
+            self._engine.batcher.away -= 1
         self.seconds += time.perf_counter() - began
         return copied
 

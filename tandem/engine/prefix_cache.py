@@ -7,20 +7,17 @@ run in order on the device thread, so pages are complete when found and need no 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tandem.engine.compatibility import able
-from tandem.runners.capabilities import No
-from tandem.runners.pages import PAGE, PageStore
+from tandem.runners.capabilities import PAGE, No, PageStore
 from tandem.runners.protocol import PrefillRow, Runner
 
 if TYPE_CHECKING:
     from tandem.engine.engine import Engine
-
-from collections import OrderedDict
-from collections.abc import Iterator
 
 log = logging.getLogger("tandem.engine")
 
@@ -178,10 +175,6 @@ class PrefixTree:
         while leaving:
             page = self._drop(leaving.pop())
             leaving += [key for key in self._pages if key[0] == page]
-
-    def clear(self) -> None:
-        for key in list(self._pages):
-            self._drop(key)
 
     def _path(self, scope: Hashable, tokens: Sequence[int]) -> list[tuple[_Before, Tokens]]:
         path = list[tuple[_Before, Tokens]]()

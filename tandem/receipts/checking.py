@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tandem.receipts.keys import PublishedKey, signature_right
 from tandem.receipts.receipt import Receipt, Signed
-from tandem.speculation.stopping import NoText, Stopping, TextStream
+from tandem.speculation.stopping import Stopping, TextStream
 from tandem.speculation.types import FinishReason
 
 
@@ -74,7 +74,7 @@ def end(receipt: Receipt, text: TextStream | None) -> Finding:
     if text is None and (request.stop_strings or receipt.finish_reason is FinishReason.STOP_STRING):
         return Finding("end", None, "stop strings need the model's tokenizer")
     stopping = Stopping(
-        text or NoText(),
+        text or TextStream(),
         request.max_new_tokens,
         frozenset(request.end_of_sequence_ids),
         frozenset(request.stop_token_ids),

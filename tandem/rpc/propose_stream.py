@@ -19,7 +19,6 @@ from tandem.speculation.drafters import Drafter
 from tandem.speculation.errors import REQUESTS_OWN, Outcome
 from tandem.speculation.estimate import Estimate
 from tandem.speculation.fallible import DrafterHealth, DrafterLate, DrafterRefused
-from tandem.speculation.lookahead import LookaheadPolicy
 from tandem.speculation.retry import Backoff
 from tandem.speculation.rules import known_prefix
 from tandem.speculation.types import (
@@ -32,6 +31,7 @@ from tandem.speculation.types import (
     SpeculationStats,
     model_part,
 )
+from tandem.speculation.verification_mode import LookaheadPolicy
 from tandem.v1 import draft_worker_pb2 as pb
 
 MOST_DRAFTED = 2**14  # between two replies: a worker answers at least every 33rd message

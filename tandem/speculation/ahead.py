@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 
 from tandem.speculation.drafters import Drafter
 from tandem.speculation.estimate import Estimate
-from tandem.speculation.lookahead import DraftPlan, LookaheadPolicy
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage
 from tandem.speculation.types import Draft, Proposer, SpeculationStats
+from tandem.speculation.verification_mode import DraftPlan, LookaheadPolicy
 
 # A resting drafter drafts a token after each of a run's first tokens, and then every PROBED: requests differ.
 PROBED_FIRST, PROBED = 8, 4
@@ -195,10 +195,7 @@ class Follower:
         await self._ahead.run()
 
     def take(self) -> tuple[int, Draft, int] | None:
-        """Returns the newest draft, once: its base, itself, and the tokens drafted for it since the one before.
-
-        Its seconds are those since the one before.
-        """
+        """Returns the newest draft, once: base, draft, tokens drafted. Tokens and seconds are since the one before."""
         found, self._found = self._found, None
         if found is None:
             return None

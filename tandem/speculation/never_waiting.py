@@ -11,11 +11,11 @@ from typing import Protocol
 
 from tandem.speculation.ahead import DraftingAhead
 from tandem.speculation.drafters import Drafter
-from tandem.speculation.lookahead import LookaheadPolicy
 from tandem.speculation.loop import Rounds
 from tandem.speculation.rounds import ATTEMPTS, OutOfStep, RoundsLost, TargetSession
 from tandem.speculation.run_on import RunMessage
 from tandem.speculation.types import Draft, Proposer, SpeculationStats, Verdict
+from tandem.speculation.verification_mode import LookaheadPolicy
 
 REJECTED = -1  # stands for a rejected draft token: only the number counts
 

@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable
 
-RETRY_SECONDS, ATTEMPTS = 60.0, 12  # of a request without progress
+RETRY_SECONDS, ATTEMPTS = 60.0, 12  # of a request without progress; so many at least, if their waits fit
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # between its attempts
 FIRST_SECONDS, LONGEST_SECONDS = 1.0, 30.0
 FULL_SECONDS = 0.2  # wait for a full server that does not state one
@@ -20,10 +20,7 @@ def doubled(first: float, longest: float, times: int) -> float:
 
 
 class RetryBudget:
-    """The retries of one request since its last progress; full servers are retried for `admission` seconds.
-
-    `retry_seconds`: how long it retries without progress, for at least ATTEMPTS if their waits fit into that.
-    """
+    """One request's retries, for `retry_seconds` without progress, or `admission` seconds at full servers."""
 
     def __init__(
         self,

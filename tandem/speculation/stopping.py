@@ -4,26 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from tandem.speculation.types import Chunk, FinishReason, TokenLogprobs
 
 
-class TextStream(Protocol):
-    """Decodes tokens incrementally; special tokens have no text."""
+class TextStream:
+    """Decodes tokens incrementally; special tokens have no text, and here none has any."""
 
     def push(self, token: int) -> str:
         """Returns the text that the token completes."""
-
-    def flush(self) -> str:
-        """Returns the rest, with replacement characters."""
-
-
-class NoText:
-    def push(self, token: int) -> str:
         return ""
 
     def flush(self) -> str:
+        """Returns the rest, with replacement characters."""
         return ""
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 from tandem.rpc.propose_stream import StreamedDrafts
 from tandem.speculation.estimate import Estimate
-from tandem.speculation.lookahead import DraftPlan, LookaheadPolicy
 from tandem.speculation.types import Proposer, Request, SpeculationStats
+from tandem.speculation.verification_mode import DraftPlan, LookaheadPolicy
 from tandem.vllm.rows import Held, Row
 from tandem.vllm.workers import Worker, Workers
 

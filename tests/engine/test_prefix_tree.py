@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tandem.engine.prefix_cache import PrefixTree
-from tandem.runners.pages import PAGE
+from tandem.runners.capabilities import PAGE
 
 COUNT = 5
 SCOPES = st.sampled_from(["alice", "bob"])
@@ -76,11 +76,6 @@ class Pages(RuleBasedStateMachine):
     def forgets(self, scope: str, letters: tuple[str, ...]) -> None:
         self.tree.remove(scope, text(letters))
         self.model = {at: page for at, page in self.model.items() if at[0] != scope or at[1][:1] != letters[:1]}
-
-    @rule()
-    def forgets_all(self) -> None:
-        self.tree.clear()
-        self.model.clear()
 
     @invariant()
     def holds_as_many_pages_as_the_model(self) -> None:

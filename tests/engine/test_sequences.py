@@ -12,48 +12,11 @@ import pytest
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.model_drafter import ModelDrafter
-from tandem.engine.sequences import KVSequence
-from tandem.runners.protocol import PrefillRow
 from tandem.speculation.types import Request
 from tests.support import GREEDY, SAMPLED, oracle, toy
-from tests.toy import ToyConfig, ToyRunner
+from tests.toy import ToyConfig
 
 PROMPT = list(b"a prompt that is longer than one chunk")
-
-
-class Noting(ToyRunner):
-    """Notes every prefill."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.prefills: list[PrefillRow] = []
-
-    def prefill(self, rows: Sequence[PrefillRow]) -> Any:
-        self.prefills += rows
-        return super().prefill(rows)
-
-
-def sequence(held: Sequence[int] = ()) -> tuple[KVSequence, Noting]:
-    runner = toy(kind=Noting)
-    kv = KVSequence(Engine(runner, Batcher("test")), 1, Request())
-    kv.held = list(held)
-    return kv, runner
-
-
-async def test_fill_works_chunk_by_chunk_on_what_is_missing_only() -> None:
-    kv, runner = sequence()
-    await kv.fill(PROMPT)
-    sizes = [(row.slot, row.start, len(row.tokens)) for row in runner.prefills]
-    assert sizes == [(1, 0, 16), (1, 16, 16), (1, 32, 6)]
-    assert kv.held == PROMPT
-    assert kv.compute_seconds > 0
-    runner.prefills.clear()
-    await kv.fill(PROMPT)
-    assert not runner.prefills
-    kv.truncate_to(PROMPT[:10])
-    await kv.fill(PROMPT[:12])
-    assert runner.prefills == [PrefillRow(1, 10, tuple(PROMPT[10:12]))]
-    await kv.engine.batcher.close()
 
 
 async def drafted(drafter: ModelDrafter, tokens: Sequence[int], k: int) -> tuple[int, ...]:

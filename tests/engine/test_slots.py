@@ -11,29 +11,6 @@ import pytest
 from tandem.engine.slots import NoFreeSlot, SlotPool
 
 
-async def test_who_waits_longest_is_served_first() -> None:
-    pool = SlotPool(2)
-    assert [await pool.acquire(), await pool.acquire()] == [0, 1]
-    order: list[str] = []
-
-    async def wait(name: str) -> None:
-        slot = await pool.acquire()
-        order.append(f"{name}{slot}")
-
-    tasks = []
-    for name in "abc":
-        tasks.append(asyncio.create_task(wait(name)))
-        await asyncio.sleep(0)
-    pool.release(1)
-    await asyncio.sleep(0)
-    pool.release(0)
-    await asyncio.sleep(0)
-    pool.release(1)
-    await asyncio.gather(*tasks)
-    assert order == ["a1", "b0", "c1"]
-    assert pool.free == 0
-
-
 async def test_a_free_slot_goes_to_the_caller_that_has_the_fewest() -> None:
     pool, who = SlotPool(3), ContextVar("who", default="")
     pool.caller = who.get

@@ -33,8 +33,8 @@ SEEDS = ROOT / "docs" / "seeds.md"
 FIRST_HOUR = ROOT / "deploy" / "first-hour" / "README.md"
 ON_AN_INSTANCE = (*RECIPES, SEEDS, FIRST_HOUR)
 OTHERS = (
-    *("aws", "docker", "echo", "eksctl", "git", "helm", "hf", "kubectl", "make", "neuron-top", "pip", "pipx"),
-    *("pre-commit", "ray", "sh", "source", "ssh", "sudo", "tar", "vllm"),
+    *("aws", "docker", "echo", "eksctl", "export", "git", "helm", "hf", "kubectl", "make", "neuron-top", "pip", "pipx"),
+    *("pre-commit", "ray", "sh", "source", "ssh", "sudo", "tar", "tmux", "vllm"),
 )
 ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/metrics")
 FIELDS = {"model", "prompt", "messages", "max_tokens", "temperature", "stream"}
@@ -130,7 +130,7 @@ def _script(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         assert main.parser().parse_args(parser().parse_args(words[2:]).flags).role
     elif words[0] == "-m":
         assert importlib.util.find_spec(words[1]), words[1]
-    elif (ROOT / words[0]).parent == FIRST_HOUR.parent:
+    elif words[0] == "deploy/first-hour/first_hour.py":
         monkeypatch.syspath_prepend(str(FIRST_HOUR.parent))
         runpy.run_path(words[0])["parse"](words[1:])
     else:

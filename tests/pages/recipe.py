@@ -44,9 +44,9 @@ if "nxdi" in sys.orig_argv:
 
 
 class Recipe:
-    """`cache`: compiled steps and graphs, shared by pages."""
+    """`folder` is where commands run."""
 
-    def __init__(self, page: Path, folder: Path, cache: Path) -> None:
+    def __init__(self, page: Path, folder: Path) -> None:
         self.ports: dict[str, str] = {}
         self.started: dict[str, list[str]] = {}  # the last server's words by the page's port
         for name in ("models", "site"):
@@ -61,7 +61,6 @@ class Recipe:
             **os.environ,
             "PATH": f"{folder / 'opt/aws/neuron/bin'}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": f"{folder / 'site'}{os.pathsep}{ROOT}",
-            "TANDEM_CACHE": str(cache),
             "HF_HUB_OFFLINE": "1",
             "PET_MASTER_PORT": self._port("29500"),  # torchrun's own
         }

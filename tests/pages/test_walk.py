@@ -15,6 +15,7 @@ import pytest
 from tandem.cli import compare
 from tests.pages import walk
 from tests.pages.commands import RECIPES, ROOT, commands_of
+from tests.pages.recipe import Recipe
 
 COMMANDS = [command for page in walk.PAGES for command in commands_of(page)]
 LINES = [command.line for command in COMMANDS if command.kind == "bash"]
@@ -73,16 +74,11 @@ def test_a_shortened_comparison_of_a_page_is_one_that_can_be_configured(line: st
     assert config.max_new_tokens == 8 and len(config.prompts) <= 2
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("pages")
-
-
 @pytest.mark.thorough
 @pytest.mark.timeout(1800)
 @NEEDS_CURL
 @pytest.mark.parametrize("page", RECIPES, ids=lambda page: page.stem)
-def test_a_recipe_can_be_walked(page: Path, folder: Path) -> None:
-    steps = list(walk.walk_recipe(page, folder))
+def test_a_recipe_can_be_walked(page: Path, tmp_path: Path) -> None:
+    steps = list(walk.walk(page, Recipe(page, tmp_path)))
     assert [(step.command.line, step.how) for step in steps if step.verdict not in ("ran", "checked")] == []
     assert sum(step.verdict == "ran" for step in steps) >= 10

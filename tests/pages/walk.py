@@ -140,13 +140,6 @@ def walk(page: Path, place: Desk | Recipe) -> Iterator[Step]:
             yield Step(command, verdict, how, time.monotonic() - began)
 
 
-def walk_recipe(page: Path, folder: Path) -> Iterator[Step]:
-    """`folder`: of all recipes: a page finds what an earlier one compiled, as on a reader's machine."""
-    own = folder / page.stem
-    own.mkdir()
-    return walk(page, Recipe(page, own, folder / "cache"))
-
-
 def why_elsewhere(line: str) -> str:
     return next((reason for begins, reason in ELSEWHERE.items() if re.match(begins, line)), "")
 
@@ -187,7 +180,8 @@ def main(arguments: list[str]) -> int:
             print(page.relative_to(ROOT) if page.is_relative_to(ROOT) else page, flush=True)
             folder = Path(made, str(number))
             folder.mkdir()
-            for step in walk_recipe(page, Path(made)) if page in RECIPES else walk(page, Desk(folder, results, done)):
+            place = Recipe(page, folder) if page in RECIPES else Desk(folder, results, done)
+            for step in walk(page, place):
                 steps.append(step)
                 print(step, flush=True)
     print("not run by this walk:")

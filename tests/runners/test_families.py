@@ -257,12 +257,14 @@ def test_weights_in_several_files_and_in_pytorchs_load(how: str, tmp_path: Path)
 
 
 def test_a_weight_file_that_is_damaged_or_lacks_a_tensor_is_refused_by_name(tmp_path: Path) -> None:
-    module, file = made("llama", tmp_path), tmp_path / "model.safetensors"
+    file = tmp_path / "model.safetensors"
+    state = {
+        name: tensor.clone() for name, tensor in made("llama", tmp_path).state_dict().items()
+    }  # the file is mapped
     file.write_bytes(b"\x00" * 64)
     with pytest.raises(CheckpointError, match=str(tmp_path)):
         load(tmp_path, compile="auto")
     file.unlink()
-    state = module.state_dict()
     del state["model.layers.1.mlp.up_proj.weight"]
     torch.save(state, tmp_path / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.up_proj"):

@@ -19,7 +19,7 @@ from tandem.speculation.draws import words
 from tandem.speculation.length import FixedLength
 from tandem.speculation.loop import speculate
 from tandem.speculation.rounds import DraftedRounds, VerifierHere
-from tandem.speculation.stopping import NoText, Stopping
+from tandem.speculation.stopping import Stopping, TextStream
 from tandem.speculation.types import Draft, SamplingParams, SparseDistribution, SpeculationStats, Verdict
 from tests.speculation.laws import (
     ENUMERATED_PROMPT,
@@ -181,7 +181,7 @@ def loop_law(
     async def run(chance: Chance) -> Tokens:
         verifier = EnumeratedVerifier(rule, chance, target, params)
         drafter = EnumeratedDrafter(rule, chance, draft, params, most, copies)
-        stopping = Stopping(NoText(), length)
+        stopping = Stopping(TextStream(), length)
         rounds = DraftedRounds(verifier, drafter)
         chunks = speculate(ENUMERATED_PROMPT, FixedLength(k), rounds, stopping, SpeculationStats())
         return tuple([t async for chunk in chunks for t in chunk.token_ids])

@@ -9,14 +9,68 @@ from dataclasses import dataclass, field
 
 from tandem.speculation.estimate import Estimate
 from tandem.speculation.length import FixedLength
-from tandem.speculation.lookahead import LookaheadPolicy
 from tandem.speculation.loop import speculate
 from tandem.speculation.never_waiting import NeverWaitingRounds, OnStep
 from tandem.speculation.rounds import RoundsLost
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage, SelfPacedRun
-from tandem.speculation.stopping import NoText, Stopping
-from tandem.speculation.types import SpeculationStats, Verdict
-from tests.speculation.simulated import PROMPT, SimulatedDraft, truth
+from tandem.speculation.stopping import Stopping, TextStream
+from tandem.speculation.types import Draft, SpeculationStats, Verdict
+from tandem.speculation.verification_mode import LookaheadPolicy
+
+PROMPT = [5, 6, 7]
+VOCABULARY = 97
+
+
+def truth(tokens: Sequence[int]) -> int:
+    """What the target says after `tokens`: depends on all of them."""
+    return random.Random(hash(tuple(tokens))).randrange(VOCABULARY)
+
+
+def said(count: int) -> list[int]:
+    tokens = list(PROMPT)
+    while len(tokens) < len(PROMPT) + count:
+        tokens.append(truth(tokens))
+    return tokens[len(PROMPT) :]
+
+
+@dataclass
+class SimulatedDraft:
+    """Right with a chance of `acceptance` at every token; takes `seconds` a token. One call at a time, as a device."""
+
+    acceptance: float
+    seconds: float = 0.0
+    tokens: int = 0
+    fails_at: int = -1
+    dry: bool = False
+    _device: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def open(self, prompt: Sequence[int]) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
+        return await self.propose(tokens, 1)
+
+    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
+        if self.dry:
+            return Draft()
+        if self.tokens == self.fails_at:
+            raise ValueError("the draft model broke")
+        step = asyncio.ensure_future(self._step(k))
+        await asyncio.shield(step)  # a device finishes what it began
+        proposed: list[int] = []
+        for _ in range(k):
+            proposed.append(self._one([*tokens, *proposed]))
+        return Draft(tuple(proposed), compute_seconds=k * self.seconds)
+
+    async def _step(self, k: int) -> None:
+        async with self._device:
+            self.tokens += k
+            await asyncio.sleep(k * self.seconds)
+
+    def _one(self, tokens: Sequence[int]) -> int:
+        right = random.Random(hash((0, *tokens))).random() < self.acceptance
+        return truth(tokens) if right else (truth(tokens) + 1) % VOCABULARY
 
 
 @dataclass
@@ -161,7 +215,7 @@ async def generate(
     rounds = NeverWaitingRounds(target, draft, lookahead, stats, len(PROMPT) + count, chunk, count, clock=loop.time)
     tokens: list[int] = []
     began = loop.time()
-    stopping = Stopping(NoText(), count, stop_token_ids=stop)
+    stopping = Stopping(TextStream(), count, stop_token_ids=stop)
     try:
         furthest = 0
         async for chunk_ in speculate(PROMPT, FixedLength(width), rounds, stopping, stats):

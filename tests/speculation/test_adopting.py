@@ -7,9 +7,9 @@ import asyncio
 from tandem.speculation.ahead import DraftingAhead
 from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.estimate import Estimate
-from tandem.speculation.lookahead import DraftPlan, LookaheadPolicy
 from tandem.speculation.run_on import RunMessage
 from tandem.speculation.types import Proposer, SpeculationStats
+from tandem.speculation.verification_mode import DraftPlan, LookaheadPolicy
 from tests.support import run
 
 

@@ -176,7 +176,7 @@ def test_training_sees_what_drafting_sees(target: Path, data: Path, trained: tup
     """Step s of the training-time test at a row is the s-th further token of a draft, to rounding."""
     head, _ = read_head(trained[0])
     embedding = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).get_input_embeddings().weight.detach()
-    one = read_data(data, weights_revision(find(str(target))), 258, 1).held_out[0]
+    one = read_data(data, weights_revision(find(str(target))))[1][0]
     (features,) = features_of(target).features([one])
     tokens = np.concatenate((one.prompt, one.answer)).tolist()
     with torch.inference_mode():

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tandem.checkpoints.head_config import default_layers
 from tandem.runners.eagle.module import EagleHead
-from tandem_train.loop import Resumable, TrainingBatch, TrainingData, make_batch
+from tandem_train.loop import Resumable, TrainingBatch, make_batch
 from tandem_train.settings import HeadTrainConfig
 from tandem_train.shards import TrainingSequence
 
@@ -133,29 +133,19 @@ class HeadTraining(Resumable):
         config: HeadTrainConfig,
         head: EagleHead,
         embedding: Tensor,
-        data: TrainingData,
         target: FeatureTarget,
         total: int,
         show: Callable[[str], None],
     ) -> None:
-        self.config, self.head, self.embedding, self.data, self.target = config, head, embedding, data, target
+        self.config, self.head, self.embedding, self.target = config, head, embedding, target
         optimizer = torch.optim.AdamW(
             head.parameters(), lr=config.rate, betas=(0.9, 0.95), weight_decay=config.weight_decay
         )
         super().__init__(config, head, optimizer, total, show)
 
-    def run(self) -> float:
-        """Trains to the last step; returns the seconds, earlier runs included."""
-        self.head.train()
-        for group in self.groups(self.data.train):
-            self.train_group(group)
-        self.head.eval()
-        return self.seconds
-
-    def train_group(self, group: list[int]) -> None:
-        """One step on a batch."""
+    def train_group(self, sequences: Sequence[TrainingSequence]) -> None:
         began = time.monotonic()
-        losses = self._losses([self.data.train[i] for i in group])
+        losses = self._losses(sequences)
         loss = torch.stack([self.config.decay**i * one for i, (one, _) in enumerate(losses)]).sum()
         agreed = ", ".join(f"{float(hits.float().mean()):.3f}" for _, hits in losses)
         self.take_step(loss, began, 0.5, f"loss {float(losses[0][0].detach()):.3f}, agreement by step {agreed}")
@@ -166,9 +156,9 @@ class HeadTraining(Resumable):
             return step_losses(self.head, self.embedding, batch, self.config.steps, self.config.hard)
 
     @torch.no_grad()
-    def held_out_agreement(self) -> list[float]:
-        """By step: the share of held-out tokens that the head guesses."""
-        data, steps = self.data.held_out, self.config.steps
+    def agreement(self, data: Sequence[TrainingSequence]) -> list[float]:
+        """By step: the share of the data's tokens that the head guesses."""
+        steps = self.config.steps
         most = max(1, self.config.batch // max(len(one.prompt) + len(one.answer) for one in data))
         counts = torch.zeros(2, steps)
         for at in range(0, len(data), most):
