@@ -54,6 +54,12 @@ _DECLARED = [*flags_of(CompareOptions).items(), *flags_of(ComparisonConfig).item
 COMPARE_FLAGS = dict(sorted(_DECLARED, key=lambda each: GROUPS.index(each[1].group)))
 
 
+COMMON = (
+    *("prompt_file", "prompt", "workloads", "architectures", "connect", "rtt_ms", "concurrency", "temperature"),
+    *("max_new_tokens", "num_runs", "model", "draft_model", "device", "output_dir", "from_records"),
+)
+
+
 def build_parser(program: str = "compare_architectures.py") -> OptionParser[argparse.Namespace]:
     """`program`: the name in help and errors."""
     return OptionParser(
@@ -61,7 +67,9 @@ def build_parser(program: str = "compare_architectures.py") -> OptionParser[argp
         COMPARE_FLAGS,
         hyphens=True,
         said="error: ",
+        common=COMMON,
         prog=program,
+        usage=f"{program} [flags]",
         description="Compare autoregressive, distributed, fused and remote-draft decoding on the same prompts.",
         epilog="Exit code: 0; 1 when a request or a file failed; 2 for a bad argument; 4 when a server died; 130 by"
         " Ctrl-C, 143 by SIGTERM. What was measured by then is reported.",

@@ -141,16 +141,24 @@ class OptionParser(argparse.ArgumentParser, Generic[Parsed]):
     """Parses into a frozen dataclass of options, whose `given` names the options on the command line.
 
     `hyphens`: flags are shown as --top-p; --top_p and --top-p always mean the same. `said`: before an error's message.
-    An error is one line, exit 2.
+    `common`: flags that --help shows first. An error is one line, exit 2.
     """
 
     def __init__(
-        self, options: type[Parsed], flags: Mapping[str, Flag], hyphens: bool = False, said: str = "", **named: Any
+        self,
+        options: type[Parsed],
+        flags: Mapping[str, Flag],
+        hyphens: bool = False,
+        said: str = "",
+        common: Sequence[str] = (),
+        **named: Any,
     ) -> None:
-        super().__init__(allow_abbrev=False, **named)
+        shape = partial(argparse.RawDescriptionHelpFormatter, max_help_position=36)
+        super().__init__(allow_abbrev=False, formatter_class=shape, **named)
         self._flags, self._said, self._hyphens = flags, said, hyphens
         self._parsed: Callable[..., Parsed] = options
-        for title, group in itertools.groupby(flags.values(), lambda flag: flag.group):
+        shown = sorted(flags.values(), key=lambda flag: flag.name not in common)  # stable
+        for title, group in itertools.groupby(shown, lambda flag: "common" if flag.name in common else flag.group):
             titled = self.add_argument_group(title)
             for flag in group:
                 spellings = (spelled(each, hyphens) for each in flag.spellings())
