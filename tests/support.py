@@ -336,7 +336,7 @@ async def worker_site(
 async def remote_draft(
     draft_address: str,
     target: Runner | None = None,
-    seconds: float = 5.0,
+    seconds: float = HANG,
     tokenizer: Tokenizer | None = None,
     k: int | None = 5,
     credentials: Credentials | None = None,

@@ -300,10 +300,10 @@ DRAFTS = [
 def test_a_draft_worker_that_lies_costs_drafts_and_no_token(
     pipeline: Pipeline, rule: Rule, method: str, share: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lies = [*changes(DRAFT, method), *changes(DRAFT, "GetModelInfo")][::share]
+    lies, found = [*changes(DRAFT, method), *changes(DRAFT, "GetModelInfo")][::share], Counter[str]()
     with quiet(caplog):
-        found = run(drafts_walk(pipeline, rule, lies, (0, 2) if share == 1 else (0,)))
-    assert found["told"] and found["failures"]  # of a target that never waits, only those that come in time
+        while not (found["told"] and found["failures"]):  # a target that never waits may be done before any lie comes
+            found += run(drafts_walk(pipeline, rule, lies, (0, 2) if share == 1 else (0,)))
     assert pipeline is not Pipeline.OFF or found["failures"] > len(lies) // 4
 
 

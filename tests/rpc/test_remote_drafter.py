@@ -83,7 +83,7 @@ async def faulty(site: Site, fault: Fault) -> AsyncIterator[str]:
 
 @contextlib.asynccontextmanager
 async def drafter(
-    address: str, seconds: float = 5.0, vocab_size: int = 258, sampling: SamplingParams = GREEDY
+    address: str, seconds: float = HANG, vocab_size: int = 258, sampling: SamplingParams = GREEDY
 ) -> AsyncIterator[tuple[WaitingDrafter, SpeculationStats]]:
     client, stats = DraftClient(address, "toy", seconds), SpeculationStats()
     try:

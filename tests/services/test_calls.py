@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from tandem.engine.slots import NoFreeSlot
 from tandem.rpc.channel import open_channel
 from tandem.rpc.request_context import current
 from tandem.services.calls import Call, CallObserver, CallPolicy
+from tandem.services.observability.request_log import PromptLog
 from tandem.services.security.call_limits import TransportInterceptor
 from tandem.services.security.limits import ServerLimits
 from tandem.speculation.types import InvalidField
@@ -137,7 +139,6 @@ async def test_each_reply_of_a_stream_is_told_with_the_request_that_it_answers_a
         assert len(replies) == 3
         assert sum(size for way, size in told.sizes if way == "in") == sum(r.ByteSize() for r in rounds)
         assert sum(size for way, size in told.sizes if way == "out") == sum(r.ByteSize() for r in replies)
-    told = told
     assert told.pairs == [(5, 5), (500, 500), (50_000, 50_000)]
     assert [call.code for call in told.calls] == ["OK"]
 
@@ -161,3 +162,14 @@ def test_of_a_runs_messages_only_the_newest_is_kept() -> None:
     for base in range(100):
         call.received(pb.VerifyRequest(base_length=base, run_until=0))
     assert [request.base_length for request, _ in call.unanswered] == [99]
+
+
+def test_each_step_of_a_reply_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Its further steps were logged within it and beside it."""
+    call = Call("/tandem.v1.TargetVerifier/VerifyStream", (), CallPolicy(prompts=PromptLog()), dialogue=True)
+    reply = pb.VerifyResponse(token_ids=[7000], next_steps=[pb.VerifyResponse(token_ids=[7001 + n]) for n in range(2)])
+    with caplog.at_level(logging.INFO, "tandem.prompts"):
+        call.received(pb.VerifyRequest(base_length=1, run_until=9))
+        call.replied(reply)
+    assert [caplog.text.count(f"token_ids: {token}") for token in (7000, 7001, 7002)] == [1, 1, 1]
+    assert len(reply.next_steps) == 2
