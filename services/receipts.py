@@ -7,11 +7,10 @@ import os
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import tandem
 from tandem.engine.generator import Generator
-from tandem.receipts.keys import Keys, open_keys
+from tandem.receipts.keys import Keys
 from tandem.receipts.receipt import (
     SALT_BYTES,
     Model,
@@ -32,21 +31,6 @@ from tandem.speculation.types import (
     SpeculationStats,
     TokenLogprobs,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ReceiptConfig:
-    """Key folder; None: nothing is signed. Keys older than `receipt_key_days` are replaced."""
-
-    receipt_keys: str | None = None
-    receipt_key_days: float = 90.0
-
-    def __post_init__(self) -> None:
-        if not self.receipt_key_days > 0:
-            raise ValueError(f"receipt_key_days: {self.receipt_key_days} is not above 0")
-
-    def opened(self) -> Keys | None:
-        return None if self.receipt_keys is None else open_keys(Path(self.receipt_keys), self.receipt_key_days)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,6 @@ from tandem.engine.slots import MAX_WAITING
 from tandem.engine.step_watch import StepBound
 from tandem.rpc.credentials import Credentials
 from tandem.runners.backends import backend_named
-from tandem.services.observability.setup import ObservabilityConfig
-from tandem.services.receipts import ReceiptConfig
 from tandem.services.server import ServeConfig
 from tandem.speculation.types import InvalidField, Request
 from tandem.speculation.verification_mode import Pipeline
@@ -33,7 +31,8 @@ class RoleConfig:
     `credentials`: to call either. `reconnect_seconds`: of retries without a target. `queue`: requests without a slot.
     `step_seconds`: limit of a device step; None: measured, 0: none. `generation_config` "auto": the model's file, after
     `defaults`. `command`: starts other ranks. `kv_cache_mb`: MiB for all KV slots; None: full length each.
-    `own_length`, `own_slots`: what fits in memory instead of `models.shape`. `prefill` None: local.
+    `own_length`, `own_slots`: what fits in memory instead of `models.shape`. `prefill` None: local. `metrics_port` 0: a
+    free one. `otlp_endpoint` None: the OTEL_* variables. Keys in `receipt_keys` are replaced after `receipt_key_days`.
     """
 
     serve: ServeConfig
@@ -44,7 +43,9 @@ class RoleConfig:
     lease_seconds: float
     profile: bool
     pipeline: Pipeline
-    observability: ObservabilityConfig
+    metrics_host: str
+    metrics_port: int | None
+    otlp_endpoint: str | None
     reconnect_seconds: float
     queue: int
     credentials: Credentials
@@ -54,7 +55,8 @@ class RoleConfig:
     prefixes: PrefixSharing
     generation_config: str
     prefill: PrefillConfig | None
-    receipts: ReceiptConfig
+    receipt_keys: str | None
+    receipt_key_days: float
     own_length: bool = False
     own_slots: bool = False
     kv_cache_mb: int | None = None
@@ -72,8 +74,11 @@ class RoleConfig:
             raise ValueError(f"kv_cache_mb: {self.kv_cache_mb} is below 1")
         if self.step_seconds != 0:
             StepBound(self.step_seconds)
-        if not self.draft_seconds > 0:
-            raise ValueError(f"draft_seconds: {self.draft_seconds} is not above 0")
+        if self.metrics_port is not None and not 0 <= self.metrics_port <= 65535:
+            raise ValueError(f"metrics_port: {self.metrics_port} is outside 0 to 65535")
+        for name in ("draft_seconds", "receipt_key_days"):
+            if not (value := getattr(self, name)) > 0:
+                raise ValueError(f"{name}: {value} is not above 0")
 
 
 def defaults_in_force(config: RoleConfig, engine: Engine | None = None) -> RequestDefaults:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from tandem.clients.distributed import connect_distributed, open_remote_draft
@@ -35,6 +36,7 @@ from tandem.engine.model_config import ModelConfig, beside_target
 from tandem.engine.prefix_cache import share_prefixes
 from tandem.engine.rank_processes import RankProcesses, lose_engine_with_ranks, rank_processes, run_follower
 from tandem.engine.step_watch import StepBound, StepWatch
+from tandem.receipts.keys import open_keys
 from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, PREFILL, TARGET
 from tandem.rpc.first_contact import check_peers
 from tandem.rpc.request_context import prefix_scope
@@ -69,9 +71,11 @@ class ServerParts:
         self.role, self.config, self.others = role, config, others
         self.lifecycle, self.batcher = Lifecycle(), Batcher(role.batcher)
         self.profile = Profile(role.profile) if config.profile else None  # a row per request and session
-        self.observability = Observability(config.observability, role.name, config.serve.http is not None)
+        metrics, http = (config.metrics_host, config.metrics_port), config.serve.http is not None
+        self.observability = Observability(role.name, *metrics, config.otlp_endpoint, http)
         self.limits = config.serve.security.limits
-        self.keys = config.receipts.opened()
+        keys = config.receipt_keys
+        self.keys = None if keys is None else open_keys(Path(keys), config.receipt_key_days)
 
     async def choose_draft(self) -> ModelConfig:
         models = self.config.models

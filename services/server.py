@@ -24,7 +24,7 @@ from tandem.engine.step_watch import StepWatch
 from tandem.rpc.endpoint_pool import bracketed
 from tandem.runners.startup import Startup
 from tandem.services.binding import bind
-from tandem.services.calls import CallObserver, CallPolicy
+from tandem.services.calls import CallObserver
 from tandem.services.health import NOT_SERVING, SERVING, HealthService
 from tandem.services.http.address import HttpAddress
 from tandem.services.http.service import HttpService
@@ -207,8 +207,7 @@ async def _end(
 
 def _probe_server(config: ServeConfig) -> grpc.aio.Server:
     """Health checks alone, in clear text: Kubernetes' probes support neither TLS nor tokens. Raises CannotListen."""
-    interceptor = TransportInterceptor(config.security.limits, CallPolicy())
-    server = grpc.aio.server(interceptors=[interceptor], options=_PROBE_OPTIONS)
+    server = grpc.aio.server(interceptors=[TransportInterceptor(config.security.limits)], options=_PROBE_OPTIONS)
     if config.health_port is not None:
         bind("health_port", config.host, config.health_port, server.add_insecure_port)
     return server

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -14,10 +14,12 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from tandem.rpc.request_context import prefix_scope
-from tandem.services.calls import Call, CallPolicy
+from tandem.services.calls import Call, CallObserver
 from tandem.services.errors import NotRead
+from tandem.services.observability.request_log import PromptLog
 from tandem.services.security.identity import caller
 from tandem.services.security.limits import ConcurrencyLimit, ServerLimits
+from tandem.services.security.tokens import AcceptedTokens
 from tandem.speculation.types import InvalidField
 
 log = logging.getLogger("tandem.rpc")
@@ -54,10 +56,20 @@ def fairness_key() -> tuple[str, str]:
 
 
 class TransportInterceptor(grpc.aio.ServerInterceptor):
-    """Answers every call by `policy`, malformed requests too; calls without a token are not parsed."""
+    """Answers every call, malformed requests too; calls without an accepted token are not parsed.
 
-    def __init__(self, limits: ServerLimits, policy: CallPolicy) -> None:
-        self.limits, self.policy = limits, policy
+    `observers` may grow until the server listens. `tokens` None: not required. `log_prompts` logs content.
+    """
+
+    def __init__(
+        self,
+        limits: ServerLimits,
+        observers: Sequence[CallObserver] = (),
+        tokens: AcceptedTokens | None = None,
+        log_prompts: bool = False,
+    ) -> None:
+        self.limits, self.observers, self.tokens = limits, observers, tokens
+        self.prompts = (PromptLog(),) if log_prompts else ()
         self.calls = ConcurrencyLimit("calls", "yours", limits.max_calls_per_caller, limits.max_calls)
         probes = ("calls", "yours", limits.max_probes_per_caller, limits.max_probes)
         self.probes = {method: ConcurrencyLimit(*probes) for method in ("Check", "Watch")}
@@ -68,7 +80,7 @@ class TransportInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
         handler = await continuation(handler_call_details)
-        return handler and Answer(self, handler, handler_call_details).handler()
+        return handler and AnsweredCall(self, handler, handler_call_details).handler()
 
     def count(self, call: Call) -> None:
         """Counts a call until its task ends. Raises LimitReached."""
@@ -82,10 +94,10 @@ class TransportInterceptor(grpc.aio.ServerInterceptor):
         task.add_done_callback(lambda _: calls.end(who))
 
 
-class Answer:
+class AnsweredCall:
     def __init__(self, server: TransportInterceptor, handler: Any, details: grpc.HandlerCallDetails) -> None:
         self._server, self._handler = server, handler
-        self._call = Call(details.method, details.invocation_metadata or (), server.policy, bool(handler.stream_stream))
+        self._call = Call(details.method, details.invocation_metadata or (), server, bool(handler.stream_stream))
 
     def handler(self) -> grpc.RpcMethodHandler:
         if self._handler.unary_unary:

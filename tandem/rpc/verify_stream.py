@@ -106,11 +106,12 @@ class RoundStream(SessionStream):
         # InvalidField loses this round and the later ones.
         if not self._unanswered:
             raise InvalidField("reply", "answers no open round")
-        asked, self._heard = self._unanswered[0], time.perf_counter()
-        answer = answer_from_wire(reply, asked.request, self._session.bounds, self._heard - asked.sent)
-        self._session.take_features(reply)
+        asked, session, self._heard = self._unanswered[0], self._session, time.perf_counter()
+        took = self._heard - asked.sent
+        answer = answer_from_wire(reply, asked.request, session.wanted, session.client.expected, took)
+        session.take_features(reply)
         if answer.verdict is not None:
-            self._session.retry_budget.progress()
+            session.retry_budget.progress()
         self._unanswered.popleft()
         if not asked.answer.done():
             asked.answer.set_result(answer)
@@ -233,15 +234,16 @@ class RunStream(SessionStream):
         check.count("messages_read", reply.messages_read, self._trips.sent)
         if not reply.replayed:
             check.count("committed_length", reply.committed_length, self._until)
-        own = check.seconds("server_seconds", reply.server_seconds)
+        own, session = check.seconds("server_seconds", reply.server_seconds), self._session
         rtt = self._trips.answered(reply.messages_read, own, again=True)
-        step = run_step_from_wire(reply, self._length, self._session.bounds, self._heard - self._began, rtt)
+        took = self._heard - self._began
+        step = run_step_from_wire(reply, self._length, session.wanted, session.client.expected, took, rtt)
         step.verdict.ended = self._heard
-        self._session.take_features(reply)
+        session.take_features(reply)
         self._length = reply.committed_length
         self._stopped = not set(self._stops).isdisjoint(step.verdict.token_ids)
-        self._session.retry_budget.progress()
-        self._session.count_step()
+        session.retry_budget.progress()
+        session.count_step()
         self.on_step(step)
 
     def _over(self, error: Exception) -> None:

@@ -18,7 +18,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tandem.rpc.errors import TandemError
 from tandem.rpc.request_context import Request, begin, outgoing
 from tandem.rpc.tracing import Tracing, open_tracing
-from tandem.services.calls import CallPolicy
 from tandem.services.observability.spans import CallSpans
 from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
@@ -42,7 +41,7 @@ class Traced:
             real, spans = grpc.aio.server, CallSpans(self.of[name])
 
             def server(interceptors: list[Any], **rest: Any) -> Any:
-                interceptors[0].policy = CallPolicy([spans])
+                interceptors[0].observers = [spans]
                 return real(interceptors=interceptors, **rest)
 
             patch.setattr(support.grpc.aio, "server", server)

@@ -225,7 +225,6 @@ def a_stream(replies: Callable[[], AsyncGenerator[pb.VerifyResponse, None]]) -> 
         patience=lambda endpoint: HANG,
         endpoint=endpoint,
         retry_budget=RetryBudget(Persistence()),
-        bounds=None,
         take_features=Mock(),
     )
     stream = RoundStream(session, SpeculationStats())

@@ -14,8 +14,7 @@ import pytest
 from tandem.engine.slots import NoFreeSlot
 from tandem.rpc.channel import open_channel
 from tandem.rpc.request_context import current
-from tandem.services.calls import Call, CallObserver, CallPolicy
-from tandem.services.observability.request_log import PromptLog
+from tandem.services.calls import Call, CallObserver
 from tandem.services.security.call_limits import TransportInterceptor
 from tandem.services.security.limits import ServerLimits
 from tandem.speculation.types import InvalidField
@@ -79,7 +78,7 @@ class Harmful(CallObserver):
 
 @contextlib.asynccontextmanager
 async def serving(*observers: CallObserver) -> AsyncIterator[TargetVerifierStub]:
-    server = grpc.aio.server(interceptors=[TransportInterceptor(ServerLimits(), CallPolicy(observers))])
+    server = grpc.aio.server(interceptors=[TransportInterceptor(ServerLimits(), observers)])
     port = server.add_insecure_port("127.0.0.1:0")
     add_TargetVerifierServicer_to_server(Service(), server)
     await server.start()
@@ -158,7 +157,12 @@ async def test_an_observer_that_fails_harms_neither_the_call_nor_the_other_obser
 def test_of_a_runs_messages_only_the_newest_is_kept() -> None:
     """A client may send as many as it likes, whatever limit they state."""
 
-    call = Call("/tandem.v1.TargetVerifier/VerifyStream", (), CallPolicy([CallObserver()]), dialogue=True)
+    call = Call(
+        "/tandem.v1.TargetVerifier/VerifyStream",
+        (),
+        TransportInterceptor(ServerLimits(), [CallObserver()]),
+        dialogue=True,
+    )
     for base in range(100):
         call.received(pb.VerifyRequest(base_length=base, run_until=0))
     assert [request.base_length for request, _ in call.unanswered] == [99]
@@ -166,7 +170,8 @@ def test_of_a_runs_messages_only_the_newest_is_kept() -> None:
 
 def test_each_step_of_a_reply_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """Its further steps were logged within it and beside it."""
-    call = Call("/tandem.v1.TargetVerifier/VerifyStream", (), CallPolicy(prompts=PromptLog()), dialogue=True)
+    server = TransportInterceptor(ServerLimits(), log_prompts=True)
+    call = Call("/tandem.v1.TargetVerifier/VerifyStream", (), server, dialogue=True)
     reply = pb.VerifyResponse(token_ids=[7000], next_steps=[pb.VerifyResponse(token_ids=[7001 + n]) for n in range(2)])
     with caplog.at_level(logging.INFO, "tandem.prompts"):
         call.received(pb.VerifyRequest(base_length=1, run_until=9))

@@ -22,7 +22,7 @@ from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
 from tandem.runners.startup import Startup
 from tandem.services.lifecycle import Lifecycle
-from tandem.services.observability.setup import Observability, ObservabilityConfig
+from tandem.services.observability.setup import Observability
 from tandem.speculation.types import GenerationEnd, GenerationRequest, ModelInfo
 from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
@@ -265,7 +265,7 @@ def test_without_a_port_nothing_of_prometheus_is_loaded_or_called(monkeypatch: p
         "tandem.services.observability.metrics",
         "tandem.services.http.listener",
     )
-    seen, batcher = Observability(ObservabilityConfig("127.0.0.1"), "target"), Batcher("test")
+    seen, batcher = Observability("target", "127.0.0.1", None), Batcher("test")
     seen.watch_parts(Lifecycle(), batcher, {})
     assert seen.watch is None and batcher.observe is None
     run(batcher.close())
@@ -274,11 +274,11 @@ def test_without_a_port_nothing_of_prometheus_is_loaded_or_called(monkeypatch: p
 def test_a_port_without_a_library_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installing, "find_spec", {"prometheus_client": True}.get)
     with pytest.raises(ValueError, match=r"metrics_port: uvicorn is not installed; make setup"):
-        Observability(ObservabilityConfig("127.0.0.1", metrics_port=0), "target")
+        Observability("target", "127.0.0.1", 0)
 
 
 async def test_the_port_answers_503_until_the_model_is_loaded_and_the_metrics_from_then_on() -> None:
-    seen = Observability(ObservabilityConfig("127.0.0.1", metrics_port=0), "target")
+    seen = Observability("target", "127.0.0.1", 0)
     url = f"http://127.0.0.1:{seen.ready(Startup())['metrics_port']}"
 
     async def serving() -> None:

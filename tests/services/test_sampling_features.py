@@ -17,7 +17,7 @@ import pytest
 from tandem.engine.structure_worker import grammar, vocabulary_of
 from tandem.rpc import wire
 from tandem.rpc.errors import TandemError
-from tandem.rpc.wire_sessions import VerdictBounds, answer_from_wire
+from tandem.rpc.wire_sessions import answer_from_wire
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.draws import draw
 from tandem.speculation.elementary import exp, log
@@ -219,7 +219,7 @@ async def test_a_session_replays_log_probabilities_and_goes_on_from_any_prefix()
         request = round_at(done, drafted, session)
         reply = await stub.Verify(request)
         assert reply.replayed == replayed
-        verdict = answer_from_wire(reply, request, VerdictBounds(VOCAB_SIZE, 5, Request(logprobs=3)), 1.0).verdict
+        verdict = answer_from_wire(reply, request, Request(logprobs=3), None, 1.0).verdict
         assert verdict is not None
         end = done + len(verdict.token_ids)
         assert verdict.token_ids == tokens[done:end] and verdict.logprobs == logprobs[done:end]

@@ -17,7 +17,6 @@ from grpc_health.v1._async import HealthServicer
 
 from tandem.rpc import wire
 from tandem.rpc.channel import TARGET, open_channel
-from tandem.services.calls import CallPolicy
 from tandem.services.duplex import StreamIdle, answered_in_order
 from tandem.services.security.call_limits import TransportInterceptor
 from tandem.services.security.config import Security
@@ -326,7 +325,7 @@ async def test_a_reply_to_a_caller_who_has_left_ends_the_call_as_cancelled_and_c
         return grpc.stream_stream_rpc_method_handler(replies)
 
     details = SimpleNamespace(method=VERIFY_STREAM, invocation_metadata=())
-    handler = await TransportInterceptor(ServerLimits(), CallPolicy()).intercept_service(found, details)
+    handler = await TransportInterceptor(ServerLimits()).intercept_service(found, details)
     with pytest.raises(asyncio.CancelledError):
         await handler.stream_stream(None, Gone())
     assert closed == [True]
