@@ -15,7 +15,7 @@ from tandem.clients.profile import Profile
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import parse_addresses
 from tandem.rpc.logs import printable
-from tandem.rpc.request_context import Request, begin, new_id
+from tandem.rpc.request_context import RequestContext, begin, new_id
 from tandem.rpc.tracing import open_tracing
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, TokenLogprobs
 
@@ -79,7 +79,7 @@ async def run_prompts(config: ClientConfig, generate: Generate, name: str) -> in
         async with turns:
             request_id, about = new_id(), {"tandem.asked": name}
             span = tracing.start("request", {"tandem.request_id": request_id, **about}) if tracing else None
-            begin(Request(request_id, span))  # every prompt runs in a task of its own
+            begin(RequestContext(request_id, span))  # every prompt runs in a task of its own
             request = config.request if config.request.messages else replace(config.request, text=prompt)
             try:
                 return await _run_prompt(screen, generate, request, request_id)

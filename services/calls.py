@@ -15,7 +15,7 @@ import grpc
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from tandem.rpc.request_context import REQUEST_ID, Request, begin, current, new_id, valid_id
+from tandem.rpc.request_context import REQUEST_ID, RequestContext, begin, current, new_id, valid_id
 from tandem.rpc.tracing import Span
 from tandem.services.errors import to_status
 from tandem.services.security.identity import OPEN, identify
@@ -114,7 +114,7 @@ class Call:
         given = self.given(REQUEST_ID)[-1:]
         self.request_id = given[0] if given and valid_id(given[0]) else new_id()
         self._notify("began", self)
-        begin(Request(self.request_id, self.span))  # gRPC gives every call a task of its own
+        begin(RequestContext(self.request_id, self.span))  # gRPC gives every call a task of its own
         if given != [self.request_id]:  # a caller that sent the id knows it
             self.context.set_trailing_metadata(((REQUEST_ID, self.request_id),))
 

@@ -44,8 +44,8 @@ class RoleConfig:
     profile: bool
     pipeline: Pipeline
     metrics_host: str
-    metrics_port: int | None
-    otlp_endpoint: str | None
+    metrics_port: int | None = None
+    otlp_endpoint: str | None = None
     reconnect_seconds: float
     queue: int
     credentials: Credentials
@@ -55,7 +55,7 @@ class RoleConfig:
     prefixes: PrefixSharing
     generation_config: str
     prefill: PrefillConfig | None
-    receipt_keys: str | None
+    receipt_keys: str | None = None
     receipt_key_days: float
     own_length: bool = False
     own_slots: bool = False

@@ -10,9 +10,9 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
-from tandem.rpc.channel import ByteCounts, received, sent
+from tandem.rpc.channel import received, sent
 from tandem.rpc.errors import BrokenContract, TandemError, from_rpc
-from tandem.speculation.types import InvalidField
+from tandem.speculation.types import InvalidField, SpeculationStats
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
@@ -30,7 +30,7 @@ class ClientDuplex(ABC, Generic[Request, Reply]):
 
     what = "the stream"  # in errors
 
-    def __init__(self, who: str, call: Any, stats: ByteCounts, patience: Callable[[], float]) -> None:
+    def __init__(self, who: str, call: Any, stats: SpeculationStats, patience: Callable[[], float]) -> None:
         self._who, self._call, self._stats, self._patience = who, call, stats, patience
         self.news = asyncio.Event()
         self._status = StreamStatus(call)

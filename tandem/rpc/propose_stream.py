@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from tandem.rpc import wire_checks as check
 from tandem.rpc.channel import DRAFT, open_channel, stub
@@ -15,12 +15,11 @@ from tandem.rpc.errors import BrokenContract, TandemError
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.request_context import outgoing
 from tandem.rpc.wire_sessions import draft_from_wire, proposers_from_wire, proposing_to_wire
-from tandem.speculation.ahead import GivenPlan
+from tandem.speculation.ahead import DraftingAhead
 from tandem.speculation.drafters import Drafter
 from tandem.speculation.errors import REQUESTS_OWN, Outcome
 from tandem.speculation.estimate import Estimate
 from tandem.speculation.fallible import Attempt, DrafterHealth, DrafterLate, DrafterRefused
-from tandem.speculation.lookahead import LookaheadPolicy
 from tandem.speculation.retry import Backoff
 from tandem.speculation.rules import known_prefix
 from tandem.speculation.types import (
@@ -28,7 +27,6 @@ from tandem.speculation.types import (
     Draft,
     InvalidField,
     ModelInfo,
-    Proposer,
     Request,
     SpeculationStats,
     model_part,
@@ -36,20 +34,6 @@ from tandem.speculation.types import (
 from tandem.v1 import draft_worker_pb2 as pb
 
 MOST_DRAFTED = 2**14  # between two replies: a worker answers at least every 33rd message
-
-
-class AdoptsDrafts(Protocol):
-    """A sequence of at most `end` tokens with remote drafts; see DraftingAhead."""
-
-    known: list[int]
-    end: int
-    drafted: int
-    heard: Callable[[], None] | None
-
-    @property
-    def lookahead(self) -> LookaheadPolicy | GivenPlan: ...
-
-    def adopt(self, base: int, token_ids: Sequence[int], proposed_by: Sequence[Proposer] = ()) -> None: ...
 
 
 class StreamedDrafts:
@@ -69,7 +53,7 @@ class StreamedDrafts:
             self._client.health.skipped(self._stats)
         self._news.set()
 
-    async def run(self, ahead: AdoptsDrafts, prompt_length: int, ended: Callable[[], None] = lambda: None) -> None:
+    async def run(self, ahead: DraftingAhead, prompt_length: int, ended: Callable[[], None] = lambda: None) -> None:
         """Lets `ahead` adopt drafts until cancelled; calls `ended` when none come for a while."""
         ahead.heard = self.arrived
         while True:
@@ -83,7 +67,7 @@ class StreamedDrafts:
                 self._news.clear()
 
     async def _follow(
-        self, attempt: Attempt, ahead: AdoptsDrafts, prompt_length: int, ended: Callable[[], None]
+        self, attempt: Attempt, ahead: DraftingAhead, prompt_length: int, ended: Callable[[], None]
     ) -> None:
         try:
             limits = await self._client.info(self._client.seconds)
@@ -120,7 +104,7 @@ class StreamedDrafts:
             self._client.forget()
             attempt.failed(error)
 
-    def _take(self, reply: pb.ProposeResponse, stream: FollowedStream, ahead: AdoptsDrafts, vocab_size: int) -> None:
+    def _take(self, reply: pb.ProposeResponse, stream: FollowedStream, ahead: DraftingAhead, vocab_size: int) -> None:
         stream.check(reply)
         queued = check.seconds("queue_seconds", reply.queue_seconds, stream.seconds)
         computed = check.seconds("compute_seconds", reply.compute_seconds, stream.seconds)
@@ -144,7 +128,7 @@ class FollowedStream(ClientDuplex[pb.ProposeRequest, pb.ProposeResponse]):
         self,
         client: DraftClient,
         first: pb.ProposeRequest,
-        ahead: AdoptsDrafts,
+        ahead: DraftingAhead,
         limits: ModelInfo,
         take: Callable[[pb.ProposeResponse, FollowedStream], None],
         stats: SpeculationStats,

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tandem.rpc.errors import TandemError
-from tandem.rpc.request_context import Request, begin, outgoing
+from tandem.rpc.request_context import RequestContext, begin, outgoing
 from tandem.rpc.tracing import Tracing, open_tracing
 from tandem.services.observability.spans import CallSpans
 from tandem.speculation.verification_mode import Pipeline
@@ -49,7 +49,7 @@ class Traced:
 
     def begin(self) -> Any:
         span = self.of["client"].start("request", {})
-        begin(Request("r1", span))
+        begin(RequestContext("r1", span))
         return span
 
     @property
