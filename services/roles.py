@@ -43,8 +43,7 @@ from tandem.rpc.request_context import prefix_scope
 from tandem.runners.backends import backend_named
 from tandem.runners.own_sizes import own_sizes, runs_native
 from tandem.services.draft_worker import DraftWorkerService
-from tandem.services.fused_server import FusedSpeculativeServerService
-from tandem.services.generation import GenerateMethod
+from tandem.services.generation import GenerateMethod, GeneratingService
 from tandem.services.http.service import HttpService
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.setup import Observability
@@ -53,7 +52,6 @@ from tandem.services.receipts import Receipts
 from tandem.services.role_config import RoleConfig, defaults_in_force
 from tandem.services.security.call_limits import fairness_key
 from tandem.services.server import HostedService, serve
-from tandem.services.sessions.proposals import Proposals
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.retry import Persistence
 from tandem.speculation.types import ModelInfo
@@ -222,7 +220,7 @@ async def _fused(parts: ServerParts) -> HostedService:
     keeping = [engine, *([draft.engine] if draft else [])]
     connected = await parts.share(serving, *keeping, drafter=health if draft else None)
     generate = parts.generate(parts.observability.traced(generator), lambda: engine.adapters.revisions)
-    service = FusedSpeculativeServerService(generator.info, generate, engine.adapters)
+    service: Any = GeneratingService(FUSED, generator.info, generate, engine.adapters)
     return parts.hosted(
         partial(add_FusedSpeculativeServerServicer_to_server, service),
         [*connected, partial(close, target, parts.batcher)],
@@ -259,20 +257,20 @@ async def _draft_worker(parts: ServerParts) -> HostedService:
         info = generator.info
         log.info("drafts with %s for %s at %s", info.draft_name, info.model_name, client.address)
         generate = parts.generate(generator, lambda: dict(info.adapters))
-    proposals = Proposals(drafting, info, parts.lifecycle, config.lease_seconds, parts.limits)
+    service = DraftWorkerService(info, generate, drafting, parts.lifecycle, config.lease_seconds, parts.limits)
     engine = drafting.draft.engine if drafting.draft else None
     if engine:
         engine.vital = True
-    sessions, health = {"propose": proposals.sessions}, drafting.health if engine else None
+    sessions, health = {"propose": service.sessions}, drafting.health if engine else None
     engines = [engine] if engine else []
     await parts.share(dict(draft=engine) if engine else {}, *engines, sessions=sessions, drafter=health)
     return parts.hosted(
-        partial(add_DraftWorkerServicer_to_server, DraftWorkerService(info, generate, proposals)),
+        partial(add_DraftWorkerServicer_to_server, service),
         closing,
         engine,
         generate,
         lambda: dict(info.adapters),
-        busy=lambda: len(proposals.sessions),
+        busy=lambda: len(service.sessions),
     )
 
 

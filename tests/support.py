@@ -39,11 +39,9 @@ from tandem.rpc.verify_stream import RemoteVerifier
 from tandem.runners.loading import Shape
 from tandem.runners.protocol import Limits, Runner
 from tandem.services.draft_worker import DraftWorkerService
-from tandem.services.fused_server import FusedSpeculativeServerService
-from tandem.services.generation import GenerateMethod
+from tandem.services.generation import GenerateMethod, GeneratingService
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.config import Security
-from tandem.services.sessions.proposals import Proposals
 from tandem.services.sessions.table import SessionKey
 from tandem.services.target_verifier import OPENING_SECONDS, TargetVerifierService
 from tandem.speculation.draws import draw
@@ -159,9 +157,7 @@ class Site:
     engine: Engine | None
     lifecycle: Lifecycle
     verifier: TargetVerifierService | None = None
-    proposals: Proposals | None = None
     worker: DraftWorkerService | None = None
-    fused: FusedSpeculativeServerService | None = None
     method: GenerateMethod | None = None
 
     def client(self, credentials: Credentials | None = None) -> GenerationClient:
@@ -242,11 +238,11 @@ async def fused_site(
     generator = fused_generator(Loaded(engine, tokenizer), drafting, k, choice)
     reply = fused_speculative_server_pb2.FusedSpeculativeServerGenerateResponse
     generate = GenerateMethod(generator, reply, lifecycle, None)
-    service = FusedSpeculativeServerService(generator.info, generate, engine.adapters)
+    service: Any = GeneratingService(FUSED, generator.info, generate, engine.adapters)
     try:
         register = partial(add_FusedSpeculativeServerServicer_to_server, service)
         async with listening(register, interceptors=interceptors) as address:
-            yield Site(FUSED, address, generator, engine, lifecycle, fused=service, method=generate)
+            yield Site(FUSED, address, generator, engine, lifecycle, method=generate)
     finally:
         await batcher.close()
 
@@ -324,12 +320,12 @@ async def worker_site(
             stack.push_async_callback(client.close)
             generate = GenerateMethod(generator, draft_worker_pb2.DraftWorkerGenerateResponse, lifecycle, None)
             info = generator.info
-        proposals = Proposals(drafts, info, lifecycle, lease_seconds, security.limits if security else None)
-        service = DraftWorkerService(info, generate, proposals)
+        limits = security.limits if security else None
+        service = DraftWorkerService(info, generate, drafts, lifecycle, lease_seconds, limits)
         register = partial(add_DraftWorkerServicer_to_server, service)
         address = await stack.enter_async_context(listening(register, port, interceptors, security))
         engine = drafts.draft.engine if drafts.draft else None
-        yield Site(DRAFT, address, generator, engine, lifecycle, None, proposals, service, method=generate)
+        yield Site(DRAFT, address, generator, engine, lifecycle, worker=service, method=generate)
 
 
 @contextlib.asynccontextmanager

@@ -57,7 +57,7 @@ def truth(count: int, sampling: SamplingParams = GREEDY, prompt: Sequence[int] =
 
 
 def idle(site: Site) -> bool:
-    return len(site.proposals.sessions) == 0 and site.free == 4
+    return len(site.worker.sessions) == 0 and site.free == 4
 
 
 class Faulty:
@@ -104,7 +104,7 @@ async def test_a_round_sends_only_what_is_new_and_every_byte_is_counted() -> Non
         await remote.propose(PROMPT * 10, 3)
         assert 0 < stats.bytes_up - opened < 60
         assert stats.bytes_down > 0 and stats.network_seconds > 0
-        assert len(site.proposals.sessions) == 1
+        assert len(site.worker.sessions) == 1
         await remote.close()
         await remote.close()
         await until(lambda: idle(site))
@@ -121,7 +121,7 @@ async def test_a_stream_that_ended_is_opened_again_with_all_tokens() -> None:
 
     async def forgetful(site: Site, requests: Any, context: Any) -> Any:
         streams.append(0)
-        async with contextlib.aclosing(site.proposals.stream(requests)) as replies:
+        async with contextlib.aclosing(site.worker.Propose(requests, context)) as replies:
             async for reply in replies:
                 yield reply
                 streams[-1] += 1
@@ -297,7 +297,7 @@ async def test_the_worker_follows_every_arrival_and_drafts_anew_where_it_was_wro
         other = (text[3] + 1) % 256
         await call.write(telling([other], 3))
         assert await answered(call, 3, 3) == truth(3, sampling, [*PROMPT, *text[:3], other])
-        assert len(site.proposals.sessions) == 1 and site.free == 3
+        assert len(site.worker.sessions) == 1 and site.free == 3
         await call.done_writing()
         assert await call.read() is grpc.aio.EOF
         assert idle(site)

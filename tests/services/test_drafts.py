@@ -159,4 +159,4 @@ async def test_a_worker_refuses_proposals_of_what_it_does_not_have_and_keeps_no_
             asked.drafts = value  # type: ignore[assignment]
             refusal = await refused(worker.Propose(iter([asked])))
             assert (refusal.code, refusal.field) == ("INVALID_ARGUMENT", "drafts") and named in refusal.message
-        assert site.proposals and not len(site.proposals.sessions)
+        assert site.worker and not len(site.worker.sessions)

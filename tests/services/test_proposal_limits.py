@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tandem.rpc.channel import DRAFT
+from tandem.services.draft_worker import BYTES_PER_TOKEN, ProposalSessions
 from tandem.services.security.config import Security
 from tandem.services.security.limits import LimitReached, ServerLimits
-from tandem.services.sessions.proposals import BYTES_PER_TOKEN, ProposalSessions
 from tests.services.test_errors import refusal
 from tests.services.test_proposals import Caller, asked_once, asking, further
 from tests.support import Site, raw_stub, worker_site
@@ -22,7 +22,7 @@ def by_lookup(**limits: int) -> Any:
 
 def held(site: Site) -> tuple[int, int]:
     """Sessions and bytes that the limits know of."""
-    counted = site.proposals.sessions
+    counted = site.worker.sessions
     return counted._together["max_proposal_sessions"], counted._together["max_proposal_bytes"]
 
 
@@ -37,7 +37,7 @@ async def test_lookup_takes_no_slot_and_so_many_sessions() -> None:
         await callers[0].ask(further([4]))  # who was let in goes on
         await callers[1].end()
         await Caller(worker).ask(asking([1, 2, 3]))
-        assert len(site.proposals.sessions) == 3
+        assert len(site.worker.sessions) == 3
 
 
 async def test_lookup_holds_so_many_bytes_and_a_stream_that_would_grow_beyond_them_is_refused() -> None:

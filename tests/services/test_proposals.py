@@ -68,7 +68,7 @@ async def asked_once(worker: Any, message: pb.ProposeRequest) -> Refusal:
 
 
 def idle(site: Site, slots: int = 4) -> bool:
-    return len(site.proposals.sessions) == 0 and site.free == slots
+    return len(site.worker.sessions) == 0 and site.free == slots
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
@@ -96,7 +96,7 @@ async def test_a_worker_without_a_free_slot_says_when_to_come_again() -> None:
         await caller.ask(asking(PROMPT))
         refused = await asked_once(worker, asking(PROMPT))
         assert (refused.code, refused.reason, refused.retry) == ("RESOURCE_EXHAUSTED", "NO_SLOT", 0.1)
-        assert len(site.proposals.sessions) == 1
+        assert len(site.worker.sessions) == 1
         await caller.end()
         assert (await Caller(worker).ask(asking(PROMPT))).draft_tokens
 

@@ -23,6 +23,7 @@ from tandem.receipts.checking import CheckOutcome, Finding, overall
 from tandem.receipts.keys import Keys, open_keys, signature_right
 from tandem.receipts.receipt import Receipt, Signed, prefix_digests, prompt_digest, read_signed
 from tandem.receipts.run import CheckConfig, PromptFile, check, checked_by
+from tandem.rpc.channel import DRAFT
 from tandem.rpc.errors import TandemError
 from tandem.services.receipts import Receipts, generated
 from tandem.speculation.types import (
@@ -77,7 +78,7 @@ def _own(generator: Any, keys: Keys) -> Generate:
 @contextlib.asynccontextmanager
 async def _signing(site: AbstractAsyncContextManager[Any], keys: Keys) -> AsyncIterator[Generate]:
     async with site as found, found.client() as client:
-        adapters = found.engine.adapters if found.verifier or found.fused else None
+        adapters = found.engine.adapters if found.service != DRAFT else None
         if adapters:
             await adapters.add(AdapterChoice("red", "red"), BACKEND.adapter)
         found.method.receipts = Receipts(keys, found.service, lambda: adapters.revisions if adapters else {})
