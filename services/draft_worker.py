@@ -33,26 +33,21 @@ Replies = AsyncGenerator[pb.ProposeResponse, None]
 
 
 class ProposalSessions(CountedSessions):
-    """Counts and limits open sessions and bytes per caller; totals are metrics."""
+    """Counts open sessions, whose number calls' limits bound, and limits their bytes; totals are metrics."""
 
-    def __init__(self, limits: ServerLimits) -> None:
-        self._most = {
-            "max_proposal_sessions": limits.max_proposal_sessions,
-            "max_proposal_bytes": limits.max_proposal_bytes,
-        }
-        self._held: dict[str, Counter[str]] = {name: Counter() for name in self._most}
-        self._together = Counter[str]()
+    def __init__(self, most_bytes: int) -> None:
+        self._most, self._sessions, self._bytes = most_bytes, Counter[str](), Counter[str]()
 
     def __len__(self) -> int:
-        return self._together["max_proposal_sessions"]
+        return self._sessions.total()
 
     def owned_by(self, identity: str) -> int:
-        return self._held["max_proposal_sessions"][identity]
+        return self._sessions[identity]
 
     @contextlib.contextmanager
     def one(self, identity: str) -> Iterator[None]:
-        """Counts a session while the block runs. Raises LimitReached."""
-        self._add("max_proposal_sessions", identity, 1)
+        """Counts a session while the block runs."""
+        self._sessions[identity] += 1
         self.opened += 1
         try:
             yield
@@ -62,25 +57,19 @@ class ProposalSessions(CountedSessions):
             self.expired, self.closed = self.expired + idle, self.closed + (not idle)
             raise
         finally:
-            self._add("max_proposal_sessions", identity, -1)
+            self._sessions -= Counter([identity])
 
     def grow(self, identity: str, tokens: int) -> None:
-        """Adds `tokens` (may be negative) to a session. Raises LimitReached."""
-        self._add("max_proposal_bytes", identity, tokens * BYTES_PER_TOKEN)
-
-    def _add(self, name: str, identity: str, more: int) -> None:
-        held, most = self._held[name], self._most[name]
-        if more > 0:
-            own = most if identity == ANONYMOUS else max(1, most // 2)
-            for who, now, limit in (("your", held[identity], own), ("all", self._together[name], most)):
-                if now + more > limit:
-                    raise LimitReached(
-                        f"{name}: {who} proposal sessions use {now} of {limit}: there is no room for {more} more"
-                    )
-        held[identity] += more
-        self._together[name] += more
-        if not held[identity]:
-            del held[identity]
+        """Adds `tokens` (may be negative) to a session. Raises LimitReached: one named caller has half of the limit."""
+        more = tokens * BYTES_PER_TOKEN
+        own = self._most if identity == ANONYMOUS else self._most // 2
+        for who, now, limit in (("your", self._bytes[identity], own), ("all", self._bytes.total(), self._most)):
+            if more > 0 and now + more > limit:
+                room = f"there is no room for {more} more"
+                raise LimitReached(f"max_proposal_bytes: {who} proposal sessions use {now} of {limit}: {room}")
+        self._bytes[identity] += more
+        if not self._bytes[identity]:
+            del self._bytes[identity]
 
 
 class ProposalSession(Duplex[pb.ProposeRequest, pb.ProposeResponse]):
@@ -160,7 +149,7 @@ class DraftWorkerService(GeneratingService, DraftWorkerServicer):
         self._drafting, self._lifecycle = drafting, lifecycle
         self._lease_seconds, self._limits = lease_seconds, limits or ServerLimits()
         self._vocab_size = min(info.vocab_size, drafting.vocab_size)
-        self.sessions = ProposalSessions(self._limits)
+        self.sessions = ProposalSessions(self._limits.max_proposal_bytes)
 
     async def Propose(self, request_iterator: AsyncIterator[pb.ProposeRequest], context: Context) -> Replies:
         opened: list[ProposalSession] = []

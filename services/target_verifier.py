@@ -190,7 +190,7 @@ class TargetVerifierService(GeneratingService, TargetVerifierServicer):
             queue_seconds=sequence.queue_seconds - waited,
             prefill_seconds=sequence.compute_seconds - worked,
             max_speculation_length=self.info.max_speculation_length,
-            rule=wire.rule_to_wire(session.request.rule),
+            rule=wire.RULES[session.request.rule],
             processed_fields=session.request.sampling.processed,
             max_unread_tokens=MAX_UNREAD if session.request.rule is Rule.AGREEMENT else 0,
             adapter_revision=self._engine.adapters.revision(session.request.adapter),

@@ -17,21 +17,19 @@ from tandem.rpc.request_context import prefix_scope
 from tandem.services.calls import Call, CallObserver
 from tandem.services.errors import NotRead
 from tandem.services.observability.request_log import PromptLog
-from tandem.services.security.identity import caller
+from tandem.services.security.identity import OPEN, caller
 from tandem.services.security.limits import ConcurrencyLimit, ServerLimits
 from tandem.services.security.tokens import AcceptedTokens
 from tandem.speculation.types import InvalidField
 
 log = logging.getLogger("tandem.rpc")
 
-_HEALTH = "/grpc.health.v1.Health/"
 _SMALL = 4 * 1024
 _ROUND = 256 * 1024
 METHOD_BYTES = {
     "GetModelInfo": _SMALL,
     "CloseSession": _SMALL,
     "Check": _SMALL,
-    "Watch": _SMALL,
     "Verify": _ROUND,
     "VerifyStream": _ROUND,
 }
@@ -71,8 +69,7 @@ class TransportInterceptor(grpc.aio.ServerInterceptor):
         self.limits, self.observers, self.tokens = limits, observers, tokens
         self.prompts = (PromptLog(),) if log_prompts else ()
         self.calls = ConcurrencyLimit("calls", "yours", limits.max_calls_per_caller, limits.max_calls)
-        probes = ("calls", "yours", limits.max_probes_per_caller, limits.max_probes)
-        self.probes = {method: ConcurrencyLimit(*probes) for method in ("Check", "Watch")}
+        self.probes = ConcurrencyLimit("calls", "yours", limits.max_probes_per_caller, limits.max_probes)
 
     async def intercept_service(
         self,
@@ -86,8 +83,7 @@ class TransportInterceptor(grpc.aio.ServerInterceptor):
         """Counts a call until its task ends. Raises LimitReached."""
         host = call.context.peer().rpartition(":")[0]  # of ipv4:HOST:PORT; all callers over a Unix socket are one
         _ORIGIN.set(host)
-        calls = self.probes.get(call.path.removeprefix(_HEALTH), self.calls)
-        who = host if call.path.startswith(_HEALTH) else origin()
+        calls, who = (self.probes, host) if call.path.startswith(OPEN) else (self.calls, origin())
         calls.begin(who)
         task = asyncio.current_task()
         assert task is not None, "a call is answered in a task"

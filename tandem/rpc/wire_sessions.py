@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from tandem.rpc import wire_checks as check
 from tandem.rpc.errors import TandemError
 from tandem.rpc.wire import (
+    DRAFTS,
+    RULES,
     drafts_from_wire,
-    drafts_to_wire,
     logprobs_from_wire,
     logprobs_to_wire,
     rule_from_wire,
     rule_name,
-    rule_to_wire,
     sampling_from_wire,
     sampling_to_wire,
 )
@@ -79,7 +79,7 @@ def opening_to_wire(
         prefix=prefix,
         prompt_length=prompt_length,
         sampling=sampling_to_wire(request.sampling),
-        rule=rule_to_wire(request.rule),
+        rule=RULES[request.rule],
         report_margins=request.margins,
         logprobs=request.logprobs,
         weights_revision=expected.weights_revision if expected else "",
@@ -93,7 +93,7 @@ def opening_to_wire(
 
 def check_applied(where: str, request: Request, reply: pb.OpenSessionResponse) -> None:
     """Raises TandemError unless the server `where` applies every field."""
-    if reply.rule != rule_to_wire(request.rule) and (reply.rule or request.rule is not Rule.AGREEMENT):
+    if reply.rule != RULES[request.rule] and (reply.rule or request.rule is not Rule.AGREEMENT):
         raise TandemError(
             "FAILED_PRECONDITION",
             f"rule: {where} does not verify by {request.rule.value}, as requested; it reports {rule_name(reply.rule)}",
@@ -302,7 +302,7 @@ def draft_from_wire(
 
 def proposing_to_wire(request: Request, message: draft_worker_pb2.ProposeRequest) -> None:
     message.sampling.CopyFrom(sampling_to_wire(request.sampling))
-    message.rule, message.drafts = rule_to_wire(request.rule), drafts_to_wire(request.drafts)
+    message.rule, message.drafts = RULES[request.rule], DRAFTS[request.drafts]
 
 
 def proposing_from_wire(message: draft_worker_pb2.ProposeRequest) -> Request:

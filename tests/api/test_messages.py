@@ -156,7 +156,7 @@ def test_a_file_of_messages_is_asked_at_a_terminal(tmp_path: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (None, "cannot be read: No such file"),
+        (None, "does not exist"),
         (b"\xff", "is not UTF-8 text"),
         (b"[", "is not JSON"),
         (b"{}", "is not a JSON list, as [{"),

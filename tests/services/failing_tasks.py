@@ -1,9 +1,8 @@
 """A toy server whose background tasks fail for as long as a file is there.
 
-    python -m tests.services.failing_tasks FILE RESTARTS --role target --backend toy ...
+    python -m tests.services.failing_tasks FILE --role target --backend toy ...
 
-The word in the file says which: "expiry" or "watch". A task that ended is started again RESTARTS times, 50 ms after it
-did. What follows are main.py's arguments.
+The word in the file says which: "expiry" or "watch". What follows are main.py's arguments.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from typing import Any
 
 from tandem.cli import main
 from tandem.engine.step_watch import StepWatch
-from tandem.services import server
 from tandem.services.sessions.table import SessionTable
 
 
@@ -30,7 +28,6 @@ def failing(method: Callable[..., Any], gate: Path, word: str) -> Callable[..., 
 
 if __name__ == "__main__":
     file = Path(sys.argv[1])
-    server.RESTARTS = (0.05,) * int(sys.argv[2])
     SessionTable.seconds_to_expiry = failing(SessionTable.seconds_to_expiry, file, "expiry")  # type: ignore[method-assign]
     StepWatch.look = failing(StepWatch.look, file, "watch")  # type: ignore[method-assign]
-    sys.exit(main.main(sys.argv[3:]))
+    sys.exit(main.main(sys.argv[2:]))

@@ -7,17 +7,18 @@ import contextlib
 import logging
 import struct
 from collections.abc import AsyncIterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
 
 from tandem.rpc import wire
 from tandem.rpc.channel import TARGET, open_channel
 from tandem.services.duplex import StreamIdle, answered_in_order
+from tandem.services.health import SERVING, HealthService
 from tandem.services.security.call_limits import TransportInterceptor
 from tandem.services.security.config import Security
 from tandem.services.security.limits import ServerLimits
@@ -92,16 +93,16 @@ async def test_finished_requests_whose_readers_never_read_hold_no_place() -> Non
             assert (await answer(client.generate, ids(b"abc", 4))).token_ids == oracle(b"abc", GREEDY, 4)
 
 
-async def test_replies_that_are_not_read_in_time_end_their_call() -> None:
+async def test_replies_that_are_not_read_in_time_end_their_call(caplog: pytest.LogCaptureFixture) -> None:
     """A window of 0, which no status can pass either; and one that takes some, which then reads why."""
     security = Security(limits=ServerLimits(unread_seconds=0.1))
+    caplog.set_level(logging.INFO)
     async with target_site(tokenizer=Wordy(), security=security) as site, bare(site.address) as attacker:
         attacker.call(GENERATE, generating().SerializeToString())
-        await until(lambda: site.lifecycle.running == 1)
-        await until(lambda: site.lifecycle.running == 0)
+        await until(lambda: "replies were not read within" in caplog.text)
         async with raw_stub(site.address) as target:
             call = target.Generate(generating(100))
-            await until(lambda: site.lifecycle.running == 1)
+            await until(lambda: caplog.text.count("replies were not read within") == 2)
             await until(lambda: site.lifecycle.running == 0)
 
             async def rest() -> None:
@@ -240,25 +241,21 @@ async def until_served(call: Any) -> None:
     raise AssertionError("never served")
 
 
-async def test_watchers_of_health_need_no_token_and_have_a_limit_of_their_own(tmp_path) -> None:
-    callers, health = ByToken(tmp_path), HealthServicer()
+async def test_probes_need_no_token_and_have_a_limit_of_their_own(tmp_path) -> None:
+    callers, health = ByToken(tmp_path), HealthService()
     security = Security(tokens=callers.security.tokens, limits=ServerLimits(max_probes_per_caller=2))
-
-    def register(server: grpc.aio.Server) -> None:
-        health_pb2_grpc.add_HealthServicer_to_server(health, server)
-
+    register = partial(health_pb2_grpc.add_HealthServicer_to_server, health)
+    health.set(SERVING, "")
     async with listening(register, security=security) as address, open_channel(address) as channel:
         stub, request = health_pb2_grpc.HealthStub(channel), health_pb2.HealthCheckRequest()
-        await health.set("", health_pb2.HealthCheckResponse.SERVING)
-        watches = [stub.Watch(request) for _ in range(2)]
-        for watch in watches:
-            await watch.read()
-        refused = await status_of(stub.Watch(request).read())
-        checked = await stub.Check(request)  # which others' watching does not hinder
-        for watch in watches:
-            watch.cancel()
-        found = refused[0], checked.status
-    assert found == ("RESOURCE_EXHAUSTED", health_pb2.HealthCheckResponse.SERVING)
+        assert (await status_of(stub.Watch(request).read()))[0] == "UNIMPLEMENTED"
+        async with bare(address) as slow:
+            for _ in range(2):
+                slow.call("/grpc.health.v1.Health/Check")
+            with pytest.raises(grpc.aio.AioRpcError, match="2 of yours are running, the limit is 2"):
+                while True:
+                    assert (await stub.Check(request)).status == SERVING
+        await until_served(lambda: stub.Check(request))
 
 
 # --- streams without rounds ---
