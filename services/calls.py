@@ -53,10 +53,9 @@ class CallObserver:
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One call of `path` (/PACKAGE.SERVICE/METHOD); `code`, `reason` and `message` are set at its end.
+    """One call of `path` (/PACKAGE.SERVICE/METHOD). `message` never quotes the request: it may be logged.
 
-    `message` never quotes the request: it may be logged. `dialogue`: requests stream. `unanswered`: requests and read
-    times. `done`: how its generations ended, for the log.
+    `dialogue`: requests stream. `unanswered`: requests and read times. `done`: how its generations ended.
     """
 
     path: str

@@ -13,12 +13,10 @@ from tandem.rpc.channel import DRAFT
 from tandem.rpc.wire_sessions import draft_to_wire, proposing_from_wire
 from tandem.services.calls import Context
 from tandem.services.duplex import Duplex, Incoming, StreamIdle, answered_in_order
-from tandem.services.errors import VocabularyMismatch
 from tandem.services.generation import GenerateMethod, GeneratingService
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.identity import ANONYMOUS, caller
-from tandem.services.security.limits import LimitReached, ServerLimits, check_name
-from tandem.services.sessions.table import CountedSessions
+from tandem.services.security.limits import LimitReached, ServerLimits
 from tandem.speculation.ahead import Follower
 from tandem.speculation.drafters import Drafter
 from tandem.speculation.lookahead import DraftPlan
@@ -32,8 +30,10 @@ SLOT_SECONDS = 0.2  # seconds to wait for a draft slot, without a draft in the m
 Replies = AsyncGenerator[pb.ProposeResponse, None]
 
 
-class ProposalSessions(CountedSessions):
+class ProposalSessions:
     """Counts open sessions, whose number calls' limits bound, and limits their bytes; totals are metrics."""
+
+    opened = closed = expired = 0
 
     def __init__(self, most_bytes: int) -> None:
         self._most, self._sessions, self._bytes = most_bytes, Counter[str](), Counter[str]()
@@ -73,10 +73,7 @@ class ProposalSessions(CountedSessions):
 
 
 class ProposalSession(Duplex[pb.ProposeRequest, pb.ProposeResponse]):
-    """A stream's tokens, which messages extend: answered one by one, or followed from `first` on.
-
-    A follower's draft is replaced by a newer one until it is sent.
-    """
+    """A stream's tokens, which messages extend: answered one by one, or followed from `first` on."""
 
     def __init__(self, service: DraftWorkerService, drafter: Drafter) -> None:
         super().__init__()
@@ -187,7 +184,7 @@ class DraftWorkerService(GeneratingService, DraftWorkerServicer):
 
     @contextlib.asynccontextmanager
     async def _session(self, first: pb.ProposeRequest) -> AsyncGenerator[ProposalSession, None]:
-        self._check_tokenizer(first.tokenizer_sha256)
+        self.check_tokenizer(first.tokenizer_sha256)
         self.check(first, 0)
         if not first.tokens:
             raise InvalidField("tokens", "empty: at least one token is needed")
@@ -219,11 +216,3 @@ class DraftWorkerService(GeneratingService, DraftWorkerServicer):
                 f"together above the sequence length {self.info.max_sequence_length}"
             )
         check_tokens("tokens", list(request.tokens), self._vocab_size)
-
-    def _check_tokenizer(self, sha256: str) -> None:
-        check_name("tokenizer_sha256", sha256)
-        if sha256 and sha256 != self.info.tokenizer_sha256:
-            raise VocabularyMismatch(
-                f"the caller's tokenizer {sha256[:12]} is not the draft's "
-                f"{self.info.tokenizer_sha256[:12]}: draft and target must share a vocabulary"
-            )

@@ -25,14 +25,10 @@ log = logging.getLogger("tandem.server")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleConfig:
-    """A role's configuration; defaults are those of tandem/cli/flags.py.
+    """A role's configuration; tandem/cli/flags.py has defaults and meaning of each flag.
 
-    `draft_address`: a target's DraftWorker, with `draft_seconds` per draft. `target_address` None: only proposes.
-    `credentials`: to call either. `reconnect_seconds`: of retries without a target. `queue`: requests without a slot.
-    `step_seconds`: limit of a device step; None: measured, 0: none. `generation_config` "auto": the model's file, after
-    `defaults`. `command`: starts other ranks. `kv_cache_mb`: MiB for all KV slots; None: full length each.
-    `own_length`, `own_slots`: what fits in memory instead of `models.shape`. `prefill` None: local. `metrics_port` 0: a
-    free one. `otlp_endpoint` None: the OTEL_* variables. Keys in `receipt_keys` are replaced after `receipt_key_days`.
+    None: no target (`target_address`), no limit (`queue`), measured (`step_seconds`), full length (`kv_cache_mb`).
+    `own_length`, `own_slots`: what fits in memory instead of `models.shape`. `command`: starts other ranks.
     """
 
     serve: ServeConfig

@@ -67,8 +67,8 @@ Close = Callable[[], Awaitable[None]]
 class ServerParts:
     def __init__(self, role: ServerRole, config: RoleConfig, others: RankProcesses) -> None:
         self.role, self.config, self.others = role, config, others
-        self.lifecycle, self.batcher = Lifecycle(), Batcher(role.batcher)
-        self.profile = Profile(role.profile) if config.profile else None  # a row per request and session
+        self.lifecycle, self.batcher = Lifecycle(), Batcher(role.name)
+        self.profile = Profile(role.name) if config.profile else None  # a row per request and session
         metrics, http = (config.metrics_host, config.metrics_port), config.serve.http is not None
         self.observability = Observability(role.name, *metrics, config.otlp_endpoint, http)
         self.limits = config.serve.security.limits
@@ -115,10 +115,9 @@ class ServerParts:
         return GenerateMethod(generator, reply, self.lifecycle, observe, queue, watch, self.limits, receipts)
 
     async def share(self, serving: Mapping[str, Engine], *keeping: Engine, **watched: Any) -> list[Close]:
-        """Shares memory and prefixes among `keeping`, and callers' turns among `serving`, by metric label.
+        """Shares memory and prefixes among `keeping`, and callers' turns among `serving`, by metric label; watches all.
 
-        Connects the target to --prefill, and watches all. `watched`: more arguments of watch_parts. Returns closers.
-        Raises ValueError.
+        Connects the target to --prefill; returns closers. `watched`: more arguments of watch_parts.
         """
         if keeping and self.config.kv_cache_mb is not None:
             runners = [each.runner for each in keeping]
@@ -178,16 +177,16 @@ async def _target(parts: ServerParts) -> HostedService:
     generator = parts.finished(generator, defaults)
     _log_target(loaded, generator.info)
     generate = parts.generate(parts.observability.traced(generator), lambda: engine.adapters.revisions)
-    note = parts.profile.add_session if parts.profile else None
     service = TargetVerifierService(
-        engine, generator.info, generate, parts.lifecycle, config.lease_seconds, parts.limits, note=note
+        engine, generator.info, generate, parts.lifecycle, config.lease_seconds, parts.limits
     )
+    if parts.profile:
+        service.sessions.on_end.append(parts.profile.add_session)
     sessions, health = {"verify": service.sessions}, client.health if client else None
     connected = await parts.share({"target": engine}, engine, sessions=sessions, drafter=health)
     return parts.hosted(
         partial(add_TargetVerifierServicer_to_server, service),
         [
-            service.stop,
             *connected,
             *([client.close] if client else []),
             partial(close, loaded, parts.batcher),
@@ -280,8 +279,6 @@ class ServerRole:
 
     name: str
     service: str
-    batcher: str
-    profile: str
     build: Callable[[ServerParts], Awaitable[HostedService]]
     ranks: bool = False
     drafts: bool = False
@@ -290,10 +287,10 @@ class ServerRole:
 ROLES = {
     role.name: role
     for role in (
-        ServerRole("target", TARGET, "target", "target", _target, ranks=True),
-        ServerRole("fused_target", FUSED, "fused", "fused", _fused, ranks=True, drafts=True),
-        ServerRole("draft_worker", DRAFT, "draft", "distributed", _draft_worker),
-        ServerRole("prefill", PREFILL, "prefill", "prefill", prefill),
+        ServerRole("target", TARGET, _target, ranks=True),
+        ServerRole("fused_target", FUSED, _fused, ranks=True, drafts=True),
+        ServerRole("draft_worker", DRAFT, _draft_worker),
+        ServerRole("prefill", PREFILL, prefill),
     )
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 
 from tandem.engine.engine import Engine
@@ -17,7 +17,7 @@ from tandem.rpc.request_context import current
 from tandem.rpc.wire_sessions import distributions_from_wire, feature_format_from_wire, session_from_wire
 from tandem.services.calls import Context
 from tandem.services.duplex import answered_in_order
-from tandem.services.errors import ModelMismatch, VocabularyMismatch
+from tandem.services.errors import ModelMismatch
 from tandem.services.generation import GenerateMethod, GeneratingService
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.identity import caller
@@ -40,15 +40,12 @@ from tandem.speculation.types import (
     Request,
     Rule,
     SparseDistribution,
-    SpeculationStats,
     TooLong,
 )
 from tandem.v1 import target_verifier_pb2 as pb
 from tandem.v1.target_verifier_pb2_grpc import TargetVerifierServicer
 
 MOST_LAYERS = 8
-Note = Callable[[str, int, SpeculationStats, float], None]
-"""Called at a session's end: how, prompt tokens, the target's statistics, seconds open."""
 OPENING_SECONDS = 0.5  # wait for a slot; then the call fails, but its queue position is kept for a retry
 
 
@@ -62,15 +59,12 @@ class TargetVerifierService(GeneratingService, TargetVerifierServicer):
         lease_seconds: float = 60.0,
         limits: ServerLimits | None = None,
         opening_seconds: float = OPENING_SECONDS,
-        note: Note | None = None,
     ) -> None:
         super().__init__(TARGET, replace(info, max_unread_tokens=MAX_UNREAD), generate, engine.adapters)
         self._engine, self._lifecycle = engine, lifecycle
         self._limits, self._opening_seconds = limits or ServerLimits(), opening_seconds
         self._waiting: Counter[str] = Counter()  # openings that wait for a slot, by caller
         self.sessions = SessionTable(time.monotonic, lease_seconds)
-        self._note = note
-        self.sessions.on_end.append(self._report_costs)
         self.checkout = Checkout(self.sessions, self._free)
         self._runs = VerifyRuns(self.sessions, info, self.checkout.using)
 
@@ -114,7 +108,7 @@ class TargetVerifierService(GeneratingService, TargetVerifierServicer):
             self._check_new(key)
             call, total, prefix = current(), self._max_total(request), list(request.prefix)
             identity = call.id if call else ""
-            return self.sessions.admit(key, sequence, wanted, prefix, total, request.prompt_length, identity)
+            return self.sessions.admit(Session(key, sequence, wanted, prefix, total, request.prompt_length, identity))
         except Exception:
             sequence.close()
             raise
@@ -166,14 +160,6 @@ class TargetVerifierService(GeneratingService, TargetVerifierServicer):
         steps, length = session.steps, len(session.tokens)
         return pb.CloseSessionResponse(closed=closed, steps=steps, committed_length=length)
 
-    async def stop(self) -> None:
-        for session in self.sessions:
-            self._report_costs(session, "stopped")
-
-    def _report_costs(self, session: Session, how: str) -> None:
-        if self._note and session.opened:
-            self._note(how, session.prompt_length, session.stats, time.perf_counter() - session.started)
-
     async def _free(self, session: Session) -> None:
         session.sequence.close()
 
@@ -198,7 +184,7 @@ class TargetVerifierService(GeneratingService, TargetVerifierServicer):
 
     def _check_open(self, request: pb.OpenSessionRequest) -> Request:
         """Returns the session's request. Raises InvalidField, TooLong, ModelMismatch, VocabularyMismatch."""
-        for name in ("tokenizer_sha256", "weights_revision", "dtype", "adapter", "adapter_revision"):
+        for name in ("weights_revision", "dtype", "adapter", "adapter_revision"):
             check_name(name, getattr(request, name))
         if not request.prefix:
             raise InvalidField("prefix", "empty: at least one token is needed")
@@ -206,11 +192,7 @@ class TargetVerifierService(GeneratingService, TargetVerifierServicer):
             raise InvalidField(
                 "prompt_length", f"{request.prompt_length} is outside 1 to {len(request.prefix)}, the prefix's length"
             )
-        if request.tokenizer_sha256 and request.tokenizer_sha256 != self.info.tokenizer_sha256:
-            raise VocabularyMismatch(
-                f"the client's tokenizer {request.tokenizer_sha256[:12]} is not the target's "
-                f"{self.info.tokenizer_sha256[:12]}: draft and target must share a vocabulary"
-            )
+        self.check_tokenizer(request.tokenizer_sha256)
         for name in ("weights_revision", "dtype", "vocab_size"):
             expected, ours = getattr(request, name), getattr(self.info, name)
             if expected and expected != ours:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.util import find_spec
@@ -22,7 +22,7 @@ from tandem.services.generation import Watch
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.request_log import RequestLog
 from tandem.services.observability.spans import CallSpans
-from tandem.services.sessions.table import CountedSessions, SessionTable
+from tandem.services.sessions.table import SessionTable
 from tandem.services.shutdown import bounded, bounded_call
 from tandem.speculation.fallible import DrafterHealth
 from tandem.speculation.types import ModelInfo
@@ -85,7 +85,7 @@ class Observability:
         lifecycle: Lifecycle,
         batcher: Batcher,
         engines: Mapping[str, Engine],
-        sessions: Mapping[str, CountedSessions] | None = None,
+        sessions: Mapping[str, Sized] | None = None,
         drafter: DrafterHealth | None = None,
     ) -> None:
         """Observes finished engines of "target", "target_apart", "draft" and sessions that "verify" or "propose"."""

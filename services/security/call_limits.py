@@ -54,10 +54,7 @@ def fairness_key() -> tuple[str, str]:
 
 
 class TransportInterceptor(grpc.aio.ServerInterceptor):
-    """Answers every call, malformed requests too; calls without an accepted token are not parsed.
-
-    `observers` may grow until the server listens. `tokens` None: not required. `log_prompts` logs content.
-    """
+    """Answers every call, malformed requests too; without an accepted token none is parsed (`tokens` None: all are)."""
 
     def __init__(
         self,

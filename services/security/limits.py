@@ -33,10 +33,9 @@ class LimitReached(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """None: no limit but KV slots and sequence length.
+    """None: no limit but KV slots and sequence length; of `max_prompt_bytes`: 64 per token of the latter.
 
-    `max_prompt_bytes` None: 64 per token of the sequence length. `max_calls_per_caller`: by identity, or machine if
-    anonymous; probes are counted apart. `message_seconds`: to receive a request. `unread_seconds`: to read replies.
+    `max_calls_per_caller`: by identity, or by machine of the anonymous; probes have a limit of their own.
     """
 
     max_sessions_per_identity: int | None = None

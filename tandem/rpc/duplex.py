@@ -22,10 +22,9 @@ _SENT_KEPT = 1024  # messages with known sending times
 
 
 class ClientDuplex(ABC, Generic[Request, Reply]):
-    """One call; subclasses define messages, replies and what is owed.
+    """One call. Ends with the server's error, that of `_take`, or `patience()` seconds without an owed reply.
 
-    Ends with the server's error, an error of `_take` (InvalidField: the server `who` broke the contract), or
-    `patience()` seconds without an owed reply. `stats` counts bytes. Set `news` when a message may be ready.
+    `who`: the server, for errors. `stats` counts bytes. Set `news` when a message may be ready.
     """
 
     what = "the stream"  # in errors

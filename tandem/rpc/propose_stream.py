@@ -242,10 +242,9 @@ Convert = Callable[[pb.ProposeResponse, float], Draft]  # of a reply and its sec
 
 
 class WaitingDrafter(Drafter):
-    """One proposal session of a request, for a vocabulary of `vocab_size`.
+    """One proposal session of a request. Raises DrafterLate, DrafterRefused, TandemError.
 
-    A call takes at most the client's `seconds` and a share of the request's time. Raises DrafterLate if the share was
-    too short to blame the worker, DrafterRefused, or TandemError.
+    DrafterLate: the call's share of the request's time was too short to blame the worker.
     """
 
     def __init__(

@@ -58,10 +58,6 @@ DRAFTS = {
 }
 
 
-def drafts_from_wire(value: int) -> Drafts:
-    return check.member("drafts", value, DRAFTS, "value")
-
-
 _OPTIONAL = ("max_new_tokens", "speculation_length", "max_total_tokens", "logprobs")
 _PLAIN = ("chat", "ignore_end_of_sequence", "adapter", "receipt", "prediction")
 _TUPLES = ("stop_token_ids", "stop_strings")
@@ -99,7 +95,7 @@ def generation_from_wire(message: pb.Generation) -> GenerationRequest:
         sampling=sampling_from_wire(message.sampling),
         margins=message.report_margins,
         rule=rule_from_wire(message.rule),
-        drafts=drafts_from_wire(message.drafts),
+        drafts=check.member("drafts", message.drafts, DRAFTS, "value"),
         unset_sampling=frozenset(name for name in SAMPLING_FIELDS if not message.sampling.HasField(name)),
         **values,
     )

@@ -9,7 +9,6 @@ from tandem.rpc.errors import TandemError
 from tandem.rpc.wire import (
     DRAFTS,
     RULES,
-    drafts_from_wire,
     logprobs_from_wire,
     logprobs_to_wire,
     rule_from_wire,
@@ -279,8 +278,7 @@ def draft_from_wire(
 ) -> Draft:
     """Returns a draft of up to `k` tokens, `seconds` after its request.
 
-    A worker's vocabulary may be larger: ids of `vocab_size` and above end the draft, but are invalid in distributions,
-    where truncation would bias the output.
+    Ids beyond `vocab_size` end the draft; in distributions they are invalid: cutting these would bias the output.
     """
     if len(reply.draft_tokens) > k:
         raise InvalidField("draft_tokens", f"{len(reply.draft_tokens)} where at most {k} were asked for")
@@ -311,7 +309,7 @@ def proposing_from_wire(message: draft_worker_pb2.ProposeRequest) -> Request:
     return Request(
         sampling=sampling_from_wire(message.sampling),
         rule=rule_from_wire(message.rule),
-        drafts=drafts_from_wire(message.drafts),
+        drafts=check.member("drafts", message.drafts, DRAFTS, "value"),
     )
 
 

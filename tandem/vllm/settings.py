@@ -26,11 +26,7 @@ _TRUE, _FALSE = ("1", "true", "yes"), ("", "0", "false", "no")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The drafter's settings. Raises InvalidField.
-
-    `budget_ms`: for drafts of a step; 0: none. `answer_seconds`: a worker silent for longer has failed.
-    `tokenizer_sha256` None: from local files, or unchecked.
-    """
+    """`budget_ms`: for drafts of a step; 0: none. `answer_seconds`: a worker silent for longer has failed."""
 
     workers: tuple[str, ...]
     budget_ms: float = 30.0

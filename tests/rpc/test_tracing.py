@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import builtins
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -22,7 +21,18 @@ from tandem.services.observability.spans import CallSpans
 from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tests import support
-from tests.support import Answer, answer, distributed, ids, launch, raw_stub, run, server_process, target_site
+from tests.support import (
+    Answer,
+    answer,
+    distributed,
+    forbid_imports,
+    ids,
+    launch,
+    raw_stub,
+    run,
+    server_process,
+    target_site,
+)
 from tests.support import worker_site as worker
 from tests.toy import ToyConfig
 
@@ -183,23 +193,11 @@ def test_tracing_is_off_unless_somebody_asks(monkeypatch: pytest.MonkeyPatch) ->
         open_tracing("collector:4317", "test")
 
 
-@pytest.fixture
-def without_opentelemetry(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def refuse(name: str, *rest: Any, **more: Any) -> Any:
-        if name.split(".")[0] == "opentelemetry":
-            raise ImportError(name)
-        return real(name, *rest, **more)
-
-    monkeypatch.delenv("OTEL_SDK_DISABLED", raising=False)
-    monkeypatch.setattr(builtins, "__import__", refuse)
-
-
-@pytest.mark.usefixtures("without_opentelemetry")
 def test_without_the_library_asking_by_flag_is_refused_and_by_variable_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.delenv("OTEL_SDK_DISABLED", raising=False)
+    forbid_imports(monkeypatch, "opentelemetry")
     with pytest.raises(ValueError, match=r"otlp_endpoint: opentelemetry is not installed; make setup"):
         open_tracing("http://127.0.0.1:4317", "test")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4317")

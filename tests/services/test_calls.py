@@ -126,8 +126,7 @@ async def test_a_deadline_and_a_caller_that_leaves_are_told_apart() -> None:
         await until(lambda: len(told.sizes) > received)
         left.cancel()
         await until(lambda: len(told.calls) == 3)
-    found = [call.code for call in told.calls]
-    assert found == ["OK", "DEADLINE_EXCEEDED", "CANCELLED"]
+    assert [call.code for call in told.calls] == ["OK", "DEADLINE_EXCEEDED", "CANCELLED"]
 
 
 async def test_each_reply_of_a_stream_is_told_with_the_request_that_it_answers_and_every_byte_is_counted() -> None:
@@ -149,8 +148,7 @@ async def test_an_observer_that_fails_harms_neither_the_call_nor_the_other_obser
     async with serving(Harmful(), told) as stub:
         assert (await stub.CloseSession(close("fine"))).closed
         assert len([r async for r in stub.VerifyStream(iter([pb.VerifyRequest(base_length=1)]))]) == 1
-    found = len(told.calls)
-    assert found == 2
+    assert len(told.calls) == 2
     assert "an observer failed" in caplog.text
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import time
 import urllib.error
@@ -33,6 +32,7 @@ from tests.support import (
     ServerProcess,
     answer,
     distributed,
+    forbid_imports,
     ids,
     raw_stub,
     run,
@@ -259,7 +259,7 @@ def test_a_request_that_is_left_is_counted_as_aborted_with_the_rounds_it_had(tmp
 
 
 def test_without_a_port_nothing_of_prometheus_is_loaded_or_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    _forbid(
+    forbid_imports(
         monkeypatch,
         "prometheus_client",
         "tandem.services.observability.metrics",
@@ -288,14 +288,3 @@ async def test_the_port_answers_503_until_the_model_is_loaded_and_the_metrics_fr
             assert 'model_name="toy"' in (await http.get("/metrics")).text
 
     await seen.during(serving())
-
-
-def _forbid(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    real = builtins.__import__
-
-    def refuse(name: str, *rest: Any, **more: Any) -> Any:
-        if name in names or name.split(".")[0] in names:
-            raise ImportError(name)
-        return real(name, *rest, **more)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)

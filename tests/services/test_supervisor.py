@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tandem.services.sessions.table import Checkout, Session, SessionTable
-from tandem.speculation.types import SamplingParams
+from tandem.speculation.types import Request
 from tests.services.test_ending import ENDS
 from tests.support import run, server_process
 
@@ -18,7 +18,7 @@ def expired_table() -> SessionTable:
     now = iter([0.0, 0.0, 0.0, *[100.0] * 9])
     table: SessionTable = SessionTable(lambda: next(now), 10.0)
     for name in "abc":
-        table.admit(name, f"slot of {name}", SamplingParams(), [1], 100)  # type: ignore[arg-type]
+        table.admit(Session(name, f"slot of {name}", Request(), [1], 100))  # type: ignore[arg-type]
     return table
 
 
@@ -47,7 +47,7 @@ SERVERS = {
 def test_a_server_whose_task_fails_says_why_and_ends_with_1(tmp_path: Path, task: str) -> None:
     word, *flags = SERVERS[task]
     gate = tmp_path / "gate"
-    program = ("-m", "tests.services.failing_tasks", str(gate))
+    program = ("-m", "tests.services.hanging", str(gate))
     with server_process(tmp_path, *flags, "--drain_seconds", "0.2", program=program) as server:
         server.wait_ready()
         gate.write_text(word)
