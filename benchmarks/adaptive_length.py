@@ -26,7 +26,7 @@ from benchmarks.keeping import kept
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, DISTRIBUTED, FUSED, REMOTE_DRAFT
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint, baseline_of, deploy
-from tandem.comparison.measuring.environment import these_versions, this_machine
+from tandem.comparison.measuring.environment import this_machine
 from tandem.comparison.measuring.run import Contender, measure
 from tandem.comparison.measuring.servers import Fleet
 from tandem.comparison.measuring.workloads import BUILT_IN, Prompt, built_in_prompts
@@ -198,7 +198,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def document(samples: Sequence[Sample]) -> dict[str, Any]:
     return {
         "machine": asdict(this_machine()),
-        "versions": asdict(these_versions()),
         "rows": [
             {**asdict(row), "over_best": row.over_best, "over_plain": row.over_plain, "passed": row.passed}
             for row in rows(samples)

@@ -24,7 +24,7 @@ from benchmarks.links_page import CAPACITY, write
 from tandem.cli import compare
 from tandem.cli.option import numbers
 from tandem.comparison.analysis.comparison import Comparison, read_comparison
-from tandem.host.device_times import DeviceTimes, ModelTimes, StepTime, StepTimes, text_of
+from tandem.host.device_times import DeviceTimes, StepTime, StepTimes, text_of
 
 DRAFTED = 3  # g, draft tokens of a round
 ROWS = (1, 2, 4, 8, 16)
@@ -64,15 +64,15 @@ def times_of(ratio: float, step_ms: float) -> DeviceTimes:
     """Returns step times of a device that serves rows one after the other."""
 
     def each(ms: float) -> StepTimes:
-        return StepTimes(tuple(StepTime(ms * rows, width, rows) for rows in ROWS for width in (1, 1 + DRAFTED)))
+        points = tuple(StepTime(ms * rows, width, rows) for rows in ROWS for width in (1, 1 + DRAFTED))
+        return StepTimes(points, "toy", StepTimes((StepTime(PROMPT_MS),)))
 
-    prompt = StepTimes((StepTime(PROMPT_MS),))
     return DeviceTimes(
         f"one-at-a-time-{ratio:g}",
         "no device: rows one after the other",
         "made up, to hold the law of arXiv 2606.25091 against servers",
-        ModelTimes("toy", each(step_ms), prompt),
-        ModelTimes("toy", each(ratio * step_ms), prompt),
+        each(step_ms),
+        each(ratio * step_ms),
     )
 
 

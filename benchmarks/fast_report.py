@@ -19,7 +19,7 @@ from benchmarks.formats import BASE, FORMATS, PEERS, format_of
 from benchmarks.load import Load
 from benchmarks.peers import PeerInfo
 from benchmarks.prompt_speed import PromptSpeed
-from tandem.comparison.measuring.environment import these_versions, this_machine
+from tandem.comparison.measuring.environment import this_machine
 from tandem.speculation.types import ModelInfo
 
 
@@ -71,7 +71,6 @@ def document(settings: Mapping[str, Any], outcome: Outcome) -> dict[str, Any]:
     return {
         "schema_version": 2,
         "machine": asdict(this_machine()),
-        "versions": asdict(these_versions()),
         "settings": dict(settings),
         "bars": [asdict(bar) | {"verdict": bar.verdict} for bar in outcome.bars],
         **asdict(outcome),

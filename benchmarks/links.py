@@ -141,7 +141,7 @@ def ways_of(cell: Asked) -> list[str]:
 def expected_s(cell: Asked, args: argparse.Namespace) -> float:
     """Estimates the seconds of a cell whose link passes everything."""
     step, rtt = times_named(args.rehearse).target, float(cell.flags[1]) / 1000
-    each = step.steps.seconds(1) if step else 0.0
+    each = step.seconds(1) if step else 0.0
     prompts, tokens = size_of(cell, args)
     tokens_s = {PLAIN: each, WAITING: ROUNDS_PER_TOKEN * (each + rtt)}
     ways = [tokens_s.get(way, STEPS_PER_TOKEN * each) for way in ways_of(cell)]

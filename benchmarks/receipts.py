@@ -31,7 +31,7 @@ from tandem.engine.model_config import ModelConfig
 from tandem.receipts.checking import CheckOutcome, overall
 from tandem.receipts.keys import Keys, open_keys
 from tandem.receipts.receipt import Signed, prefix_digests, read_signed
-from tandem.receipts.run import CheckConfig, PromptFile, checked_by
+from tandem.receipts.run import CheckConfig, checked_by
 from tandem.runners.loading import Execution, Shape
 from tandem.services.receipts import Receipts, generated
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, SamplingParams, SpeculationStats
@@ -87,7 +87,7 @@ async def generate(generator: Generator, receipts: Receipts, request: Generation
 
 
 async def checking(loaded: Loaded, signed: Signed, prompt: Sequence[int]) -> tuple[CheckOutcome, float]:
-    config = CheckConfig(Path(), PromptFile(token_ids=tuple(prompt)), ModelConfig())
+    config = CheckConfig(Path(), tuple(prompt), ModelConfig())
     began = time.perf_counter()
     findings = await checked_by(loaded, signed, config)
     return overall(findings), time.perf_counter() - began

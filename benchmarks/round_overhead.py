@@ -33,7 +33,7 @@ from benchmarks.round_overhead_wire import (
     rounds_over,
 )
 from tandem.comparison.measuring.config import DTYPES
-from tandem.comparison.measuring.environment import these_versions, this_machine
+from tandem.comparison.measuring.environment import this_machine
 from tandem.comparison.measuring.servers import Fleet
 from tandem.launch import LAUNCH
 from tandem.rpc.generation_client import GenerationClient
@@ -119,7 +119,6 @@ def document(args: argparse.Namespace, report: Report) -> dict[str, Any]:
     return {
         "schema_version": 1,
         "machine": asdict(this_machine()),
-        "versions": asdict(these_versions()),
         "settings": {name: str(value) for name, value in vars(args).items()},
         "tables": {title: [asdict(row) for row in rows] for title, rows in report.tables.items()},
         "overheads_ms": report.overheads,

@@ -12,8 +12,8 @@ from pathlib import Path
 from benchmarks.chromium import Page, browser, opened
 
 VIEWS: dict[str, tuple[tuple[int, int], bool]] = {  # size in CSS pixels, and dark mode
-    "report.png": ((1200, 1560), False),
-    "report-dark.png": ((1200, 1560), True),
+    "report.png": ((1400, 1000), False),
+    "report-dark.png": ((1400, 1000), True),
     "report-390.png": ((390, 1560), False),
 }
 COLORS = 128

@@ -29,7 +29,7 @@ from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import embedded_draft, find
 from tandem.comparison.links.link import DelayLink
 from tandem.comparison.links.settings import LinkSettings
-from tandem.comparison.measuring.environment import these_versions, this_machine
+from tandem.comparison.measuring.environment import this_machine
 from tandem.comparison.measuring.servers import Fleet, ServerFailed
 from tandem.comparison.measuring.workloads import built_in_prompts
 from tandem.launch import LAUNCH
@@ -197,7 +197,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return {"timed": [asdict(one) for one in timed], "accepted": accepted}
 
     def document() -> dict[str, Any]:
-        return {"machine": asdict(this_machine()), "versions": these_versions(), "lines": lines(timed), **raw()}
+        return {"machine": asdict(this_machine()), "lines": lines(timed), **raw()}
 
     try:
         with kept(args.output, document, raw):

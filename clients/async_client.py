@@ -28,7 +28,7 @@ from tandem.rpc.first_contact import ANSWER_SECONDS, Ask, explained, first_of, s
 from tandem.rpc.generation_client import GenerationClient
 from tandem.speculation.errors import SILENT, Outcome
 from tandem.speculation.request import RequestOptions
-from tandem.speculation.retry import Persistence, RetryBudget
+from tandem.speculation.retry import RetryBudget
 from tandem.speculation.types import (
     Chunk,
     GenerationEnd,
@@ -64,7 +64,7 @@ class AsyncClient:
         self._pool = EndpointPool(parse_addresses(given, "endpoints"))
         self._service, self._credentials = service or "", credentials or Credentials()
         self._credentials.check(given)
-        self._persistence, self._wait_seconds = Persistence(retry_seconds), wait_seconds
+        self._retry_seconds, self._wait_seconds = retry_seconds, wait_seconds
         self._clients: dict[str, GenerationClient] = {}
         self._checked: set[str] = set()  # addresses whose model is known to be the expected one
         self._expected: ModelInfo | None = None
@@ -129,7 +129,7 @@ class AsyncClient:
     async def events(self, request: GenerationRequest, timeout: float | None = None) -> Events:
         """Yields a request's chunks, then its end. Raises TandemError."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        budget = RetryBudget(self._persistence, deadline, admission=self._persistence.seconds)
+        budget = RetryBudget(self._retry_seconds, deadline, admission=self._retry_seconds)
         received, address = Repetition(), self._pool.current
         while True:
             try:

@@ -25,14 +25,13 @@ from tandem.speculation.drafters import Drafter, PredictionDrafter
 from tandem.speculation.estimate import Estimate
 from tandem.speculation.fallible import FallibleDrafter
 from tandem.speculation.features import FeatureInbox, FeatureSpec
-from tandem.speculation.lookahead import LookaheadPolicy
 from tandem.speculation.loop import Rounds
 from tandem.speculation.never_waiting import DraftsElsewhere, NeverWaitingRounds
 from tandem.speculation.request import Drafts
-from tandem.speculation.retry import Persistence
+from tandem.speculation.retry import RETRY_SECONDS
 from tandem.speculation.rounds import MAX_IN_FLIGHT, DraftedRounds
 from tandem.speculation.types import GenerationRequest, ModelInfo, Rule, SpeculationStats
-from tandem.speculation.verification_mode import ChosenRounds, Depth, Pipeline, never_waits
+from tandem.speculation.verification_mode import ChosenRounds, Depth, LookaheadPolicy, Pipeline, never_waits
 
 TARGET_SECONDS = 120.0  # default wait for a starting target
 
@@ -44,10 +43,12 @@ async def connect_distributed(
     connect_seconds: float,
     pipeline: Pipeline,
     credentials: Credentials | None = None,
-    persistence: Persistence | None = None,
+    retry_seconds: float = RETRY_SECONDS,
 ) -> tuple[Generator, VerifierClient]:
     """Returns a generator and the client to close. `target_address` may list verifiers. Raises ValueError."""
-    client = VerifierClient(target_address, drafting.tokenizer.sha256, persistence=persistence, credentials=credentials)
+    client = VerifierClient(
+        target_address, drafting.tokenizer.sha256, retry_seconds=retry_seconds, credentials=credentials
+    )
     target = await _target_of(client, drafting, connect_seconds)
     try:
         drafting, features = with_features(drafting, target, client.address)
@@ -132,7 +133,7 @@ def with_features(drafting: Drafting, target: ModelInfo, address: str) -> tuple[
         log.warning("draft: %s: n-gram lookup drafts alone", missing)
         return drafting.without_head(), None
     _check_fits(drafting, head, target, address)
-    return drafting, FeatureSpec(head.layers, target.feature_size, drafting.choice.feature_format)
+    return drafting, FeatureSpec(head.layers, target.feature_size)
 
 
 def _check_fits(drafting: Drafting, head: FeaturesIn, target: ModelInfo, address: str) -> None:

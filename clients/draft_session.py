@@ -31,9 +31,8 @@ from tandem.speculation.drafters import Drafter
 from tandem.speculation.errors import InvalidField, WrongType
 from tandem.speculation.loop import Rounds
 from tandem.speculation.request import RequestOptions
-from tandem.speculation.retry import Persistence
 from tandem.speculation.rounds import DraftedRounds, OutOfStep
-from tandem.speculation.stopping import NoText, TextStream
+from tandem.speculation.stopping import TextStream
 from tandem.speculation.types import (
     Chunk,
     Draft,
@@ -95,10 +94,9 @@ class DraftSession:
             raise WrongType("drafter", "an object with a method propose(tokens, k)", drafter)
         (credentials or Credentials()).check(target)
         self._drafter, self._tokenizer = drafter, tokenizer
-        persistence = Persistence(retry_seconds)
         self._loop = BackgroundLoop("tandem-draft-session")
         try:
-            self._client, self.target = self._loop.run(_connected(target, persistence, credentials, wait_seconds))
+            self._client, self.target = self._loop.run(_connected(target, retry_seconds, credentials, wait_seconds))
             self._length = _checked_length(speculation_length, self.target)
         except BaseException:
             self.close()
@@ -207,10 +205,10 @@ class _Tokenizer:
         return [int(token) for token in self._tokenizer.encode(text)]
 
     def stream(self) -> TextStream:
-        return NoText() if self._tokenizer is None else _Text(self._tokenizer)
+        return TextStream() if self._tokenizer is None else _Text(self._tokenizer)
 
 
-class _Text:
+class _Text(TextStream):
     # Decoding all tokens again is right for any tokenizer.
 
     def __init__(self, tokenizer: OwnTokenizer) -> None:
@@ -232,9 +230,9 @@ class _Text:
 
 
 async def _connected(
-    target: str, persistence: Persistence, credentials: Credentials | None, seconds: float
+    target: str, retry_seconds: float, credentials: Credentials | None, seconds: float
 ) -> tuple[VerifierClient, ModelInfo]:
-    client = VerifierClient(target, "", persistence=persistence, credentials=credentials)
+    client = VerifierClient(target, "", retry_seconds=retry_seconds, credentials=credentials)
     try:
         return client, await client.model_info(seconds)
     except BaseException:

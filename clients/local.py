@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 
+from tandem.checkpoints.tokenizers import ChatTokenizer, Tokenizer
 from tandem.clients.completion import Events
 from tandem.clients.distributed import connect_distributed
 from tandem.clients.terminal import ClientConfig, run_prompts
 from tandem.engine.batcher import Batcher
 from tandem.engine.generators import load_drafting, plain_generator
-from tandem.engine.loading import load, load_adapters
+from tandem.engine.loading import check_found, load, load_adapters
 from tandem.engine.model_config import ModelConfig
 from tandem.rpc.channel import TARGET
 from tandem.rpc.first_contact import check_peers
-from tandem.speculation.retry import Persistence
 from tandem.speculation.types import GenerationRequest
 from tandem.speculation.verification_mode import Pipeline
 
@@ -22,11 +23,12 @@ from tandem.speculation.verification_mode import Pipeline
 async def run_draft(
     config: ClientConfig, models: ModelConfig, connect_seconds: float, pipeline: Pipeline = Pipeline.AUTO
 ) -> int:
+    check_found(models)
     await check_peers(config.address, config.credentials, TARGET)
-    batcher, persistence = Batcher("draft"), Persistence(config.reconnect_seconds)
+    batcher = Batcher("draft")
     drafting = await load_drafting(models, batcher)
     generator, client = await connect_distributed(
-        drafting, models, config.address, connect_seconds, pipeline, config.credentials, persistence
+        drafting, models, config.address, connect_seconds, pipeline, config.credentials, config.reconnect_seconds
     )
 
     def generate(request: GenerationRequest) -> Events:
@@ -47,6 +49,14 @@ async def run_single_model(config: ClientConfig, models: ModelConfig, name: str)
     try:
         loaded = await load(models, batcher)
         await load_adapters(models, loaded)
-        return await run_prompts(replace(config, token_by_token=True), plain_generator(loaded).generate, name)
+        config = replace(config, token_text=partial(token_text, loaded.tokenizer))
+        return await run_prompts(config, plain_generator(loaded).generate, name)
     finally:
         await batcher.close()
+
+
+def token_text(tokenizer: Tokenizer, token: int) -> str:
+    """A token's own text; bytes of a part of a character are escaped."""
+    assert isinstance(tokenizer, ChatTokenizer), "all of ours are"
+    spelt = tokenizer.token_bytes(token)
+    return spelt.decode(errors="backslashreplace") if spelt else tokenizer.text([token])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import sys
 import time
 from collections.abc import Callable
@@ -26,13 +27,18 @@ MAX_AT_ONCE = 64  # concurrent prompts, because a server's queue is limited
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """`reconnect_seconds`: retries of a full or lost server. `connect_seconds`: for a first server to listen."""
+    """`reconnect_seconds`: retries of a full or lost server. `connect_seconds`: for a first server to listen.
+
+    token_text: a token's own text; each token is printed on a line.
+    """
 
     address: str
     prompts: tuple[str, ...]
     request: GenerationRequest
     profile: bool = False
-    token_by_token: bool = False
+    token_text: Callable[[int], str] | None = None
+    quiet: bool = False
+    json: bool = False
     timeout: float | None = None
     otlp_endpoint: str | None = None
     reconnect_seconds: float = 60.0
@@ -75,7 +81,7 @@ async def run_prompts(config: ClientConfig, generate: Generate, name: str) -> in
     tracing = open_tracing(config.otlp_endpoint, "tandem-client")
 
     async def in_turn(number: int, prompt: str) -> PromptRun:
-        outcome = PromptRun(None if alone else number, config.token_by_token)
+        outcome = PromptRun(None if alone else number, config)
         async with turns:
             about = {"tandem.request_id": outcome.request_id, "tandem.asked": name}
             span = tracing.start("request", about) if tracing else None
@@ -93,7 +99,7 @@ async def run_prompts(config: ClientConfig, generate: Generate, name: str) -> in
     finally:
         if tracing:
             tracing.close()
-    if not alone:
+    if not alone and not config.json:
         _print_final(outcomes)
     for number, outcome in enumerate(outcomes):
         if config.receipts is not None and outcome.completion:
@@ -110,8 +116,8 @@ async def run_prompts(config: ClientConfig, generate: Generate, name: str) -> in
 class PromptRun:
     """One prompt's output, printed as it comes; labelled by `number` among others."""
 
-    def __init__(self, number: int | None, token_by_token: bool) -> None:
-        self._number, self._token_by_token, self._line = number, token_by_token, ""
+    def __init__(self, number: int | None, config: ClientConfig) -> None:
+        self._number, self._config, self._line = number, config, ""
         self._label = "" if number is None else f"[prompt {number}] "
         self._logprobs: list[tuple[int, TokenLogprobs]] = []
         self.request_id, self.text, self.error = new_id(), "", ""
@@ -152,9 +158,11 @@ class PromptRun:
 
     def _show(self, chunk: Chunk) -> None:
         label = "" if self._number is None else f"[{self._number}] "
-        if self._token_by_token:
-            for i, token in enumerate(chunk.token_ids):
-                print(f"{label}token {token}: {chunk.text if i == len(chunk.token_ids) - 1 else ''!r}", flush=True)
+        if self._config.json:
+            return
+        if text := self._config.token_text:
+            for token in chunk.token_ids:
+                print(f"{label}token {token}: {text(token)!r}", flush=True)
         elif self._number is None:
             print(chunk.text, end="", flush=True)
         else:
@@ -163,15 +171,23 @@ class PromptRun:
                 print(f"{label}{line}", flush=True)
 
     def _end(self) -> None:
-        if self._number is None:
-            print(f"\n\n{self.text}" if self._token_by_token else "", flush=True)
+        if self._config.json:
+            print(json.dumps(self._as_json(), ensure_ascii=False), flush=True)
+        elif self._number is None:
+            print(f"\n\n{self.text}" if self._config.token_text else "", flush=True)
         elif self._line:
             print(f"[{self._number}] {self._line}", flush=True)
         for token, found in self._logprobs:
             top = "".join(f", {each} {logprob:.4f}" for each, logprob in found.top)
             line = f"{self._label}token {token}: {found.logprob:.4f}{' of' + top[1:] if top else ''}"
             print(line, file=sys.stderr)
-        print(printable(f"{self._label}{self._summary()}", None), file=sys.stderr, flush=True)
+        if self.error or not self._config.quiet:
+            print(printable(f"{self._label}{self._summary()}", None), file=sys.stderr, flush=True)
+
+    def _as_json(self) -> dict[str, object]:
+        reason = self.completion and self.completion.finish_reason.name.lower()
+        shown = {"text": self.text, "tokens": self._tokens, "seconds": self.seconds}
+        return {"prompt": self._number or 0, **shown, "finish_reason": reason, "error": self.error or None}
 
     def _summary(self) -> str:
         if self.error or not self.completion:

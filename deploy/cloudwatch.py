@@ -9,7 +9,6 @@ It sends nothing and needs no AWS account. Each metric is a set of statistics ov
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import sys
 from collections import defaultdict
@@ -25,7 +24,7 @@ METRICS = {
     "InputTokens": ("number_input_tokens", "Count"),
     "OutputTokens": ("output_tokens", "Count"),
 }
-"""The sample's metrics: the column of comparison.csv, and CloudWatch's unit."""
+"""The sample's metrics: the field of a request in comparison.json, and CloudWatch's unit."""
 VARIANTS = {"autoregressive": "Base", "fused": "SD"}
 """The sample's names; other architectures keep theirs."""
 AT_MOST = 1000  # metrics in one call of PutMetricData
@@ -37,22 +36,22 @@ def test_case(prompt: str, prompts: Sequence[str]) -> str:
     return test_case(prompts[int(name) % len(prompts)], ()) if kind == "load" and prompts and name.isdigit() else name
 
 
-def metric_data(rows: Sequence[dict[str, str]], condition: str) -> Iterator[dict[str, Any]]:
+def metric_data(records: Sequence[dict[str, Any]], condition: str) -> Iterator[dict[str, Any]]:
     """The condition's requests as statistics by variant, prompt and metric. Raises ValueError."""
     try:
-        conditions = sorted({row["condition"] for row in rows})
-        prompts = list(dict.fromkeys(row["prompt"] for row in rows if not row["prompt"].startswith("load/")))
-        chosen = [row for row in rows if row["condition"] == condition and not row["error_code"]]
+        conditions = sorted({each["condition"] for each in records})
+        prompts = list(dict.fromkeys(each["prompt"] for each in records if not each["prompt"].startswith("load/")))
+        chosen = [each for each in records if each["condition"] == condition and each["measurement"]]
         if not chosen:
             raise ValueError(f"condition: {condition!r} has no request; there are: {', '.join(conditions) or 'none'}")
         values: dict[tuple[str, str, str], list[float]] = defaultdict(list)
-        for row in chosen:
-            variant, case = VARIANTS.get(row["architecture"], row["architecture"]), test_case(row["prompt"], prompts)
-            for name, (column, _) in METRICS.items():
-                if row[column]:
-                    values[variant, case, name].append(float(row[column]))
-    except KeyError as error:
-        raise ValueError(f"there is no column {error} in it") from None
+        for each in chosen:
+            variant, case = VARIANTS.get(each["architecture"], each["architecture"]), test_case(each["prompt"], prompts)
+            for name, (field, _) in METRICS.items():
+                if each["measurement"][field] is not None:
+                    values[variant, case, name].append(float(each["measurement"][field]))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"no comparison's requests: {error}") from None
     for (variant, case, name), those in values.items():
         yield {
             "MetricName": name,
@@ -70,16 +69,16 @@ def metric_data(rows: Sequence[dict[str, str]], condition: str) -> Iterator[dict
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the metric data. Returns 0, or 2 with one line on stderr."""
     words = argparse.ArgumentParser(prog="cloudwatch.py", description=__doc__.partition("\n")[0] if __doc__ else None)
-    words.add_argument("results", type=Path, help="the comparison's output folder, which has comparison.csv")
+    words.add_argument("results", type=Path, help="the comparison's output folder, which has comparison.json")
     words.add_argument("--condition", default="base", help="of several: base, concurrency 4, ... (default: base)")
     args = words.parse_args(argv)
-    file = args.results / "comparison.csv"
+    file = args.results / "comparison.json"
     try:
-        with file.open(encoding="utf-8", newline="") as text:
-            data = list(metric_data(list(csv.DictReader(text)), args.condition))
+        found = json.loads(file.read_text(encoding="utf-8"))
+        data = list(metric_data(found["records"] if isinstance(found, dict) else (), args.condition))
         if len(data) > AT_MOST:
             raise ValueError(f"{len(data)} metrics, and CloudWatch takes {AT_MOST} in one call: compare fewer prompts")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError) as error:
         print(f"cloudwatch.py: {file}: {error}", file=sys.stderr)
         return 2
     print(json.dumps(data, indent=2))

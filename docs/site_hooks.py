@@ -15,8 +15,6 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from benchmarks.npm_packages import Package, PackageError, fetched, member
-
 ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = {
     "README.md": "index.md",
@@ -29,8 +27,6 @@ OUTSIDE = {
 }
 """Files that are pages of the site under another name."""
 LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=[#)])")
-MERMAID = Package("mermaid", "11.17.2", "6ad2f42c3fc26bbf9e45cbb6d11898972573ea52b33a5f4ff51952899f950ffd")
-"""Draws diagrams. The theme would fetch it from a CDN whenever a page is read."""
 LINKED = re.compile(r"\[([^]]+)\]\([^)]+\)")
 ROW = re.compile(r"^\| \[[^]]+\]\(([^)#]+)\) \| (.*) \|$")
 
@@ -51,7 +47,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             if target not in _addresses:
                 _addresses[target] = f"files/{target.relative_to(ROOT).as_posix()}"
                 files.append(File.generated(config, _addresses[target], abs_src_path=str(target)))
-    files.append(File.generated(config, "assets/mermaid.min.js", content=_mermaid()))
     return files
 
 
@@ -61,13 +56,6 @@ def _links(source: Path) -> Iterator[Path]:
         if not (target.is_file() and target.is_relative_to(ROOT)):
             raise PluginError(f"{source.relative_to(ROOT)}: {name} is no file of the repository")
         yield target
-
-
-def _mermaid() -> bytes:
-    try:
-        return member(fetched(MERMAID, ROOT / "build" / "npm", print), "dist/mermaid.min.js")
-    except PackageError as error:
-        raise PluginError(str(error)) from None
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:

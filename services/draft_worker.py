@@ -19,8 +19,8 @@ from tandem.services.security.identity import ANONYMOUS, caller
 from tandem.services.security.limits import LimitReached, ServerLimits
 from tandem.speculation.ahead import Follower
 from tandem.speculation.drafters import Drafter
-from tandem.speculation.lookahead import DraftPlan
 from tandem.speculation.types import MAX_DRAFTED, InvalidField, ModelInfo, Rule, TooLong
+from tandem.speculation.verification_mode import DraftPlan
 from tandem.v1 import draft_worker_pb2 as pb
 from tandem.v1.draft_worker_pb2_grpc import DraftWorkerServicer
 
@@ -111,19 +111,21 @@ class ProposalSession(Duplex[pb.ProposeRequest, pb.ProposeResponse]):
         await self._follower.run()
 
     def next_reply(self) -> pb.ProposeResponse | None:
-        followed = None if self.ended else self._follower.take()
-        if followed is None:
+        found = None if self.ended else self._follower.take()
+        if found is None:
             return None
-        read_at = self._read_at[followed.arrivals]
-        self._read_at = {number: at for number, at in self._read_at.items() if number >= followed.arrivals}
+        base, draft, drafted = found
+        read = self._follower.answered
+        read_at = self._read_at[read]
+        self._read_at = {number: at for number, at in self._read_at.items() if number >= read}
         return pb.ProposeResponse(
-            base_length=followed.base,
-            draft_tokens=followed.token_ids,
-            proposed_by=[proposer.value for proposer in followed.proposed_by],
-            drafted=followed.drafted,
-            queue_seconds=followed.queue_seconds,
-            compute_seconds=followed.compute_seconds,
-            messages_read=followed.arrivals,
+            base_length=base,
+            draft_tokens=draft.token_ids,
+            proposed_by=[proposer.value for proposer in draft.proposed_by],
+            drafted=drafted,
+            queue_seconds=draft.queue_seconds,
+            compute_seconds=draft.compute_seconds,
+            messages_read=read,
             server_seconds=time.perf_counter() - read_at,
         )
 

@@ -13,9 +13,9 @@ from tandem.engine.generator import Generator
 from tandem.receipts.keys import Keys
 from tandem.receipts.receipt import (
     SALT_BYTES,
-    Model,
     Receipt,
     Served,
+    SignedModel,
     SignedRequest,
     VerifiedAt,
     prefix_digests,
@@ -60,7 +60,7 @@ class Receipts:
                 digest = prompt_digest(salt, prompt)
                 elsewhere = next((each for _, _, each in event.stats.verifiers if each), "")
                 receipt = Receipt(
-                    model=Model.from_info(generator.info),
+                    model=SignedModel.from_info(generator.info),
                     adapter=(request.adapter, elsewhere or revision) if request.adapter else None,
                     request=_signed(request, generator.info),
                     prompt_tokens=len(prompt),

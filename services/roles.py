@@ -22,11 +22,10 @@ from tandem.engine.generators import (
     load_drafting,
     plain_generator,
 )
-from tandem.engine.kv_memory import MIB, limit_kv_memory
 from tandem.engine.loading import (
     Loaded,
+    check_found,
     close,
-    hand_out_features,
     load,
     load_adapters,
     load_pair,
@@ -35,6 +34,7 @@ from tandem.engine.loading import (
 from tandem.engine.model_config import ModelConfig, beside_target
 from tandem.engine.prefix_cache import share_prefixes
 from tandem.engine.rank_processes import RankProcesses, lose_engine_with_ranks, rank_processes, run_follower
+from tandem.engine.slots import MIB, limit_kv_memory
 from tandem.engine.step_watch import StepBound, StepWatch
 from tandem.receipts.keys import open_keys
 from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, PREFILL, TARGET
@@ -53,7 +53,6 @@ from tandem.services.role_config import RoleConfig, defaults_in_force
 from tandem.services.security.call_limits import fairness_key
 from tandem.services.server import HostedService, serve
 from tandem.services.target_verifier import TargetVerifierService
-from tandem.speculation.retry import Persistence
 from tandem.speculation.types import ModelInfo
 from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
 from tandem.v1.fused_speculative_server_pb2_grpc import add_FusedSpeculativeServerServicer_to_server
@@ -72,8 +71,8 @@ class ServerParts:
         metrics, http = (config.metrics_host, config.metrics_port), config.serve.http is not None
         self.observability = Observability(role.name, *metrics, config.otlp_endpoint, http)
         self.limits = config.serve.security.limits
-        keys = config.receipt_keys
-        self.keys = None if keys is None else open_keys(Path(keys), config.receipt_key_days)
+        folder = config.receipt_keys
+        self.keys = open_keys(Path(folder), config.receipt_key_days) if folder else None
 
     async def choose_draft(self) -> ModelConfig:
         models = self.config.models
@@ -160,7 +159,8 @@ async def _target(parts: ServerParts) -> HostedService:
     config = await parts.choose_sizes(parts.config.models.model)
     loaded = await load(config.models, parts.batcher, config.serve.startup)
     engine = loaded.engine
-    await hand_out_features(config.models, loaded)
+    if config.models.hand_out_features is not None:
+        await engine.hand_out_features(config.models.hand_out_features)
     await load_adapters(config.models, loaded)
     lose_engine_with_ranks(parts.others, engine)
     defaults = defaults_in_force(config, engine)
@@ -206,7 +206,7 @@ async def _fused(parts: ServerParts) -> HostedService:
     unfused = await load_unfused(config.models, target, parts.batcher, config.serve.startup)
     lose_engine_with_ranks(parts.others, target.engine)
     await load_adapters(config.models, target, draft)
-    defaults = defaults_in_force(config, (unfused.target if unfused else target).engine)
+    defaults = defaults_in_force(config, (unfused[0] if unfused else target).engine)
     health = drafter_health(draft)
     generator = fused_generator(target, draft, config.models.default_k, config.models.draft, health, unfused)
     generator = parts.finished(generator, defaults)
@@ -214,7 +214,7 @@ async def _fused(parts: ServerParts) -> HostedService:
     engine = target.engine
     serving = {"target": engine}
     if unfused:
-        serving["target_apart"] = unfused.target.engine
+        serving["target_apart"] = unfused[0].engine
         log.info("requests that need logits on the host are answered by the same models apart")
     keeping = [engine, *([draft.engine] if draft else [])]
     connected = await parts.share(serving, *keeping, drafter=health if draft else None)
@@ -231,6 +231,7 @@ async def _fused(parts: ServerParts) -> HostedService:
 
 async def _draft_worker(parts: ServerParts) -> HostedService:
     # Generate calls a TargetVerifier; Propose drafts for calling targets.
+    check_found(parts.config.models)
     draft = parts.config.models.draft_model
     await check_peers(parts.config.target_address, parts.config.credentials, TARGET)
     config = await parts.choose_sizes(*([draft] if draft else []))
@@ -249,7 +250,7 @@ async def _draft_worker(parts: ServerParts) -> HostedService:
             config.connect_seconds,
             config.pipeline,
             config.credentials,
-            Persistence(config.reconnect_seconds),
+            config.reconnect_seconds,
         )
         closing.insert(0, client.close)
         generator = parts.finished(generator, defaults_in_force(config))

@@ -7,14 +7,13 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 
-from tandem.engine.engine import Engine
-from tandem.engine.feature_output import OPENING_BYTES
+from tandem.engine.engine import OPENING_BYTES, Engine
 from tandem.engine.generator import check_tokens
 from tandem.engine.sequences import TargetSequence
 from tandem.rpc import wire
 from tandem.rpc.channel import TARGET
 from tandem.rpc.request_context import current
-from tandem.rpc.wire_sessions import distributions_from_wire, feature_format_from_wire, session_from_wire
+from tandem.rpc.wire_sessions import distributions_from_wire, session_from_wire
 from tandem.services.calls import Context
 from tandem.services.duplex import answered_in_order
 from tandem.services.errors import ModelMismatch
@@ -42,14 +41,14 @@ from tandem.speculation.types import (
     SparseDistribution,
     TooLong,
 )
+from tandem.v1 import generation_pb2, target_verifier_pb2_grpc
 from tandem.v1 import target_verifier_pb2 as pb
-from tandem.v1.target_verifier_pb2_grpc import TargetVerifierServicer
 
 MOST_LAYERS = 8
 OPENING_SECONDS = 0.5  # wait for a slot; then the call fails, but its queue position is kept for a retry
 
 
-class TargetVerifierService(GeneratingService, TargetVerifierServicer):
+class TargetVerifierService(GeneratingService, target_verifier_pb2_grpc.TargetVerifierServicer):
     def __init__(
         self,
         engine: Engine,
@@ -244,7 +243,9 @@ def features_granted(engine: Engine, request: pb.OpenSessionRequest) -> FeatureS
         raise InvalidField("features.layers", f"{len(request.features.layers)} exceed {MOST_LAYERS}")
     if engine.features is None or not request.HasField("features"):
         return None
-    return engine.features.spec(request.features.layers, feature_format_from_wire(request.features.format))
+    if request.features.format > generation_pb2.FEATURE_FORMAT_BFLOAT16:
+        raise InvalidField("features.format", f"{request.features.format} is unknown: features are in bfloat16")
+    return engine.features.spec(request.features.layers)
 
 
 async def opening_features(sequence: TargetSequence, spec: FeatureSpec, request: pb.OpenSessionRequest) -> pb.Features:

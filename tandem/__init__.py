@@ -54,20 +54,13 @@ __all__ = [
 ]
 
 _MODULES = {
+    **dict.fromkeys(__all__, "tandem.speculation.types"),
     "AsyncClient": "tandem.clients.async_client",
-    "Chunk": "tandem.speculation.types",
     "Client": "tandem.clients.client",
     "Completion": "tandem.clients.completion",
     "Credentials": "tandem.rpc.credentials",
     "DraftSession": "tandem.clients.draft_session",
-    "FinishReason": "tandem.speculation.types",
-    "ModelInfo": "tandem.speculation.types",
-    "SamplingParams": "tandem.speculation.types",
-    "SpeculationStats": "tandem.speculation.types",
-    "Structure": "tandem.speculation.types",
-    "StructureKind": "tandem.speculation.types",
     "TandemError": "tandem.speculation.errors",
-    "TokenLogprobs": "tandem.speculation.types",
     "compare": "tandem.comparison.api",
 }
 

@@ -25,7 +25,11 @@ def missing_package(module: str | None) -> str | None:
 
 
 def install_command(extra: str) -> str:
-    """The command that adds an extra to this installation, or to a checkout's environment."""
+    """The command that adds an extra to this installation, or to a checkout's environment.
+
+    Where no model can be loaded, parts of a server are of no use without the rest: all of `serve`.
+    """
+    extra = "serve" if extra in ("http", "weights") and find_spec("tokenizers") is None else extra
     try:
         source = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
     except metadata.PackageNotFoundError:

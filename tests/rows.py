@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tandem.runners.protocol import FusedRow, ProposeRow, VerifyRow
+from tandem.runners.protocol import FusedRow, PrefillRow, ProposeRow, VerifyRow
 from tandem.speculation.processing import Processor
 from tandem.speculation.types import Request, Rule, SamplingParams, SparseDistribution
 
@@ -59,3 +59,10 @@ def changed(row: Any, **changes: Any) -> Any:
     """Returns the row with other fields, `sampling` and `rule` of its request among them."""
     asked = {name: changes.pop(name) for name in ("sampling", "rule") if name in changes}
     return replace(row, request=replace(row.request, **asked), **changes)
+
+
+def fill(runner: Any, slot: int, tokens: Sequence[int], start: int = 0, adapter: int = 0, chunk: int = 0) -> None:
+    """Prefills a slot in chunks from `start` on."""
+    size = chunk or runner.limits.chunk
+    for at in range(start, len(tokens), size):
+        assert runner.prefill([PrefillRow(slot, at, tuple(tokens[at : at + size]), adapter)]) == [None]

@@ -51,7 +51,6 @@ from tandem.services.security.config import Security
 from tandem.services.sessions.table import SessionKey
 from tandem.services.target_verifier import OPENING_SECONDS, TargetVerifierService
 from tandem.speculation.draws import draw
-from tandem.speculation.retry import Persistence
 from tandem.speculation.rounds import DraftedRounds
 from tandem.speculation.types import (
     Chunk,
@@ -115,7 +114,7 @@ def _oracle(
     while len(tokens) < end:
         seen = tokens if memory is None else tokens[-memory:]
         seen = adapted(seen, f"toy:{adapter}") if adapter else seen
-        tokens.append(draw(toy_logits(seen, config), sampling, len(tokens)).token)
+        tokens.append(draw(toy_logits(seen, config), sampling, len(tokens)))
         if tokens[-1] == END and not past_the_end:
             break
     return tuple(tokens[len(prompt) :])
@@ -286,9 +285,8 @@ async def distributed(
     """The distributed loop without a server of its own, as the `draft` role runs it. `draft` None: n-gram lookup."""
     config = config or draft_config(draft, slots, max_length, k)
     async with drafting(config) as drafts:
-        persistence = Persistence(reconnect_seconds)
         generator, client = await connect_distributed(
-            drafts, config, target_address, connect_seconds, pipeline, credentials, persistence
+            drafts, config, target_address, connect_seconds, pipeline, credentials, reconnect_seconds
         )
         try:
             yield generator, client
@@ -318,9 +316,8 @@ async def worker_site(
         drafts = await stack.enter_async_context(drafting(config))
         generator, generate, info = None, None, drafting_info(drafts, config)
         if target_address is not None:
-            persistence = Persistence(reconnect_seconds)
             generator, client = await connect_distributed(
-                drafts, config, target_address, 10.0, pipeline, credentials, persistence
+                drafts, config, target_address, 10.0, pipeline, credentials, reconnect_seconds
             )
             client.deadlines = deadlines or client.deadlines
             stack.push_async_callback(client.close)

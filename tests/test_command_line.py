@@ -14,7 +14,7 @@ import pytest
 from tandem.cli import asking, configuration, main, models, tools
 from tandem.cli.command_line import RoleParser
 from tandem.cli.flags import FLAGS, Options
-from tandem.cli.roles import BACKENDS, LOADING, SERVERS
+from tandem.cli.roles import BACKENDS, LOADING, ROLES, SERVERS
 from tandem.clients.prefill_client import PrefillConfig
 from tandem.clients.terminal import ClientConfig
 from tandem.engine.model_config import ModelConfig
@@ -61,7 +61,6 @@ WITH = {
     "metrics_host": ["--metrics_port", "7"],
     "http_host": ["--http_port", "0"],
     "allowed_hosts": ["--http_port", "0"],
-    "http_keep_alive_seconds": ["--http_port", "0"],
     "draft_seconds": ["--draft_host", "127.0.0.1:9"],
     "prefill_min_tokens": ["--prefill", "127.0.0.1:9"],
     "prefill_timeout_s": ["--prefill", "127.0.0.1:9"],
@@ -97,7 +96,7 @@ def lists(role: str, backend: str, name: str) -> bool:
     return role in (FLAGS[name].takers(backend) if role in (*LOADING, "plan") else FLAGS[name].roles)
 
 
-CASES = [(role, backend) for role in main.ROLES for backend in backends_of(role)]
+CASES = [(role, backend) for role in ROLES for backend in backends_of(role)]
 
 
 @pytest.fixture
@@ -141,7 +140,7 @@ def configured(line: list[str]) -> str:
     """What the role would be started with, or why it cannot be: either shows that the flag was read."""
     try:
         args = main.parser().parse_args(line)
-        run: Coroutine[Any, Any, Any] = main.ROLES[args.role].start(args)
+        run: Coroutine[Any, Any, Any] = main.start(args)
     except (ValueError, SystemExit) as error:
         return f"{type(error).__name__}: {error}"
     found = inspect.getcoroutinelocals(run)
@@ -205,7 +204,7 @@ def without(line: list[str], name: str) -> list[str]:
     return line[:at]
 
 
-@pytest.mark.parametrize("role", list(main.ROLES))
+@pytest.mark.parametrize("role", list(ROLES))
 def test_help_with_a_role_shows_that_roles_flags_alone(role: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main.parser().parse_args(["--role", role, "--help"])
@@ -261,7 +260,7 @@ def test_without_a_role_the_roles_are_shown(capsys: pytest.CaptureFixture[str]) 
         shown = capsys.readouterr()
         assert ended.value.code == 2 and shown.out == ""
         assert shown.err.startswith("usage: tandem ROLE [flags]\n") and "--port" not in shown.err
-        assert all(f"\n  {role} " in shown.err for role in (*main.ROLES, "serve", "compare"))
+        assert all(f"\n  {role} " in shown.err for role in (*ROLES, "serve", "compare"))
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,9 @@ def test_a_checkout_sets_itself_up_and_a_copied_package_asks_the_index(
     assert install_command("torch") == IN_A_CHECKOUT == "make setup"
     monkeypatch.setattr("tandem.installing._ROOT", tmp_path)
     assert install_command("torch") == "pip install 'tandem-speculative[torch]'"
+    assert install_command("http") == "pip install 'tandem-speculative[http]'"
+    monkeypatch.setattr("tandem.installing.find_spec", lambda name: None)  # a light install: http is not enough
+    assert install_command("http") == install_command("weights") == "pip install 'tandem-speculative[serve]'"
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,8 @@ def test_help_has_title_value_backend_and_default(capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit):
         parser().parse_args(["--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    assert "a title: --most-words N, --most_words N how many (default: 7)" in shown
-    assert "--list-file FILE, --list_file FILE nxdi: where they are" in shown
+    assert "a title: --most-words N how many (default: 7)" in shown
+    assert "--list-file FILE nxdi: where they are" in shown
     assert "--loud say it loud another: --share SHARE a share" in shown
 
 

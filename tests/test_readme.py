@@ -1,25 +1,14 @@
-"""The commands of the README and of the pages it leads to are real: each is parsed by the program it names."""
+"""Links between pages lead somewhere, and the files that they name are there."""
 
 from __future__ import annotations
 
 import json
 import re
-import shlex
 from pathlib import Path
 
-import pytest
-
-from tandem.cli import asking, compare, configuration, main
-from tests import flag_tables
-from tests.pages.blocks import snippets_of
+from tandem.engine.compatibility import ASKED, EXCLUDED
 
 ROOT = Path(__file__).resolve().parents[1]
-# Pages with commands of roles, comparisons and training; other tests parse those of the other pages.
-PAGES = [
-    ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("running", "openai", "python", "comparison", "how-it-works", "drafts")),
-    ROOT / "docs" / "sessions.md",
-]
 EVERY_PAGE = (
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
@@ -29,36 +18,13 @@ EVERY_PAGE = (
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#([^)\s]+))?\)|\]\(#([^)\s]+)\)")
 
 
-def commands_of(page: Path) -> list[str]:
-    commands = [snippet.text for snippet in snippets_of(page) if snippet.kind == "bash"]
-    return [line for line in commands if line.startswith(("python ", "tandem "))]
-
-
-COMMANDS = [command for page in PAGES for command in commands_of(page)]
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_of_a_page_is_understood(command: str) -> None:
-    launcher, program, *arguments = shlex.split(command, comments=True)
-    if launcher == "tandem":
-        program, arguments = "main.py", main.with_role([program, *arguments])
-    if program == "main.py":
-        args = main.parser().parse_args(arguments)
-        assert args.role in main.ROLES
-        if args.prompt or args.prompt_text:
-            asking.client_config(args)
-        elif args.role in ("target", "draft_worker"):
-            configuration.role_config(args, args.model)
-    elif program == "compare_architectures.py":
-        compare.build_parser().parse_args(arguments)
-    else:
-        assert program == "-m" and Path(ROOT, *arguments[0].split(".")).with_suffix(".py").is_file()
-
-
-@pytest.mark.parametrize("page", flag_tables.PAGES, ids=lambda page: page.stem)
-def test_the_tables_of_flags_are_those_of_the_declarations(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    assert text == flag_tables.with_tables(text), "python -m tests.flag_tables writes them anew"
+def test_the_page_lists_all_that_excludes_something() -> None:
+    lines = []
+    for trait, reasons in EXCLUDED.items():
+        lines.append(f"- {trait.value}\n")
+        lines += [f"    - {ASKED[field][1]}: {why}\n" for field, why in reasons.items()]
+    wanted = re.sub(r"--[a-z][\w-]*", r"`\g<0>`", "".join(lines))
+    assert wanted in (ROOT / "docs" / "running.md").read_text(encoding="utf-8"), wanted
 
 
 def test_the_readmes_first_request_is_streamed_and_ends_soon_and_always_alike() -> None:

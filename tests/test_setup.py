@@ -16,6 +16,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from packages import install
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -109,19 +111,6 @@ def test_the_packages_to_install_are_those_on_disk():
     assert "py-modules" not in tools
 
 
-def test_a_light_install_brings_no_model_library():
-    base = {canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]}
-    assert base == {
-        "grpcio",
-        "grpcio-health-checking",
-        "grpcio-reflection",
-        "grpcio-status",
-        "numpy",
-        "protobuf",
-    }
-    assert {"torch", "transformers"} <= {Requirement(line).name for line in PROJECT["optional-dependencies"]["torch"]}
-
-
 def test_every_make_target_that_a_document_names_exists():
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -164,3 +153,27 @@ def served_requirements() -> list[str]:
             asked += requirement.extras if requirement.name == PROJECT["name"] else []
             found += [line] if not requirement.name.startswith(PROJECT["name"]) else []
     return found
+
+
+PIP = """
+import sys, time
+print("Collecting numpy", "Collecting rich", "Installing collected packages: numpy, rich", sep="\\n", flush=True)
+time.sleep(2)
+sys.exit("no matching distribution" if "--wrong" in sys.argv else 0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "last"), [((), 0, "] unpacking: 0 of 2 packages"), (("--wrong",), 1, "no matching")]
+)
+def test_set_up_shows_what_pip_does(more, code, last, tmp_path, monkeypatch, capfd):
+    """Unpacking too, where stderr is a file; pip's own lines only where it failed."""
+    (tmp_path / "pip").mkdir()
+    (tmp_path / "pip" / "__init__.py").touch()  # a regular package, which is taken before the real pip
+    (tmp_path / "pip" / "__main__.py").write_text(PIP)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setattr(install, "LOG_SECONDS", 0.0)
+    assert install.main([str(ROOT / SETS[1]), *more]) == code
+    printed = capfd.readouterr()
+    assert printed.out == "" and last in printed.err.splitlines()[-1]

@@ -36,6 +36,7 @@ from tandem.runners.protocol import (
     verify_row,
 )
 from tandem.runners.startup import Startup
+from tandem.speculation.stopping import TextStream
 from tandem.speculation.types import SparseDistribution, Verdict
 
 VOCAB_SIZE = 258
@@ -145,7 +146,7 @@ class ToyRunner:
     def capabilities(self) -> Capabilities:
         return Capabilities(
             pages=Pages(self.page_bytes, "tokens", self.page_store),
-            adapters=self,
+            adapters=self.put_adapter,
             memory_on_demand=MemoryOnDemand(0, self.kv_bytes, self.give_back),
             features_out=FeaturesOut(LAYERS, HIDDEN, self.hand_out),
         )
@@ -315,14 +316,11 @@ _PLAIN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": 
 _CHAT = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
-class ToyText:
+class ToyText(TextStream):
     """Decodes each byte as one Latin-1 character."""
 
     def push(self, token: int) -> str:
         return bytes([token]).decode("latin-1") if token < 256 else ""
-
-    def flush(self) -> str:
-        return ""
 
 
 class ToyBackend(Backend):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from tandem.installing import check_installed
@@ -15,11 +14,8 @@ class HttpAddress:
     port: int
     host: str
     allowed_hosts: tuple[str, ...] = ()
-    keep_alive_seconds: float = 75.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ValueError(f"http_port: {self.port} is outside 0 to 65535")
-        if not 0 < self.keep_alive_seconds < math.inf:
-            raise ValueError(f"http_keep_alive_seconds: {self.keep_alive_seconds:g} is not above 0")
         check_installed("http_port", "http", "uvicorn", "h11")

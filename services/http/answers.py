@@ -39,7 +39,7 @@ class Choice:
         if chunk.logprobs:
             parts[-1]["logprobs"] = self._logprobs_of(chunk.token_ids, chunk.logprobs)
         if ids:
-            parts[-1]["token_ids"] = list(chunk.token_ids)
+            parts[-1] |= {"token_ids": list(chunk.token_ids), "rounds": list(chunk.rounds)}
         return parts
 
     def ended(self, end: GenerationEnd) -> list[Json]:

@@ -16,7 +16,7 @@ from tandem.hints import meant
 from tandem.services.calls import Call, CallObserver
 from tandem.services.health import HealthService
 from tandem.services.http.address import HttpAddress
-from tandem.services.http.errors import HttpError, Refusal, refused
+from tandem.services.http.errors import HttpError, refused
 from tandem.services.http.exchange import Exchange
 from tandem.services.http.listener import Listener
 from tandem.services.http.service import HttpService
@@ -50,7 +50,7 @@ class HttpPort(Listener):
     def __init__(
         self, address: HttpAddress, security: Security, observers: Sequence[CallObserver] = (), grpc_port: int = 0
     ) -> None:
-        super().__init__("http_port", address.host, address.port, security.tls, address.keep_alive_seconds)
+        super().__init__("http_port", address.host, address.port, security.tls)
         self._grpc_port, self._page = grpc_port, PAGE.read_bytes()
         self._calls = security.interceptor(observers)
         guarded = security.tls is not None or security.tokens is not None
@@ -79,8 +79,13 @@ class HttpPort(Listener):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         exchange, path = Exchange(scope, receive, send), scope["path"].removesuffix("/") or "/"
-        if refusal := self._refusal(exchange):
-            await exchange.answer(refusal.status, refusal.content)
+        host, expected = exchange.header("host"), exchange.header("expect")
+        if not allowed(host, self._names):
+            message = f"host: {host!r:.80} is not a name of this server (--allowed_hosts)"
+            await exchange.answer(403, refused(403, "host_not_allowed", message))
+        elif expected and expected.lower() != "100-continue":
+            message = f"expect: {expected!r:.80} is not served: 100-continue is"
+            await exchange.answer(417, refused(417, "expectation_failed", message))
         elif path in PROBES:
             await self._probe(exchange, path)
         elif path == "/" and scope["method"] in ("GET", "HEAD"):
@@ -88,16 +93,6 @@ class HttpPort(Listener):
             await exchange.page(200, self._page, (("content-type", "text/html; charset=utf-8"), policy))
         else:
             await self._called(exchange, path, scope["method"])
-
-    def _refusal(self, exchange: Exchange) -> Refusal | None:
-        host, expected = exchange.header("host"), exchange.header("expect")
-        if not allowed(host, self._names):
-            return refused(
-                403, "host_not_allowed", f"host: {host!r:.80} is not a name of this server (--allowed_hosts)"
-            )
-        if expected and expected.lower() != "100-continue":
-            return refused(417, "expectation_failed", f"expect: {expected!r:.80} is not served: 100-continue is")
-        return None
 
     async def _probe(self, exchange: Exchange, path: str) -> None:
         serving = path.endswith("live") or self._health.serving

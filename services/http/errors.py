@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.any_pb2 import Any as Packed
@@ -44,22 +43,16 @@ class HttpError(Exception):
         self.code, self.reason, self.param = REASONS[reason][0], reason, param
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    status: int
-    content: dict[str, Any]
-    headers: tuple[tuple[str, str], ...] = ()
-
-
-def refused(
-    status: int, code: str | None, message: str, param: str | None = None, headers: Sequence[tuple[str, str]] = ()
-) -> Refusal:
+def refused(status: int, code: str | None, message: str, param: str | None = None) -> dict[str, Any]:
+    """The body of an error."""
     kind = _TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
-    return Refusal(status, {"error": {"message": message, "type": kind, "param": param, "code": code}}, tuple(headers))
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def refusal(status: status_pb2.Status, names: Mapping[str, str]) -> Refusal:
-    """Converts a call's status, with its field and retry details. `names`: HTTP's names of fields."""
+def refusal(
+    status: status_pb2.Status, names: Mapping[str, str]
+) -> tuple[int, dict[str, Any], Sequence[tuple[str, str]]]:
+    """Converts a failed call's status to HTTP's status, body and headers. `names`: HTTP's names of fields."""
     reason, param, wait, message = "", None, None, status.message
     info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
     detail: Packed
@@ -83,4 +76,4 @@ def refusal(status: status_pb2.Status, names: Mapping[str, str]) -> Refusal:
         headers.append(("retry-after", str(max(RETRY_SECONDS, math.ceil(wait or 0)))))
     if number == 401:
         headers.append(("www-authenticate", "Bearer"))
-    return refused(number, code, message, param, headers)
+    return number, refused(number, code, message, param), headers

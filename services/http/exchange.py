@@ -126,11 +126,11 @@ class Exchange:
 
     async def refuse(self, status: status_pb2.Status) -> None:
         """Sends a failed call's status; in a stream, as its last event."""
-        found = refusal(status, self.names)
+        number, content, headers = refusal(status, self.names)
         if not self.begun:
-            await self.answer(found.status, found.content, found.headers)
+            await self.answer(number, content, headers)
         elif self.streams:
-            await self.events([found.content])
+            await self.events([content])
             await self.end()
 
     def abandon(self) -> None:

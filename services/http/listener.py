@@ -22,6 +22,7 @@ from tandem.services.security.tls import TlsConfig, reread
 Page = Callable[[str], Awaitable[tuple[bytes, str]]]
 """Returns the metrics and their content type for an Accept header."""
 ACCEPTED_AT_ONCE, MOST_UNACCEPTED = 64, 8192  # connections per accept, so that floods delay no request; the backlog
+KEEP_ALIVE_SECONDS = 75  # of idle connections; balancers close theirs after 60
 FLUSH_SECONDS = 1  # for aborted answers to reach their clients
 
 
@@ -34,10 +35,8 @@ class _Server(uvicorn.Server):
 class Listener:
     """A port for an ASGI app: binds at once, answers from `serve` on. Raises CannotListen."""
 
-    def __init__(
-        self, flag: str, host: str, port: int, tls: TlsConfig | None = None, keep_alive_seconds: float = 75.0
-    ) -> None:
-        self._host, self._tls, self._keep_alive_seconds = host, tls, keep_alive_seconds
+    def __init__(self, flag: str, host: str, port: int, tls: TlsConfig | None = None) -> None:
+        self._host, self._tls = host, tls
         self._socket = bound(flag, host, port)
         self.port = int(self._socket.getsockname()[1])
         self._server: _Server | None = None
@@ -62,7 +61,7 @@ class Listener:
             access_log=False,
             server_header=False,
             backlog=ACCEPTED_AT_ONCE,
-            timeout_keep_alive=self._keep_alive_seconds,  # type: ignore[arg-type]  # call_later takes it
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=FLUSH_SECONDS,
         )
         _allow_open_files()
@@ -94,9 +93,9 @@ class MetricsPort(Listener):
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         exchange = Exchange(scope, receive, send)
         if scope["path"] not in ("/", "/metrics"):
-            await exchange.answer(404, refused(404, "not_found", "metrics are at /metrics").content)
+            await exchange.answer(404, refused(404, "not_found", "metrics are at /metrics"))
         elif self.page is None:
-            await exchange.answer(503, refused(503, "starting", "the server is starting").content)
+            await exchange.answer(503, refused(503, "starting", "the server is starting"))
         else:
             data, kind = await self.page(exchange.header("accept") or "")
             await exchange.page(200, data, (("content-type", kind),))

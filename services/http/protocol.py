@@ -38,7 +38,7 @@ _REFUSALS = {
 
 def _closing(status: int) -> bytes:
     phrase, code, message = _REFUSALS[status]
-    body = json.dumps(refused(status, code, message).content)
+    body = json.dumps(refused(status, code, message))
     head = f"HTTP/1.1 {status} {phrase}\r\nconnection: close\r\ncontent-type: application/json\r\n"
     head += f"retry-after: {RETRY_SECONDS}\r\n" if status == 503 else ""
     return f"{head}content-length: {len(body)}\r\n\r\n{body}".encode()

@@ -12,7 +12,7 @@ from tandem.engine.generator import LONG_TEXT, Generator
 from tandem.services.http.errors import HttpError
 from tandem.services.http.fields import MAX_CHOICES
 from tandem.services.http.tool_calls import FORMATS
-from tandem.services.http.tools import ToolChoice, ToolUse
+from tandem.services.http.tools import ToolUse
 from tandem.services.security.limits import ServerLimits, check_stops
 from tandem.speculation.request import members
 from tandem.speculation.types import GenerationRequest, InvalidField, SamplingParams, Structure
@@ -81,9 +81,9 @@ class RequestReader:
 
     async def chat(self, given: Mapping[str, Any]) -> ParsedRequest:
         offered = tuple(given.get("tools", ()))
-        choice = given.get("tool_choice", ToolChoice("auto" if offered else "none"))
-        several, shown = given.get("parallel_tool_calls", True), offered if choice.mode != "none" else ()
-        tools = ToolUse(shown, choice, several, self._format, self._marks)
+        mode, names = given.get("tool_choice", ("auto" if offered else "none", ()))
+        several, shown = given.get("parallel_tool_calls", True), offered if mode != "none" else ()
+        tools = ToolUse(shown, mode, names, several, self._format, self._marks)
         prompt = await self.chat_tokens(given, tools)
         return self._parsed(True, given, [prompt], tools)
 

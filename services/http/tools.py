@@ -82,25 +82,18 @@ def _tool(name: str, value: Any) -> dict[str, Any]:
     return {"type": "function", "function": annotated(f"{name}.function", found.get("function"), keys, "name")}
 
 
-@dataclass(frozen=True, slots=True)
-class ToolChoice:
-    """`mode`: none, auto, required or named. `names`: callable functions; empty: all."""
-
-    mode: str = "none"
-    names: tuple[str, ...] = ()
-
-
-def tool_choice(name: str, value: Any) -> ToolChoice:
+def tool_choice(name: str, value: Any) -> tuple[str, tuple[str, ...]]:
+    """Returns `mode` and `names` of ToolUse."""
     if isinstance(value, str):
-        return ToolChoice(one_of("none", "auto", "required")(name, value))
+        return one_of("none", "auto", "required")(name, value), ()
     if mapping(name, value).get("type") != "allowed_tools":
-        return ToolChoice("named", (_function_name(name, value),))
+        return "named", (_function_name(name, value),)
     keys: dict[str, Parse] = {"mode": one_of("auto", "required"), "tools": listed(_function_name)}
     its = f"{name}.allowed_tools"
     found = known(its, known(name, value, {"type": string, "allowed_tools": mapping}).get("allowed_tools"), keys)
     if not found.get("tools"):
         raise InvalidField(f"{its}.tools", "at least one is needed")
-    return ToolChoice(found.get("mode", "auto"), tuple(found["tools"]))
+    return found.get("mode", "auto"), tuple(found["tools"])
 
 
 def _function_name(name: str, value: Any) -> str:
@@ -110,30 +103,34 @@ def _function_name(name: str, value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """A request's tools. `several`: more than one call allowed. `marks`: the format's special tokens."""
+    """A request's tools. `mode`: none, auto, required or named. `names`: callable functions; empty: all.
+
+    several: more than one call allowed. marks: the format's special tokens.
+    """
 
     tools: tuple[dict[str, Any], ...] = ()
-    choice: ToolChoice = ToolChoice()
+    mode: str = "none"
+    names: tuple[str, ...] = ()
     several: bool = True
     format: Format = FORMATS["hermes"]
     marks: Mapping[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.choice.mode != "none" and not self.tools:
+        if self.mode != "none" and not self.tools:
             raise InvalidField("tool_choice", "there are no tools")
-        for name in self.choice.names:
+        for name in self.names:
             if name not in self.schemas:
                 raise InvalidField("tool_choice", f"no tool is a function named {name[:64]!r}")
 
     @property
     def schemas(self) -> dict[str, dict[str, Any]]:
         functions = {each["function"]["name"]: each["function"] for each in self.tools}
-        allowed = self.choice.names or functions
+        allowed = self.names or functions
         return {name: ANY_OBJECT | each.get("parameters", {}) for name, each in functions.items() if name in allowed}
 
     @property
     def structure(self) -> Structure | None:
-        schemas, mode = self.schemas, self.choice.mode
+        schemas, mode = self.schemas, self.mode
         if mode == "named":
             (name,) = schemas
             return json_schema("tools", {"$ref": arguments_of(name), "$defs": definitions(schemas)})
@@ -149,8 +146,8 @@ class ToolUse:
     @property
     def stop(self) -> tuple[str, ...]:
         """Stops the output after a call that must be the last."""
-        return (self.format.end,) if self.choice.mode == "auto" and not self.several and self.format.end else ()
+        return (self.format.end,) if self.mode == "auto" and not self.several and self.format.end else ()
 
     def parser(self) -> Parser:
         kinds = {"named": NamedCall, "required": RequiredCalls, "auto": MarkedCalls}
-        return kinds.get(self.choice.mode, Parser)(self.format, tuple(self.schemas), self.several)
+        return kinds.get(self.mode, Parser)(self.format, tuple(self.schemas), self.several)

@@ -31,13 +31,6 @@ PARTS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("vllm:prefix_cache_queries_total", "queries", "Tokens of prompts looked up."),
         ("vllm:prefix_cache_hits_total", "hits", "Tokens of prompts found."),
     ),
-    "adapters": (
-        ("tandem:adapter_requests_total", "requests", "Requests and sessions that had the adapter."),
-        ("tandem:adapter_rounds_total", "rounds", "Rounds of rows that had the adapter."),
-        ("tandem:adapter_draft_tokens_total", "drafted", "Draft tokens verified with the adapter."),
-        ("tandem:adapter_accepted_tokens_total", "accepted", "Draft tokens accepted with the adapter."),
-        ("tandem:adapter_generation_tokens_total", "committed", "Tokens committed with the adapter."),
-    ),
     "remote prefill": (
         ("tandem:prefill_requests_total", "requests", "Prompts asked for at PrefillWorkers."),
         ("tandem:prefill_pages_total", "pages", "Pages that arrived."),
@@ -149,7 +142,7 @@ class States(Collector):
             self._watch_counts("tandem:structures_total", said, engine.structures.outcomes, "outcome", of)
 
     def _watch_adapters(self, adapters: Adapters) -> None:
-        """Adds vLLM's metric, whose value is the scrape's time, and counters per adapter."""
+        """Adds vLLM's metric, whose value is the scrape's time."""
 
         def in_use() -> Samples:
             used = {"running_lora_adapters": adapters.running, "waiting_lora_adapters": adapters.waiting}
@@ -157,8 +150,6 @@ class States(Collector):
 
         labels = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
         self._add("vllm:lora_requests_info", "Adapters that requests have now.", labels, in_use)
-        for name, attribute, said in PARTS["adapters"]:
-            self._add(name, said, ("adapter",), partial(_by_adapter, adapters, attribute))
 
 
 def _one(labels: Labels, part: Any, attribute: str) -> Samples:
@@ -168,7 +159,3 @@ def _one(labels: Labels, part: Any, attribute: str) -> Samples:
 
 def _counts(counts: Mapping[str, int], label: str, of: Labels) -> Samples:
     return [({**of, label: name}, count) for name, count in list(counts.items())]
-
-
-def _by_adapter(adapters: Adapters, attribute: str) -> Samples:
-    return [({"adapter": name}, getattr(each, attribute)) for name, each in list(adapters.loaded.items())]

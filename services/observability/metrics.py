@@ -10,7 +10,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from tandem.engine.batcher import Batcher
-from tandem.engine.prefill import PageRow
+from tandem.engine.prefill import PageRun
 from tandem.rpc.wire_sessions import drafted_in
 from tandem.runners.capabilities import FeatureRow
 from tandem.runners.protocol import FusedRow, PrefillRow, ProposeRow, VerifyRow
@@ -26,7 +26,7 @@ _KINDS = {
     ProposeRow: "propose",
     VerifyRow: "verify",
     FusedRow: "fused",
-    PageRow: "pages",
+    PageRun: "pages",
     FeatureRow: "features",
 }
 

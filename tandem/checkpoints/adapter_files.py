@@ -14,7 +14,7 @@ import numpy as np
 
 from tandem.checkpoints.json_files import an_object, data_of, read_object
 from tandem.checkpoints.locate import CheckpointError, first_line
-from tandem.checkpoints.numbers import STORAGE, Floats, Stored
+from tandem.checkpoints.numbers import STORAGE, Stored
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 MOST_RANK = 512
@@ -142,10 +142,13 @@ def adapter_choices(given: str | None, field: str = "adapters") -> tuple[Adapter
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LowRank:
-    """Adds up [outputs, rank] @ (down [rank, inputs] @ x) * scale to a linear layer; float32, contiguous."""
+    """Adds up [outputs, rank] @ (down [rank, inputs] @ x) * scale to a linear layer.
 
-    down: Floats
-    up: Floats
+    float32, contiguous: numpy's arrays; module code has tensors, zero-padded to powers of two inputs.
+    """
+
+    down: Any
+    up: Any
     scale: float
 
     @property

@@ -10,7 +10,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,9 @@ from tandem.checkpoints.tensors import WEIGHT_FILES, Tensors, shards_of, write_t
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    Converted = tuple[Mapping[str, int], Callable[[str], Tensor], dict[str, Any], list[str]]
+    """Sizes and tensors of a checkpoint, changed fields of its config.json, lines to print."""
 
 INPUT_NORM = "layers.0.input_layernorm.weight"
 _LEAST_LAYERS = 7  # of a target: with fewer, two of the three layers that NxD Inference reads are the same
@@ -140,61 +143,45 @@ SCALE = "_scale"
 EMBEDDINGS = (f"model.{EMBEDDING}", EMBEDDING)
 
 
-@dataclass(frozen=True, slots=True)
-class ConvertConfig:
-    """`source`: a model's or head's folder; `target`: the head's target."""
-
-    source: Path
-    output: Path
-    to: str
-    target: Path | None = None
-    shard_bytes: int = 5 * 10**9
-
-    def __post_init__(self) -> None:
-        if self.to not in CONVERSIONS:
-            raise ValueError(f"convert: {self.to!r} is not one of {', '.join(CONVERSIONS)}")
-        if self.shard_bytes < 1:
-            raise ValueError("shard_gb: is not above 0")
-        for folder in (self.source, self.target):
-            if folder is not None and not (folder / "config.json").is_file():
-                raise ValueError(f"{folder}: not a model folder with a config.json")
-        if self.output.exists() and (not self.output.is_dir() or any(self.output.iterdir())):
-            raise ValueError(f"output: {self.output} is not an empty folder")
-
-
-def run_convert(config: ConvertConfig) -> int:
-    tensors = Tensors(config.source)
-    if config.to == "safetensors":
-        _write(config, tensors.sizes(), tensors.__getitem__, {})
-    else:
-        (_fp8 if config.to == "fp8" else _eagle)(config, tensors)
+def run_convert(source: Path, output: Path, to: str, target: Path | None = None, shard_bytes: int = 5 * 10**9) -> int:
+    """Converts a model's or head's folder; `target`: the head's target. Raises ValueError, one line."""
+    if to not in CONVERSIONS:
+        raise ValueError(f"convert: {to!r} is not one of {', '.join(CONVERSIONS)}")
+    if shard_bytes < 1:
+        raise ValueError("shard_gb: is not above 0")
+    for folder in (source, target):
+        if folder is not None and not (folder / "config.json").is_file():
+            raise ValueError(f"{folder}: not a model folder with a config.json")
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ValueError(f"output: {output} is not an empty folder")
+    tensors = Tensors(source)
+    made: Converted = tensors.sizes(), tensors.__getitem__, {}, []
+    if to != "safetensors":
+        made = _fp8(tensors) if to == "fp8" else _eagle(tensors, target)
+    sizes, load, changed, notes = made
+    # config.json is last: without it a folder is no model.
+    output.mkdir(parents=True, exist_ok=True)
+    files = write_tensors(output, shards_of(sizes, shard_bytes), load)
+    for file in sorted(source.iterdir()):
+        if file.is_file() and file.name != "config.json" and not any(fnmatch(file.name, one) for one in WEIGHT_FILES):
+            shutil.copyfile(file, output / file.name)
+    text = json.dumps(json.loads((source / "config.json").read_text(encoding="utf-8")) | changed, indent=2)
+    (output / "config.json").write_text(text + "\n", encoding="utf-8")
+    print(f"{len(sizes)} tensors in {len(files)} {'file' if len(files) == 1 else 'files'}: {output}")
+    for line in notes:
+        print(line)
     return 0
 
 
-def _write(
-    config: ConvertConfig, sizes: Mapping[str, int], load: Callable[[str], Tensor], changed: Mapping[str, Any]
-) -> None:
-    # config.json is last: without it a folder is no model.
-    config.output.mkdir(parents=True, exist_ok=True)
-    files = write_tensors(config.output, shards_of(sizes, config.shard_bytes), load)
-    for file in sorted(config.source.iterdir()):
-        if file.is_file() and file.name != "config.json" and not any(fnmatch(file.name, one) for one in WEIGHT_FILES):
-            shutil.copyfile(file, config.output / file.name)
-    settings = json.loads((config.source / "config.json").read_text(encoding="utf-8"))
-    text = json.dumps({**settings, **changed}, indent=2)
-    (config.output / "config.json").write_text(text + "\n", encoding="utf-8")
-    print(f"{len(sizes)} tensors in {len(files)} {'file' if len(files) == 1 else 'files'}: {config.output}")
-
-
-def _fp8(config: ConvertConfig, tensors: Tensors) -> None:
+def _fp8(tensors: Tensors) -> Converted:
     import torch
 
     scaled = {name.removesuffix(SCALE) for name in tensors.files if name.endswith(f".weight{SCALE}")}
     if not scaled:
-        raise CheckpointError(f"{config.source}: no weight has a scale beside it (NAME.weight{SCALE}): not FP8")
+        raise CheckpointError(f"{tensors.folder}: no weight has a scale beside it (NAME.weight{SCALE}): not FP8")
     first = next(name for name in tensors.files if name in scaled)
     if float(tensors[first].to(torch.float32).abs().max()) <= NEURON_MOST:
-        raise CheckpointError(f"{config.source}: {first} is within ±{NEURON_MOST:g} already; it looks rescaled")
+        raise CheckpointError(f"{tensors.folder}: {first} is within ±{NEURON_MOST:g} already; it looks rescaled")
     factor = OCP_MOST / NEURON_MOST
 
     def load(name: str) -> Tensor:
@@ -203,47 +190,46 @@ def _fp8(config: ConvertConfig, tensors: Tensors) -> None:
             return tensor.to(torch.float32) * factor
         if name not in scaled:
             if tensor.dtype == torch.float8_e4m3fn:
-                raise CheckpointError(f"{config.source}: {name} is FP8 without a scale of its own ({name}{SCALE})")
+                raise CheckpointError(f"{tensors.folder}: {name} is FP8 without a scale of its own ({name}{SCALE})")
             return tensor
         if tensor.dtype != torch.float8_e4m3fn:
-            raise CheckpointError(f"{config.source}: {name} has a scale, and is {tensor.dtype}, not float8_e4m3fn")
+            raise CheckpointError(f"{tensors.folder}: {name} has a scale, and is {tensor.dtype}, not float8_e4m3fn")
         return (tensor.to(torch.float32) / factor).to(torch.float8_e4m3fn)
 
-    _write(config, tensors.sizes(), load, {})
-    print(f"{len(scaled)} FP8 weights rescaled")
+    return tensors.sizes(), load, {}, [f"{len(scaled)} FP8 weights rescaled"]
 
 
-def _eagle(config: ConvertConfig, tensors: Tensors) -> None:
-    if config.target is None:
+def _eagle(tensors: Tensors, target_folder: Path | None) -> Converted:
+    if target_folder is None:
         raise ValueError("target_model: name the target whose output matrix the head gets")
-    head, eagle3 = check_head(config.source, tensors), is_head(config.source)
+    head, eagle3 = check_head(tensors.folder, tensors), is_head(tensors.folder)
     names = {plain(name): name for name in tensors.files if plain(name) not in MAPS}
     if eagle3:
-        settings = read_object(config.target / "config.json")
-        check_taken(config.source, head, settings.get("text_config") or settings)
+        settings = read_object(target_folder / "config.json")
+        check_taken(tensors.folder, head, settings.get("text_config") or settings)
     elif OUTPUT in names:
-        raise CheckpointError(f"{config.source}: has {OUTPUT} already")
-    target = Tensors(config.target)
+        raise CheckpointError(f"{tensors.folder}: has {OUTPUT} already")
+    target = Tensors(target_folder)
     grafted = {} if OUTPUT in names else {OUTPUT: _first(target, (OUTPUT, *EMBEDDINGS))}  # tied: the embeddings alone
     grafted |= {} if EMBEDDING in names else {EMBEDDING: _first(target, EMBEDDINGS)}
     sides = (("vocab_size", head.vocab_size, "rows"), ("hidden_size", head.hidden_size, "columns"))
     for name, source in grafted.items():
         for (field, size, side), there in zip(sides, target.shape(source), strict=True):
             if size != there:
-                raise CheckpointError(f"{config.source}: {field}: {size}, and the target's {name} has {there} {side}")
+                raise CheckpointError(f"{tensors.folder}: {field}: {size}, and the target's {name} has {there} {side}")
     fc, widens = tensors[names[FC]], head.draft_vocab_size != head.vocab_size
 
     def load(name: str) -> Tensor:
         if name in grafted:
             return target[grafted[name]].to(fc.dtype)
         tensor = tensors[names[name]]
-        return widened(config.source, tensor, tensors["d2t"], head.vocab_size) if widens and name == OUTPUT else tensor
+        return widened(tensors.folder, tensor, tensors["d2t"], head.vocab_size) if widens and name == OUTPUT else tensor
 
     theirs = tensors.sizes()
     sizes = {name: theirs[own] for name, own in names.items()}
     sizes |= {name: math.prod(target.shape(source)) * fc.element_size() for name, source in grafted.items()}
     notes = (
-        [f"from {config.target}: {', '.join(f'{n} ({source})' for n, source in grafted.items())}"] if grafted else []
+        [f"from {target_folder}: {', '.join(f'{n} ({source})' for n, source in grafted.items())}"] if grafted else []
     )
     if widens:
         sizes[OUTPUT] = sizes[OUTPUT] // head.draft_vocab_size * head.vocab_size
@@ -255,9 +241,7 @@ def _eagle(config: ConvertConfig, tensors: Tensors) -> None:
         own = {"num_hidden_layers": 1, "tie_word_embeddings": False, "fc_bias": "fc.bias" in names}
         if INPUT_NORM in names:
             notes.append("it norms its inputs: serve it with enable_eagle_draft_input_norm true in --neuron_config")
-    _write(config, sizes, load, own)
-    for line in notes:
-        print(line)
+    return sizes, load, own, notes
 
 
 def _first(tensors: Tensors, names: tuple[str, ...]) -> str:

@@ -21,20 +21,33 @@ class UnsupportedFamily(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Norms:
-    """kind: "rms" or "layer" (LayerNorm with bias). offset: added to weights (Gemma: 1).
+class Family:
+    """A family of families.json that native steps run.
 
-    rounds_once: only the weighted product is rounded (Gemma, OLMo2). before, after: attention and MLP norm their
-    inputs, outputs (after: Gemma 2, OLMo2). heads: norm of queries and keys: "", "head" (per head, weight [head_dim])
-    or "row" (all heads, OLMo2).
+    `norm`: "rms" or "layer" (LayerNorm with bias); `norm_offset`: added to weights (Gemma: 1); `rounds_once`: only the
+    weighted product is rounded (Gemma, OLMo2). `norms_before`, `norms_after`: attention and MLP norm their inputs,
+    outputs (Gemma 2, OLMo2). `head_norms`: of queries and keys: "", "head" (weight [head_dim]) or "row" (all heads,
+    OLMo2). `wide_rope`: rotation in float32, rounded once (OLMo2). `slides`: every n-th layer has no window, 0: all
+    have. `rope_by_type`: windowed layers have another rope; `rope_in_windows`: the others have none. `activation`: its
+    field. `gguf`: GGUF's architecture; `turned`: its rows of q and k are in interleaved rotary order.
     """
 
-    kind: str = "rms"
-    offset: float = 0.0
+    defaults: Mapping[str, Any]
+    norm: str = "rms"
+    norm_offset: float = 0.0
     rounds_once: bool = False
-    before: bool = True
-    after: bool = False
-    heads: str = ""
+    norms_before: bool = True
+    norms_after: bool = False
+    head_norms: str = ""
+    slides: int = 0
+    rope_by_type: bool = False
+    rope_in_windows: bool = False
+    wide_rope: bool = False
+    biases: str = ""
+    scaled: bool = False
+    activation: str = "hidden_act"
+    gguf: str = ""
+    turned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +57,11 @@ class FamilyConfig:
     ropes: transformers' `rope_parameters`, with `freq_factors` [head_dim / 2] of GGUF; rope_of_layer: indices, NO_ROPE
     (SmolLM3); empty: the first. windows: positions visible per layer, own included, 0 for all; empty: all.
     attention_scale None: head_dim ** -0.5. attention_cap, logit_cap: soft caps, 0: none. residual_scale: of what is
-    added to the residual stream. parallel: MLP and attention read the same input. wide_rope: rotation in float32,
-    rounded once (OLMo2).
+    added to the residual stream. parallel: MLP and attention read the same input.
     """
 
     model_type: str
+    family: Family
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -61,7 +74,6 @@ class FamilyConfig:
     hidden_act: str = "silu"
     tie_word_embeddings: bool = False
     biases: frozenset[str] = frozenset()
-    norms: Norms = Norms()
     ropes: tuple[Mapping[str, Any], ...] = (ROPE,)
     rope_of_layer: tuple[int, ...] = ()
     windows: tuple[int, ...] = ()
@@ -72,17 +84,18 @@ class FamilyConfig:
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     parallel: bool = False
-    wide_rope: bool = False
     eos: tuple[int, ...] = field(default=())
 
     @property
     def norm_names(self) -> dict[str, str]:
         names = {}
-        if self.norms.before:
+        if self.family.norms_before:
             names["before_attention"] = "input_layernorm"
             if not self.parallel:
-                names["before_mlp"] = "pre_feedforward_layernorm" if self.norms.after else "post_attention_layernorm"
-        if self.norms.after:
+                names["before_mlp"] = (
+                    "pre_feedforward_layernorm" if self.family.norms_after else "post_attention_layernorm"
+                )
+        if self.family.norms_after:
             names |= {"after_attention": "post_attention_layernorm", "after_mlp": "post_feedforward_layernorm"}
         return names
 
@@ -110,39 +123,16 @@ class FamilyConfig:
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A family of families.json that native steps run.
-
-    `slides`: every n-th layer has no window, 0: all have. `rope_by_type`: windowed layers have another rope;
-    `rope_in_windows`: the others have none. `activation`: its field. `gguf`: GGUF's architecture; `turned`: its rows of
-    q and k are in interleaved rotary order.
-    """
-
-    defaults: Mapping[str, Any]
-    norms: Norms
-    slides: int = 0
-    rope_by_type: bool = False
-    rope_in_windows: bool = False
-    wide_rope: bool = False
-    biases: str = ""
-    scaled: bool = False
-    activation: str = "hidden_act"
-    gguf: str = ""
-    turned: bool = False
-
-
 @functools.cache
 def table() -> Mapping[str, Any]:
     """families.json.
 
-    native: Kind by model_type. module: served by module code alone. refused: by reason. fields: known ones of a
+    native: Family by model_type. module: served by module code alone. refused: by reason. fields: known ones of a
     configuration; elsewhere: of training, generation, classes, tokens, files; neutral: values without effect of fields
     that transformers ignores. gguf: keys by config.json's words, keys without effect, texts of tokens that end.
     """
     read = data_of("families")
-    kinds = {name: Kind(**{**row, "norms": Norms(**row.get("norms", {}))}) for name, row in read["native"].items()}
-    return {**read, "native": kinds}
+    return {**read, "native": {name: Family(**row) for name, row in read["native"].items()}}
 
 
 def read_family(folder: Path) -> FamilyConfig:
@@ -160,7 +150,7 @@ def family_of(config: Mapping[str, Any]) -> FamilyConfig:
     kinds, fields = table()["native"], table()["fields"]
     if name not in kinds:
         raise UnsupportedFamily(f"models of type {name:.60} (there are {', '.join(kinds)})")
-    kind: Kind = kinds[name]
+    kind: Family = kinds[name]
     _check_used(name, config, {*fields["sizes"], *fields["common"], *kind.defaults})
     settings = {**kind.defaults, **config}
     sizes = {each: count(each, settings.get(each)) for each in fields["sizes"]}
@@ -174,7 +164,7 @@ def family_of(config: Mapping[str, Any]) -> FamilyConfig:
     activation = _activation(kind, settings)
     if activation not in ("silu", "gelu", "gelu_pytorch_tanh"):
         raise UnsupportedFamily(f"activation {activation!s:.60}")
-    epsilon = "layer_norm_eps" if kind.norms.kind == "layer" else "rms_norm_eps"
+    epsilon = "layer_norm_eps" if kind.norm == "layer" else "rms_norm_eps"
     windows = _windows(kind, settings, sizes["num_hidden_layers"])
     scalar = settings.get("query_pre_attn_scalar")
     by_scalar = None if scalar is None else number("query_pre_attn_scalar", scalar) ** -0.5
@@ -182,6 +172,7 @@ def family_of(config: Mapping[str, Any]) -> FamilyConfig:
     embedding_scale = number("embedding_multiplier", settings.get("embedding_multiplier", 1.0))
     made = FamilyConfig(
         model_type=name,
+        family=kind,
         vocab_size=sizes["vocab_size"],
         hidden_size=sizes["hidden_size"],
         intermediate_size=sizes["intermediate_size"],
@@ -194,7 +185,6 @@ def family_of(config: Mapping[str, Any]) -> FamilyConfig:
         hidden_act=activation,
         tie_word_embeddings=bool(settings.get("tie_word_embeddings", False)),
         biases=_biases(kind, settings),
-        norms=kind.norms,
         ropes=_ropes(kind, settings),
         rope_of_layer=_rope_of_layer(kind, settings, windows, sizes["num_hidden_layers"]),
         windows=windows if any(windows) else (),
@@ -205,7 +195,6 @@ def family_of(config: Mapping[str, Any]) -> FamilyConfig:
         residual_scale=number("residual_multiplier", settings.get("residual_multiplier", 1.0)),
         logit_scale=1 / number("logits_scaling", settings.get("logits_scaling", 1.0)),
         parallel=bool(settings.get("use_parallel_residual")),
-        wide_rope=kind.wide_rope,
         eos=end_ids(settings.get("eos_token_id")),
     )
     if made.num_attention_heads % made.num_key_value_heads:
@@ -230,14 +219,14 @@ def end_ids(value: Any) -> tuple[int, ...]:
     return ids
 
 
-def _activation(kind: Kind, settings: Mapping[str, Any]) -> Any:
+def _activation(kind: Family, settings: Mapping[str, Any]) -> Any:
     found = settings.get(kind.activation) or "silu"
     if found == "gelu" and settings["model_type"] == "gemma":  # Gemma's first files mean its tanh approximation
         found = "gelu_pytorch_tanh"
     return {"swish": "silu", "gelu_new": "gelu_pytorch_tanh"}.get(found, found)
 
 
-def _biases(kind: Kind, settings: Mapping[str, Any]) -> frozenset[str]:
+def _biases(kind: Family, settings: Mapping[str, Any]) -> frozenset[str]:
     of_all = bool(settings.get("attention_bias"))
     with_bias = {*kind.biases, *("qkv" if of_all or settings.get("use_qkv_bias") else "")}
     if settings.get("attention_out_bias", of_all):
@@ -245,7 +234,7 @@ def _biases(kind: Kind, settings: Mapping[str, Any]) -> frozenset[str]:
     return frozenset({*with_bias, *(("gate", "up", "down") if settings.get("mlp_bias") else ())})
 
 
-def _windows(kind: Kind, settings: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+def _windows(kind: Family, settings: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     window = settings.get("sliding_window") if settings.get("use_sliding_window", True) else None
     types = settings.get("layer_types")
     if types is None:
@@ -255,7 +244,7 @@ def _windows(kind: Kind, settings: Mapping[str, Any], layers: int) -> tuple[int,
     return tuple(count("sliding_window", window) if window and each == SLIDING else 0 for each in types)
 
 
-def _by_default(kind: Kind, settings: Mapping[str, Any], window: int, layers: int) -> tuple[int, ...]:
+def _by_default(kind: Family, settings: Mapping[str, Any], window: int, layers: int) -> tuple[int, ...]:
     if "no_rope_layers" in settings:
         return tuple(0 if turns else window for turns in _turning(settings, layers))
     first, each = settings.get("max_window_layers", 0), settings.get("sliding_window_pattern", kind.slides)
@@ -272,7 +261,7 @@ def _turning(settings: Mapping[str, Any], layers: int) -> Sequence[Any]:
     return given
 
 
-def _rope_of_layer(kind: Kind, settings: Mapping[str, Any], windows: Sequence[int], layers: int) -> tuple[int, ...]:
+def _rope_of_layer(kind: Family, settings: Mapping[str, Any], windows: Sequence[int], layers: int) -> tuple[int, ...]:
     if kind.rope_by_type:  # the first is that of layers that see all
         types = settings.get("layer_types")
         return tuple(int(each == SLIDING) for each in types) if types else tuple(int(each > 0) for each in windows)
@@ -283,7 +272,7 @@ def _rope_of_layer(kind: Kind, settings: Mapping[str, Any], windows: Sequence[in
     return ()
 
 
-def _ropes(kind: Kind, settings: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+def _ropes(kind: Family, settings: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     scaling, given = (an_object(name, settings.get(name) or {}) for name in ("rope_scaling", "rope_parameters"))
     if not kind.rope_by_type:
         return (_rope(settings, scaling or given, settings.get("rope_theta")),)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.checkpoints.family_configs import MATRICES, FamilyConfig, read_family
@@ -16,6 +15,7 @@ from tandem.checkpoints.scaled_weights import ScaledWeights
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 NORM_BIAS = "model.norm.bias"
+_BESIDE = {"q": "k", "k": "q", "v": "q", "gate": "up", "up": "gate"}
 _TOGETHER = {"q": "qkv", "k": "qkv", "v": "qkv", "gate": "gate_up", "up": "gate_up"}
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _MATRIX = re.compile(r"(?:self_attn|mlp)\.(q|k|v|o|gate|up|down)_proj")
@@ -25,14 +25,6 @@ _BUFFER = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|masked_bias|attn\.bias|attn\
 
 def matrix_name(layer: int, name: str) -> str:
     return f"model.layers.{layer}.{'self_attn' if name in 'qkvo' else 'mlp'}.{name}_proj.weight"
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A tensor and its rows (None: all)."""
-
-    tensor: str
-    rows: slice | None = None
 
 
 def rows_together(config: FamilyConfig, name: str) -> slice:
@@ -48,29 +40,37 @@ class FamilyWeights:
     def __init__(self, config: FamilyConfig, source: ScaledWeights | StoredWeights) -> None:
         self.config, self._source = config, source
 
-    def _place(self, name: str) -> Place:
+    def _tensor(self, name: str) -> str:
+        """Returns the source's tensor, which may hold further matrices."""
         raise NotImplementedError
+
+    def _rows(self, name: str) -> slice:
+        """Returns the matrix's rows, those of a tensor that several share."""
+        found = _LAYER.fullmatch(name)
+        matrix = found and _MATRIX.fullmatch(found[2])
+        if not matrix or not (other := _BESIDE.get(matrix[1])):
+            return slice(None)
+        shared = self._tensor(name) == self._tensor(name.replace(f"{matrix[1]}_proj", f"{other}_proj"))
+        return rows_together(self.config, matrix[1]) if shared else slice(None)
 
     def unused(self, wanted: Iterable[str]) -> list[str]:
         """Returns tensors that none of `wanted` uses."""
         raise NotImplementedError
 
     def __contains__(self, name: object) -> bool:
-        return self._place(str(name)).tensor in self._source
+        return self._tensor(str(name)) in self._source
 
     def shape(self, name: str) -> tuple[int, ...]:
-        place = self._place(name)
-        whole = self._source.shape(place.tensor)
-        return whole if place.rows is None else (len(range(*place.rows.indices(whole[0]))), *whole[1:])
+        outputs, *inputs = self._source.shape(self._tensor(name))
+        return len(range(*self._rows(name).indices(outputs))), *inputs
 
     def stored(self, name: str) -> Stored:
         """Returns dequantised numbers."""
-        place = self._place(name)
-        whole = self._source.stored(place.tensor)
-        return whole if place.rows is None else Stored(whole.dtype, whole.values[place.rows])
+        whole = self._source.stored(self._tensor(name))
+        return Stored(whole.dtype, whole.values[self._rows(name)])
 
     def _unused(self, wanted: Iterable[str], *known: str) -> list[str]:
-        taken = {*(self._place(name).tensor for name in wanted), *known}
+        taken = {*map(self._tensor, wanted), *known}
         return [name for name in self._source.names() if name not in taken]
 
 
@@ -85,14 +85,14 @@ class FolderWeights(FamilyWeights):
         tied = HEAD if self.config.tie_word_embeddings else ""
         return [name for name in self._unused(wanted, tied) if not _BUFFER.fullmatch(name)]
 
-    def _place(self, name: str) -> Place:
+    def _tensor(self, name: str) -> str:
         own = self._own(name)
         if own in self.scaled or not (found := _LAYER.fullmatch(name)) or not (matrix := _MATRIX.fullmatch(found[2])):
-            return Place(own)
+            return own
         if matrix[1] not in _TOGETHER:
-            return Place(own)
+            return own
         together = self._own(name.replace(f"{matrix[1]}_proj", f"{_TOGETHER[matrix[1]]}_proj"))
-        return Place(together, rows_together(self.config, matrix[1])) if together in self.scaled else Place(own)
+        return together if together in self.scaled else own
 
     def _own(self, name: str) -> str:
         return name if name in self.scaled else name.removeprefix("model.")
@@ -110,25 +110,24 @@ class GgufWeights(FamilyWeights):
         return self._unused(wanted, LONG, SHORT, FREQUENCIES)
 
     def matrix(self, layer: int, name: str) -> Blocks | None:
-        place = self._place(matrix_name(layer, name))
-        found = self.blocks.block(place.tensor)
-        return found if found is None or place.rows is None else Blocks(found.format, found.rows[place.rows])
+        place = matrix_name(layer, name)
+        found = self.blocks.block(self._tensor(place))
+        return found and Blocks(found.format, found.rows[self._rows(place)])
 
-    def _place(self, name: str) -> Place:
+    def _tensor(self, name: str) -> str:
         found = _LAYER.fullmatch(name)
         if not found:
-            return Place(_GGUF.get(name, name))
+            return _GGUF.get(name, name)
         layer, part, kind = found.groups()
         if (matrix := _MATRIX.fullmatch(part)) is None:
             own = f"blk.{layer}.{self._norm(part)}.{kind}"
             other = own.replace(".ffn_norm.", ".post_attention_norm.")  # what Seed-OSS has in its place
-            return Place(own if own in self.blocks else other)
+            return own if own in self.blocks else other
         own = f"blk.{layer}.{MATRIX_NAMES[matrix[1]]}.{kind}"
         together = f"blk.{layer}.{'attn_qkv' if matrix[1] in 'qkv' else 'ffn_up'}.{kind}"
         alone = own if matrix[1] in "qkv" else f"blk.{layer}.ffn_gate.{kind}"
-        if matrix[1] in _TOGETHER and alone not in self.blocks and together in self.blocks:
-            return Place(together, rows_together(self.config, matrix[1]))
-        return Place(own)
+        merged = matrix[1] in _TOGETHER and alone not in self.blocks and together in self.blocks
+        return together if merged else own
 
     def _norm(self, part: str) -> str:
         places = {name: place for place, name in self.config.norm_names.items()}
@@ -163,9 +162,9 @@ def check_complete(weights: FamilyWeights) -> None:
 
 
 def shapes(config: FamilyConfig) -> dict[str, tuple[int, ...]]:
-    hidden, kinds = config.hidden_size, ("weight", "bias") if config.norms.kind == "layer" else ("weight",)
+    hidden, kinds = config.hidden_size, ("weight", "bias") if config.family.norm == "layer" else ("weight",)
     wanted: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden), NORM: (hidden,)}
-    if config.norms.kind == "layer":
+    if config.family.norm == "layer":
         wanted[NORM_BIAS] = (hidden,)
     if not config.tie_word_embeddings:
         wanted[HEAD] = (config.vocab_size, hidden)
@@ -173,8 +172,8 @@ def shapes(config: FamilyConfig) -> dict[str, tuple[int, ...]]:
         of = f"model.layers.{layer}."
         for name in config.norm_names.values():
             wanted |= {f"{of}{name}.{kind}": (hidden,) for kind in kinds}
-        for name in "qk" if config.norms.heads else "":
-            width = config.head_dim if config.norms.heads == "head" else config.shape(name)[0]
+        for name in "qk" if config.family.head_norms else "":
+            width = config.head_dim if config.family.head_norms == "head" else config.shape(name)[0]
             wanted[f"{of}self_attn.{name}_norm.weight"] = (width,)
         for name in MATRICES:
             matrix = matrix_name(layer, name)

@@ -50,7 +50,6 @@ MATRIX_NAMES = {
     "o": "attn_output",
     **{name: f"ffn_{name}" for name in ("gate", "up", "down")},
 }  # by GGUF's names
-_ALIGNMENT = 32
 
 
 def repacked(rows: NDArray[np.uint8], name: str) -> NDArray[np.uint8]:
@@ -96,51 +95,26 @@ class Blocks:
     rows: NDArray[np.uint8]
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A mapped file; tensors start at `begin`."""
-
-    file: Path
-    content: mmap.mmap
-    header: Header
-    begin: int
-
-    @classmethod
-    def of(cls, file: Path) -> _Part:
-        with file.open("rb") as stream:
-            content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        header = Header(content)
-        alignment = header.whole("general.alignment", _ALIGNMENT)
-        return cls(file, content, header, -(-header.end // alignment) * alignment)
-
-    def check(self, number: int, count: int) -> None:
-        stated = (self.header.values.get("split.no") or 0, self.header.values.get("split.count") or 1)
-        if stated != (number, count):
-            raise MalformedHeader(
-                f"split.no {stated[0]} and split.count {stated[1]}, and by its name it is part {number} of {count}"
-            )
-
-
 class StoredWeights:
     """The matrices of a GGUF file with all its parts, mapped."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._tensors: dict[str, TensorEntry] = {}
-        self._parts: dict[str, _Part] = {}
+        self._parts: dict[Path, Header] = {}
         parts = split_files(file)
         for number, part in enumerate(parts):
             try:
-                opened = _Part.of(part)
-                opened.check(number, len(parts))
-                if twice := self._tensors.keys() & opened.header.tensors.keys():
+                with part.open("rb") as stream:
+                    header = Header(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
+                header.check_part(number, len(parts))
+                if twice := self._tensors.keys() & header.tensors.keys():
                     raise MalformedHeader(f"{min(twice)} is in an earlier part too")
             except (OSError, ValueError) as error:
                 raise CheckpointError(f"{part}: its header cannot be read: {error}") from None
-            self._tensors |= opened.header.tensors
-            self._parts |= dict.fromkeys(opened.header.tensors, opened)
-            if not number:
-                self.header, self._content = opened.header, opened.content
+            self._tensors |= header.tensors
+            self._parts[part] = header
+        self.header = self._parts[parts[0]]
         claimed = self.header.values.get("split.tensors.count", len(self._tensors))
         if len(parts) > 1 and claimed != len(self._tensors):
             raise CheckpointError(
@@ -169,7 +143,7 @@ class StoredWeights:
         return name in self._tensors
 
     def arrays(self, *names: str) -> list[list[Any]]:
-        found = Header(self._content, names).arrays
+        found = Header(self.header.content, names).arrays
         return [found.get(name, []) for name in names]
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -219,10 +193,10 @@ class StoredWeights:
     def _rows(self, tensor: TensorEntry, form: BlockFormat) -> NDArray[np.uint8]:
         inputs, outputs = tensor.dimensions[0], math.prod(tensor.dimensions[1:])
         size = inputs // form.inputs * form.bytes
-        part = self._parts[tensor.name]
+        file, part = next((file, part) for file, part in self._parts.items() if tensor.name in part.tensors)
         begin = part.begin + tensor.offset
         if inputs % form.inputs or begin + outputs * size > len(part.content):
-            raise CheckpointError(f"{part.file}: {tensor.name} does not lie in it whole")
+            raise CheckpointError(f"{file}: {tensor.name} does not lie in it whole")
         return np.frombuffer(part.content, np.uint8, outputs * size, begin).reshape(outputs, size)
 
     def _in_our_order(self, tensor: TensorEntry, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:

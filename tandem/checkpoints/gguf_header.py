@@ -12,6 +12,7 @@ _MIN_OF_TENSOR = 8 + 4 + 4 + 8  # bytes of an entry without name and dimensions
 _MOST_ENTRIES = 1 << 16  # values, and tensors
 _MOST_NAME, _MOST_TEXT = 1 << 16, 1 << 20  # bytes; GGUF's own limit of keys, and more than any chat template
 _MAX_DIMENSIONS = 4
+_ALIGNMENT = 32
 _MOST_LISTED = 1 << 12  # numbers of a list that is read whole without being wanted
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -36,7 +37,7 @@ class Header:
 
     def __init__(self, content: mmap.mmap, arrays: Collection[str] = ()) -> None:
         """`arrays`: names to read whole. Raises MalformedHeader."""
-        self._content, self.end = content, 0
+        self.content, self.end = content, 0
         self._wanted, self.arrays = frozenset(arrays), dict[str, list[Any]]()
         self.lists: dict[str, list[Any]] = {}
         try:
@@ -51,6 +52,21 @@ class Header:
             raise MalformedHeader("its header extends beyond its end, or is no UTF-8") from None
         if len(self.values) < values or len(self.tensors) < tensors:
             raise MalformedHeader("a name stands twice in its header")
+
+    @property
+    def begin(self) -> int:
+        """Returns the first tensor's byte."""
+        alignment = self.whole("general.alignment", _ALIGNMENT)
+        return -(-self.end // alignment) * alignment
+
+    def check_part(self, number: int, count: int) -> None:
+        """Raises MalformedHeader unless it is this part of a split file, and says where tensors begin."""
+        self.whole("general.alignment", _ALIGNMENT)
+        stated = (self.values.get("split.no") or 0, self.values.get("split.count") or 1)
+        if stated != (number, count):
+            raise MalformedHeader(
+                f"split.no {stated[0]} and split.count {stated[1]}, and by its name it is part {number} of {count}"
+            )
 
     def whole(self, name: str, default: int | None = None) -> int:
         value = self.values.get(name, default)
@@ -77,12 +93,12 @@ class Header:
         self._skip(count * struct.calcsize(f"<{scalar}"))
         if name in self._wanted or 0 < count <= _MOST_LISTED:
             into = self.arrays if name in self._wanted else self.lists
-            into[name] = list(struct.unpack_from(f"<{count}{scalar}", self._content, begins))
+            into[name] = list(struct.unpack_from(f"<{count}{scalar}", self.content, begins))
         if scalar in "fd?" or not count:
             return int(count)
         import numpy as np
 
-        return max(count, int(np.frombuffer(self._content, f"<{scalar}", count, begins).max()))
+        return max(count, int(np.frombuffer(self.content, f"<{scalar}", count, begins).max()))
 
     def _tensor(self) -> TensorEntry:
         name, count = self._text(_MOST_NAME), self._read("I")
@@ -94,7 +110,7 @@ class Header:
         return TensorEntry(name, dimensions, self._read("I"), self._read("Q"))
 
     def _read(self, kind: str) -> Any:
-        found = struct.unpack_from(f"<{kind}", self._content, self.end)
+        found = struct.unpack_from(f"<{kind}", self.content, self.end)
         self.end += struct.calcsize(f"<{kind}")
         return found[0]
 
@@ -103,10 +119,10 @@ class Header:
         if length > most:
             raise MalformedHeader(f"a text of {length} bytes")
         self._skip(length)
-        return self._content[self.end - length : self.end].decode()
+        return self.content[self.end - length : self.end].decode()
 
     def _skip(self, count: int) -> None:
-        if count > len(self._content) - self.end:
+        if count > len(self.content) - self.end:
             raise struct.error("beyond the end")
         self.end += count
 

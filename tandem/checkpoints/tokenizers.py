@@ -57,7 +57,7 @@ def held_tokens(steps: Sequence[str]) -> re.Pattern[str]:
     return BYTE if "ByteFallback" in before else _NONE
 
 
-class ByteText:
+class ByteText(TextStream):
     def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
         self._bytes_of = bytes_of
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -69,7 +69,7 @@ class ByteText:
         return self._decoder.decode(b"", final=True)
 
 
-class TokenText:
+class TokenText(TextStream):
     """Streams tokens whose text depends on neighbours. `_tail`: the last with returned text, and held ones."""
 
     def __init__(self, backend: Any, skipped: Container[int], held: re.Pattern[str]) -> None:

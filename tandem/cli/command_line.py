@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import tandem
 from tandem.cli.flags import FLAGS, Options
-from tandem.cli.option import Flag, OptionParser
+from tandem.cli.option import Flag, OptionParser, spelled
 from tandem.cli.roles import (
+    APART,
     ASKING,
     BACKENDS,
     CALLING,
@@ -36,7 +36,7 @@ class RoleParser(OptionParser[Options]):
 
     def __init__(self, program: str) -> None:
         command = f"{program} ROLE" if program != "main.py" else "main.py --role ROLE"
-        texts = {name: role.help for name, role in ROLES.items()} | COMMANDS
+        texts = ROLES | COMMANDS
         super().__init__(
             Options,
             FLAGS,
@@ -57,7 +57,7 @@ class RoleParser(OptionParser[Options]):
         argv = _served(with_config(sys.argv[1:] if args is None else args, FLAGS))
         role = _early(argv, "role", "ROLE")[0]
         if role is not None and role not in ROLES:
-            known = ", ".join(ROLES)
+            known = ", ".join((*ROLES, *COMMANDS))
             hint = meant(role, (*ROLES, *COMMANDS))
             self.error(f"argument --role: invalid choice: {role!r}{hint} (choose from {known})")
         for action in self._actions:
@@ -90,59 +90,49 @@ def _early(argv: Sequence[str], name: str, metavar: str) -> tuple[str | None, li
     return found.value, rest
 
 
-class Need(NamedTuple):
-    """`flags` have an effect on `roles` only if `met`; `why` is the error message."""
-
-    flags: tuple[str, ...]
-    roles: tuple[str, ...]
-    met: Callable[[Options], object]
-    why: str
-
-
 SECURING = tuple(name for name, flag in FLAGS.items() if flag.roles == CALLING)
 PROPOSING = (
     *("target_host", "target_port", "connect_seconds", "reconnect_seconds", "pipeline", "queue", "profile"),
     *("max_requests_per_identity", "max_new_tokens", "http_port", "draft_adapters"),
     *(*SAMPLING_FIELDS, *SECURING),
 )
-MAIN_TARGET = (*TARGETS, "verify_target", "accept", "compile", "plan")
-_PROPOSING = "--propose_only has no target and does not answer Generate"
-_NO_PREFILL = "without --prefill no server is called"
-_NOBODY = "without --draft_host or --prefill no server is called"
-_PORTED = "--target_host already has the port"
-_ONE = "the same as --model here; give one of them"
-_OWN_DRAFT = "the same as --draft_model here (with --draft ngram, as --target_model); give one of them"
-_OWN_HEAD = "--convert eagle takes --draft_model, the head"
-_UNQUANTIZED = "needs a --quantization other than auto and none"
+PREFILLING = ("prefill_min_tokens", "prefill_timeout_s")
+SERVING_HTTP = ("http_host", "allowed_hosts")
 
-NEEDS = (
-    Need(("draft_seconds",), ("target",), lambda a: a.draft_host, "without --draft_host no server is called"),
-    Need(SECURING, ("target",), lambda a: a.draft_host or a.prefill, _NOBODY),
-    Need((*SECURING, "prefill_min_tokens", "prefill_timeout_s"), ("fused_target",), lambda a: a.prefill, _NO_PREFILL),
-    Need(("prefill_min_tokens", "prefill_timeout_s"), ("target",), lambda a: a.prefill, _NO_PREFILL),
-    Need(PROPOSING, ("draft_worker",), lambda a: not a.propose_only, _PROPOSING),
-    Need(("target_port",), ("draft_worker",), lambda a: _wants_port(a.target_host), _PORTED),
-    Need(("port",), ASKING, lambda a: _wants_port(a.target_host), _PORTED),
-    Need(
-        ("http_host", "allowed_hosts", "http_keep_alive_seconds"),
-        SERVERS,
-        lambda a: a.http_port is not None,
-        "give --http_port as well",
-    ),
-    Need(("metrics_host",), LISTENING, lambda a: a.metrics_port is not None, "give --metrics_port as well"),
-    Need(("target_model", "draft_model"), ("convert",), lambda a: a.convert == "eagle", "is for --convert eagle"),
-    Need(("model",), ("convert",), lambda a: a.convert != "eagle", _OWN_HEAD),
-    Need(("chat",), ("accept",), lambda a: a.prompt or a.prompt_text, "is for your own prompts"),
-    Need(("modules_to_not_convert",), ("plan",), lambda a: a.quantization not in ("auto", "none"), _UNQUANTIZED),
-    Need(("target_model",), MAIN_TARGET, lambda a: a.model is None, _ONE),
-    Need(("draft_model",), ("verify_draft",), lambda a: a.model is None, _ONE),
-    Need(
-        ("model",),
-        ("draft", "draft_worker"),
-        lambda a: a.target_model is None if a.draft == "ngram" else a.draft_model is None,
-        _OWN_DRAFT,
-    ),
-)
+
+def without_effect(args: Options) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Flags that others make ineffective, and why."""
+    role = args.role
+    if role == "target" and not args.draft_host:
+        yield ("draft_seconds",), "without --draft_host no server is called"
+    if role in TARGETS and not args.prefill:
+        yield PREFILLING, "without --prefill no server is called"
+        if role == "fused_target":
+            yield SECURING, "without --prefill no server is called"
+        elif not args.draft_host:
+            yield SECURING, "without --draft_host or --prefill no server is called"
+    if role == "draft_worker" and args.propose_only:
+        yield PROPOSING, "--propose_only has no target and does not answer Generate"
+    if role in (*ASKING, "draft_worker") and not _wants_port(args.target_host):
+        yield ("target_port" if role == "draft_worker" else "port",), "--target_host already has the port"
+    if role in SERVERS and args.http_port is None:
+        yield SERVING_HTTP, "give --http_port as well"
+    if role in LISTENING and args.metrics_port is None:
+        yield ("metrics_host",), "give --metrics_port as well"
+    if role == "convert" and args.convert != "eagle":
+        yield ("target_model", "draft_model"), "is for --convert eagle"
+    if role == "convert" and args.convert == "eagle":
+        yield ("model",), "--convert eagle takes --draft_model, the head"
+    if role == "accept" and not (args.prompt or args.prompt_text):
+        yield ("chat",), "is for your own prompts"
+    if role == "plan" and args.quantization in ("auto", "none"):
+        yield ("modules_to_not_convert",), "needs a --quantization other than auto and none"
+    if role in (*TARGETS, "verify_target", "accept", "compile", "plan") and args.model is not None:
+        yield ("target_model",), "the same as --model here; give one of them"
+    if role == "verify_draft" and args.model is not None:
+        yield ("draft_model",), "the same as --model here; give one of them"
+    if role in APART and (args.target_model if args.draft == "ngram" else args.draft_model) is not None:
+        yield ("model",), "the same as --draft_model here (with --draft ngram, as --target_model); give one of them"
 
 
 def refuse(args: Options) -> None:
@@ -154,10 +144,9 @@ def refuse(args: Options) -> None:
             raise ValueError(f"{name}: --role {args.role} does not take it; these do: {', '.join(flag.roles)}")
         if args.role in FLAGS["backend"].roles and args.backend in BACKENDS:
             _refuse_backend(flag, args.role, args.backend)
-    for need in NEEDS:
-        for name in need.flags:
-            if name in args.given and args.role in need.roles and not need.met(args):
-                raise ValueError(f"{name}: {need.why}")
+    for names, why in without_effect(args):
+        for name in (each for each in names if each in args.given):
+            raise ValueError(f"{name}: {why}")
 
 
 def _refuse_backend(flag: Flag, role: str, backend: str) -> None:
@@ -181,11 +170,11 @@ def with_config(argv: Sequence[str], flags: Mapping[str, Flag]) -> tuple[str, ..
     if config is None:
         return tuple(argv)
     path = Path(config)
-    names = {spelling: name for name, flag in flags.items() for spelling in flag.spellings(False)} | {"--role": "role"}
-    given = {names.get(word.partition("=")[0]) for word in rest}
+    names = {spelling: name for name, flag in flags.items() for spelling in flag.spellings()} | {"--role": "role"}
+    given = {names.get(spelled(word).partition("=")[0]) for word in rest}
     words: list[str] = []
     for key, value in _settings(path).items():
-        if (name := names.get(f"--{key}")) is None:
+        if (name := names.get(spelled(f"--{key}"))) is None:
             raise ValueError(f"config: {path}: no flag is called {key!r}{meant(key, names.values())}")
         if name not in given:
             words += _words(name, flags[name].kind if name in flags else "str", value, path)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Sequence
+import tempfile
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tandem.cli.compare_flags import COMPARE_FLAGS, PROMPTS_PER_WORKLOAD, STARTED, CompareOptions, build_parser
 from tandem.cli.option import auto_or_count, built, credentials, numbers, split_list
@@ -23,6 +26,10 @@ from tandem.workshops.planning.host_placement import HostPlacement, place_on_cpu
 from tandem.workshops.planning.plan import PlanConfig
 from tandem.workshops.planning.shapes import holds_head
 
+if TYPE_CHECKING:
+    from tandem.comparison.measuring.record_log import RunData
+    from tandem.comparison.report.terminal import Detail
+
 SPLIT = {architecture.name for architecture in COMPARED.values() if architecture.split}
 EMULATING = {"rtt_ms", "bandwidth_mbps", "up_mbps", "jitter_ms"}
 
@@ -30,10 +37,6 @@ EMULATING = {"rtt_ms", "bandwidth_mbps", "up_mbps", "jitter_ms"}
 def refuse_unused_flags(options: CompareOptions) -> None:
     """Raises ValueError for the first flag that others make ineffective."""
     given, started = options.given, started_here(options)
-    if options.render:
-        for name in sorted(given - {"render"}):
-            raise ValueError(f"{_flag(name)}: --render measures nothing, and takes no other flag")
-        return
     for name, flag in COMPARE_FLAGS.items():
         if name in given and flag.group == STARTED and not started:
             raise ValueError(f"{_flag(name)}: is for servers that are started here, and all are connected")
@@ -52,6 +55,8 @@ def refuse_unused_flags(options: CompareOptions) -> None:
             "draft: eagle reads its target's features, and a target that asks for drafts sends none; leave remote_draft"
             " out of --architectures"
         )
+    if options.quiet and options.verbose:
+        raise ValueError("quiet: prints the decision alone, without the requests of --verbose")
     if "head" in given and HEADED.name not in started:
         raise ValueError(f"head: is for the architecture {HEADED.name}, and it is not started here")
 
@@ -146,24 +151,28 @@ def _plan_of(options: CompareOptions) -> PlanConfig:
     )
 
 
-def render_again(path: Path) -> int:
-    from tandem.comparison.analysis.comparison import read_comparison
-    from tandem.comparison.report.publish import write_page
-
-    print(f"wrote {write_page(read_comparison(path, 'render'), path.parent)}")
-    return 0
-
-
 def report_again(path: Path, options: CompareOptions) -> int:
-    """Analyses and reports the records of a run, complete or not."""
+    """Analyses and reports the records of a run or of a first hour's bundle, complete or not."""
+    from tandem.comparison.measuring.bundle import how_far, read_about, records_in
     from tandem.comparison.measuring.record_log import read_records
-    from tandem.comparison.report.publish import publish
 
-    measured = read_records(path)
+    if path.suffixes[-2:] == [".tar", ".gz"]:
+        print(how_far(read_about(path)))
+        with tempfile.TemporaryDirectory() as scratch:
+            measured = read_records(records_in(path, Path(scratch)))
+    else:
+        measured = read_records(path)
     if not measured.records:
         raise ValueError(f"from-records: {path} has no request that was measured")
     measured.config = replace(measured.config, output_dir=options.output_dir or measured.config.output_dir)
-    return publish(measured)
+    return publisher(options)(measured)
+
+
+def publisher(options: CompareOptions) -> Callable[[RunData], int]:
+    from tandem.comparison.report.publish import publish
+
+    detail: Detail = "json" if options.json else "decision" if options.quiet else "all" if options.verbose else "short"
+    return partial(publish, detail=detail)
 
 
 def main(argv: Sequence[str] | None = None, program: str = "compare_architectures.py") -> int:
@@ -171,18 +180,19 @@ def main(argv: Sequence[str] | None = None, program: str = "compare_architecture
     options = parser.parse_args(argv)
     try:
         refuse_unused_flags(options)
-        if options.render:
-            return render_again(options.render)
         if options.from_records:
             return report_again(options.from_records, options)
         config = build_config(options)
     except ValueError as error:
         parser.error(str(error))
-    from tandem.comparison.api import connector  # grpc and rich are imported only now
-    from tandem.comparison.measuring.driver import run_comparison
-    from tandem.comparison.report.publish import publish
+    from rich.console import Console
 
-    return run_comparison(config, connector(config), publish)
+    from tandem.comparison.api import connector  # grpc is imported only now
+    from tandem.comparison.measuring.driver import run_comparison
+    from tandem.comparison.measuring.progress import Progress
+
+    progress = Progress(None if not options.quiet else Console(quiet=True), options.verbose)
+    return run_comparison(config, connector(config), publisher(options), progress)
 
 
 if __name__ == "__main__":

@@ -96,7 +96,6 @@ class CompareOptions:
     draft_adapters: str | None = same("draft_adapters", "those of the draft model, by the same names")
     head: DIR | None = option(f"the EAGLE-3 head of {HEADED.name}, beside the drafter of distributed")
     hand_out_features: str = same("hand_out_features")
-    feature_format: str = same("feature_format")
     feature_context: int | None = same("feature_context")
     rehearse: NAME | None = same("rehearse")
     dtype: str = same("dtype")
@@ -116,8 +115,12 @@ class CompareOptions:
     draft_neuron_config: str | None = same("draft_neuron_config")
     startup_timeout: SECONDS = option("how long a server may take to start", default=ComparisonConfig.startup_timeout_s)
 
-    render: Path | None = option("only write the page of this comparison.json", metavar="FILE", group="files")
-    from_records: Path | None = option("measure nothing; analyse and report this records.jsonl", metavar="FILE")
+    from_records: Path | None = option(
+        "measure nothing; analyse and report this records.jsonl", metavar="FILE", group="output"
+    )
+    verbose: bool = option("show every request and all that is known of drafts", default=False, also="v")
+    quiet: bool = switch("print the decision alone, and no progress")
+    json: bool = switch("print comparison.json in place of tables")
     output_dir: Path | None = option("folder for the files (default: results/<timestamp>)", metavar="DIR")
 
     argv: tuple[str, ...]

@@ -81,8 +81,7 @@ def request_defaults(args: Options) -> RequestDefaults:
 def http_address(args: Options) -> HttpAddress | None:
     if args.http_port is None:
         return None
-    allowed = split_list(args.allowed_hosts)
-    return HttpAddress(args.http_port, args.http_host, allowed, args.http_keep_alive_seconds)
+    return HttpAddress(args.http_port, args.http_host, split_list(args.allowed_hosts))
 
 
 def server_security(args: Options) -> Security:

@@ -71,7 +71,6 @@ class Options:
     hand_out_features: str = choice(
         "layers whose hidden states go to EAGLE-3 heads elsewhere; on: the usual", "off|on|L1,L2,L3", ("target",), OURS
     )
-    feature_format: str = choice("number format of the features of an EAGLE-3 head", "bfloat16|int8", APART)
     feature_context: int = option("positions of a prompt whose features an EAGLE-3 head gets", APART, default=256)
     adapters: ADAPTERS | None = option(
         "LoRA adapters of the target (PEFT's folders)", (*ADAPTED, "compile"), only={"torch": ADAPTED, "toy": ADAPTED}
@@ -170,9 +169,6 @@ class Options:
     allowed_hosts: str = option(
         "further Host names for browsers where no key is asked for; * for any", SERVERS, default="", metavar="NAME,..."
     )
-    http_keep_alive_seconds: SECONDS = option(
-        "how long a connection of that port may be idle; above 60, as balancers close theirs", SERVERS, default=75.0
-    )
 
     tls_cert: FILE | None = option(
         "certificate (PEM, with its chain); turns TLS on", LISTENING, group="security of a server (docs/security.md)"
@@ -236,6 +232,7 @@ class Options:
     drafts: str = choice("what drafts; auto: the server's choice", "auto|none|lookup|model|head", PROMPTED)
     stop: tuple[str, ...] = option("a string that ends the output; may be repeated", PROMPTED, default=())
     ignore_eos: bool = switch("go on past the end-of-sequence token", PROMPTED)
+    quiet: bool = switch("print answers alone, without their figures", PROMPTED)
     receipts: DIR | None = option(
         "ask for a receipt of each answer, written to this folder", ("client", "fused_client")
     )
@@ -276,8 +273,8 @@ class Options:
     lnc: int | None = option("physical cores per logical one (default: the chip's, 2 on Trn2 and Trn3)", ("plan",))
     quantization: str = choice("of the target; auto: as config.json says", "auto|none|int8|f8e4m3|f8e5m2", ("plan",))
     modules_to_not_convert: LIST = option("modules to leave unquantized", ("plan",), default="lm_head")
-    log: FILE | None = option("a log: name its known errors, cause and next command (docs/errors.md)", ("doctor",))
-    json: bool = switch("print JSON", ("plan", "doctor", "check"))
+    log: FILE | None = option("a log: name its known errors, cause and next command (docs/trainium.md)", ("doctor",))
+    json: bool = switch("print JSON; of prompts, an object for each", (*PROMPTED, "plan", "doctor", "check"))
 
     role: str
     argv: tuple[str, ...]

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from tandem.cli.command_line import RoleParser
-from tandem.cli.roles import COMPARE, ROLES, SERVE
+from tandem.cli.roles import COMPARE, SERVE, start
 from tandem.hints import hinted
 from tandem.installing import install_command, missing_package
 from tandem.rpc.logs import printable, set_up
@@ -19,7 +19,7 @@ EXTRAS = {  # libraries by extra
     "serve": ("gguf", "huggingface_hub", "safetensors", "tokenizers"),
     "torch": ("accelerate", "torch", "transformers"),
     "config": ("yaml",),
-    "comparison": ("jinja2", "matplotlib", "rich"),
+    "comparison": ("jinja2", "rich"),
     "http": ("h11", "uvicorn"),
     "metrics": ("prometheus_client",),
     "mtls": ("cryptography",),
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None, program: str = "main.py") -> int:
         set_up(args.log_format, debug, _rank())
         if args.role != "doctor":
             _require_libraries()
-        return asyncio.run(ROLES[args.role].start(args)) or 0
+        return asyncio.run(start(args)) or 0
     except KeyboardInterrupt:
         return 130
     except Exception as error:

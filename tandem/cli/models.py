@@ -10,8 +10,6 @@ from tandem.host.device_times import times_named
 from tandem.launch import LAUNCH
 from tandem.runners.backends import BackendSettings, backend_named
 from tandem.runners.loading import CHUNK, Execution, Shape
-from tandem.speculation.features import FeatureFormat
-from tandem.speculation.sampling import member_named
 
 
 def model_config(args: Options, model: str | None) -> ModelConfig:
@@ -33,7 +31,6 @@ def model_config(args: Options, model: str | None) -> ModelConfig:
         draft=DraftChoice(
             args.draft,
             args.draft_model,
-            member_named(FeatureFormat, "feature_format", args.feature_format),
             args.feature_context,
         ),
         backend=args.backend,

@@ -76,11 +76,8 @@ class Flag:
         repeated = {"action": "append"} if kind.startswith("tuple[") else {}
         return {**repeated, "type": PARSERS.get(kind, str), "metavar": metavar, "help": self.help}
 
-    def spellings(self, hyphens: bool) -> list[str]:
-        """Both spellings of each name, hyphens first or last."""
-        names = filter(None, (self.name, self.also))
-        words = (sorted({name, name.replace("_", "-")}, reverse=not hyphens) for name in names)
-        return [f"--{word}" for each in words for word in each]
+    def spellings(self) -> list[str]:
+        return [f"--{name}" if len(name) > 1 else f"-{name}" for name in (self.name, self.also) if name]
 
 
 def option(
@@ -127,28 +124,30 @@ def flags_of(options: type, config: type | None = None) -> dict[str, Flag]:
 class OptionParser(argparse.ArgumentParser, Generic[Parsed]):
     """Parses into a frozen dataclass of options, whose `given` names the options on the command line.
 
-    Flags have two spellings, --top_p and --top-p; `hyphens` shows the latter first. An error is one line, exit 2.
-    `said`: before an error's message.
+    `hyphens`: flags are shown as --top-p; --top_p and --top-p always mean the same. `said`: before an error's message.
+    An error is one line, exit 2.
     """
 
     def __init__(
         self, options: type[Parsed], flags: Mapping[str, Flag], hyphens: bool = False, said: str = "", **named: Any
     ) -> None:
         super().__init__(allow_abbrev=False, **named)
-        self._flags, self._said = flags, said
+        self._flags, self._said, self._hyphens = flags, said, hyphens
         self._parsed: Callable[..., Parsed] = options
         for title, group in itertools.groupby(flags.values(), lambda flag: flag.group):
             titled = self.add_argument_group(title)
             for flag in group:
-                spellings = flag.spellings(hyphens)
+                spellings = (spelled(each, hyphens) for each in flag.spellings())
                 titled.add_argument(*spellings, dest=flag.name, **flag.options, default=argparse.SUPPRESS)
 
     # argparse overloads this method for callers that pass a namespace; no caller here does.
     def parse_args(self, args: Sequence[str] | None = None) -> Parsed:  # type: ignore[override]
         argv = tuple(sys.argv[1:] if args is None else args)
-        parsed, unknown = self.parse_known_args(argv)
+        words = {spelled(word, self._hyphens): word for word in argv}
+        parsed, unknown = self.parse_known_args([spelled(word, self._hyphens) for word in argv])
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._meant(unknown)}")
+            written = " ".join(words.get(word, word) for word in unknown)
+            self.error(f"unrecognized arguments: {written}{self._meant(unknown)}")
         found = vars(parsed)
         repeated = {name: tuple(value) for name, value in found.items() if isinstance(value, list)}
         values = {name: flag.default for name, flag in self._flags.items()} | found | repeated
@@ -161,6 +160,14 @@ class OptionParser(argparse.ArgumentParser, Generic[Parsed]):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {self._said}{hinted(message)}\n")
+
+
+def spelled(word: str, hyphens: bool = False) -> str:
+    """A flag with underscores, or with hyphens; other words as they are."""
+    if not word.startswith("--"):
+        return word
+    flag, equals, value = word[2:].partition("=")
+    return f"--{flag.replace('_', '-') if hyphens else flag.replace('-', '_')}{equals}{value}"
 
 
 def built(kind: type[Config], options: object, **computed: Any) -> Config:

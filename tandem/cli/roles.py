@@ -1,11 +1,11 @@
-"""The roles of the command line: groups that take the same flags, help texts, and the functions that start them."""
+"""The roles of the command line: groups that take the same flags, and help texts."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tandem.cli.flags import Options
@@ -35,54 +35,32 @@ EVERY = (*LOADING, "client", "fused_client", "advise", "plan", "doctor", "conver
 COMPARE, SERVE = "compare", "serve"  # commands in a role's place
 SERVE_FLAGS = ("--role", "fused_target", "--http_port", "8080", "--port", "0")  # of `serve`; other flags override them
 COMMANDS = {
-    SERVE: "serve [MODEL]: a fused_target for OpenAI clients, over HTTP at port 8080",
+    SERVE: "serve [MODEL]: a fused_target for OpenAI clients, over HTTP at port 8080, or --http_port",
     COMPARE: "compares the architectures on the same prompts; see compare --help",
 }
 
-Start = Callable[["Options"], Coroutine[Any, Any, Any]]
-
-
-class Role(NamedTuple):
-    """`start` makes the role's coroutine, which returns the exit code (None: 0)."""
-
-    start: Start
-    help: str
-
-
-def _roles(module: str, function: str = "", **texts: str) -> dict[str, Role]:
-    """Roles started by functions of a module: of their own names, or all by `function`. Imports the module on start."""
-
-    def starting(name: str) -> Start:
-        return lambda args: getattr(import_module(f"tandem.cli.{module}"), function or name)(args)
-
-    return {name: Role(starting(name), text) for name, text in texts.items()}
-
-
 ROLES = {
-    **_roles(
-        "configuration",
-        "serve",
-        target="server: TargetVerifier, verifies drafts; decodes plainly, or with drafts from --draft_host",
-        fused_target="server: FusedSpeculativeServer, draft and target side by side",
-        draft_worker="server: DraftWorker, drafts and verifies at --target_host, or drafts for targets that ask it",
-        prefill="server: PrefillWorker, computes long prompts for targets started with --prefill",
-    ),
-    **_roles(
-        "asking",
-        client="asks any of the three servers",
-        fused_client="asks a FusedSpeculativeServer",
-        draft="drafts for its own prompts and verifies at --target_host",
-        verify_target="runs the target alone, without a server, token by token",
-        verify_draft="runs the draft alone, without a server, token by token",
-    ),
-    **_roles(
-        "tools",
-        accept="measures a draft against a target: acceptance, costs, best speculation length",
-        check="check RECEIPT --prompt FILE: checks what a server signed of an answer, with the model every token",
-        compile="compiles the graphs of target, draft and both ahead of time, for servers to share",
-        convert="converts a checkpoint for NxD Inference: FP8 range, EAGLE heads, safetensors",
-        advise="prints the decision of a comparison.json for a round trip and a number of clients",
-        plan="computes from config.json files what fits on a Trainium or Inferentia instance",
-        doctor="reports what this machine has, where models can run on it, and what to do next",
-    ),
+    "target": "server: TargetVerifier, verifies drafts; decodes plainly, or with drafts from --draft_host",
+    "fused_target": "server: FusedSpeculativeServer, draft and target side by side",
+    "draft_worker": "server: DraftWorker, drafts and verifies at --target_host, or drafts for targets that ask it",
+    "prefill": "server: PrefillWorker, computes long prompts for targets started with --prefill",
+    "client": "asks any of the three servers",
+    "fused_client": "asks a FusedSpeculativeServer",
+    "draft": "drafts for its own prompts and verifies at --target_host",
+    "verify_target": "runs the target alone, without a server, token by token",
+    "verify_draft": "runs the draft alone, without a server, token by token",
+    "accept": "measures a draft against a target: acceptance, costs, best speculation length",
+    "check": "check RECEIPT --prompt FILE: checks what a server signed of an answer, with the model every token",
+    "compile": "compiles the graphs of target, draft and both ahead of time, for servers to share",
+    "convert": "converts a checkpoint for NxD Inference: FP8 range, EAGLE heads, safetensors",
+    "advise": "prints the decision of a comparison.json for a round trip and a number of clients",
+    "plan": "computes from config.json files what fits on a Trainium or Inferentia instance",
+    "doctor": "reports what this machine has, where models can run on it, and what to do next",
 }
+
+
+def start(args: Options) -> Coroutine[Any, Any, Any]:
+    """Makes a role's coroutine, which returns the exit code (None: 0). Imports its module only now."""
+    module = "configuration" if args.role in LISTENING else "asking" if args.role in PROMPTED else "tools"
+    function = "serve" if args.role in LISTENING else args.role
+    return getattr(import_module(f"tandem.cli.{module}"), function)(args)

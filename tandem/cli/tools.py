@@ -11,8 +11,7 @@ from tandem.cli.flags import Options
 from tandem.cli.option import auto_or_count, built, split_list
 
 if TYPE_CHECKING:
-    from tandem.engine.compile_ahead import CompileConfig
-    from tandem.receipts.run import PromptFile
+    from tandem.engine.model_config import ModelConfig
     from tandem.workshops.planning.plan import PlanConfig
 
 Run = Coroutine[Any, Any, Any]
@@ -43,22 +42,23 @@ def accept(args: Options) -> Run:
     return run_accept(config, Path(args.output) if args.output else None)
 
 
-def compile_config(args: Options) -> CompileConfig:
+def compile_config(args: Options) -> tuple[ModelConfig, tuple[str, ...], tuple[str, ...]]:
+    """The arguments of run_compile."""
     from tandem.cli.models import command, model_config
-    from tandem.engine.compile_ahead import CompileConfig
+    from tandem.engine.compile_ahead import checked_parts
 
     models = model_config(args, args.target_model or args.model)
-    return CompileConfig(models, split_list(args.compile_for), command(args))
+    return models, checked_parts(split_list(args.compile_for), models), command(args)
 
 
 def compile(args: Options) -> Run:
     from tandem.engine.compile_ahead import run_compile
 
-    return _at_once(run_compile, compile_config(args))
+    return _at_once(run_compile, *compile_config(args))
 
 
 def convert(args: Options) -> Run:
-    from tandem.checkpoints.convert import ConvertConfig, run_convert
+    from tandem.checkpoints.convert import run_convert
 
     flag = "draft_model" if args.convert == "eagle" else "model"
     source = getattr(args, flag)
@@ -67,8 +67,8 @@ def convert(args: Options) -> Run:
     if args.output is None:
         raise ValueError("output: give --output DIR, the folder to write to")
     target = Path(args.target_model) if args.target_model else None
-    config = ConvertConfig(Path(source), Path(args.output), args.convert or "", target, int(args.shard_gb * 10**9))
-    return _at_once(run_convert, config)
+    most = int(args.shard_gb * 10**9)
+    return _at_once(run_convert, Path(source), Path(args.output), args.convert or "", target, most)
 
 
 def advise(args: Options) -> Run:
@@ -112,7 +112,7 @@ def check(args: Options) -> Run:
         CheckConfig,
         args,
         receipt=Path(args.receipt),
-        prompt=_prompt_file(Path(args.prompt[0])) if args.prompt else None,
+        **{"prompt": None, "chat": None, **(_prompt_file(Path(args.prompt[0])) if args.prompt else {})},
         models=model_config(args, args.model),
         keys=Path(args.keys) if args.keys else None,
         own_length=args.sequence_length is None,
@@ -121,12 +121,11 @@ def check(args: Options) -> Run:
     return run_check(config)
 
 
-def _prompt_file(path: Path) -> PromptFile:
-    """Reads JSON token ids, a JSON chat, or text. Raises ValueError."""
+def _prompt_file(path: Path) -> dict[str, Any]:
+    """Reads JSON token ids, a JSON chat, or text: the fields of a CheckConfig. Raises ValueError."""
     import json
 
     from tandem.clients.messages import chat_of
-    from tandem.receipts.run import PromptFile
 
     try:
         text = path.read_text(encoding="utf-8")
@@ -137,10 +136,10 @@ def _prompt_file(path: Path) -> PromptFile:
     except (ValueError, RecursionError):
         found = None
     if isinstance(found, list) and found and all(type(each) is int and 0 <= each < 2**32 for each in found):
-        return PromptFile(token_ids=tuple(found))
+        return {"prompt": tuple(found)}
     if isinstance(found, list) and found and all(isinstance(each, dict) for each in found):
-        return PromptFile(chat=chat_of(found))
-    return PromptFile(text=text)
+        return {"chat": chat_of(found)}
+    return {"prompt": text}
 
 
 def plan(args: Options) -> Run:

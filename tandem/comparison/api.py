@@ -41,7 +41,7 @@ def compare(
 
     Args:
         prompts: texts or `Prompt`s; the built-in workloads if empty.
-        output_dir: for comparison.json, comparison.csv, report, records and logs. None: temporary, kept on failure.
+        output_dir: for comparison.json, report, records and logs. None: temporary, kept on failure.
         progress: whether to show progress on stderr.
         settings: fields of `ComparisonConfig`, such as `model`, `architectures`, `rtts_ms`, `concurrency=(1, 4)`.
 
@@ -59,7 +59,10 @@ def compare(
     if output_dir is None:
         shutil.rmtree(folder, ignore_errors=True)
     else:
-        write_files(comparison, log.measured)
+        remarks: list[str] = []
+        write_files(comparison, log.measured, remarks)
+        if remarks:
+            raise OSError("; ".join(remarks))
     return comparison
 
 

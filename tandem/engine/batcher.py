@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -77,7 +77,7 @@ class Batcher:
         self._window = BatchWindow()
         self._context = contextvars.Context()  # empty, so that steps do not run in the context of one request
         self._pools: list[SlotPool] = []
-        self._away = 0
+        self.away = 0  # sequences that steps do not wait for
         self._prefilled = False
         self.observe: ObserveStep | None = None
         self.learn: Callable[[type, float], None] | None = None  # called with each step's row type and seconds
@@ -114,17 +114,8 @@ class Batcher:
             if not waiting.done.done():
                 waiting.done.set_exception(StepHung(self._hung))
 
-    @contextlib.contextmanager
-    def excluded_from_wait(self) -> Iterator[None]:
-        """While the block runs, steps do not wait for one sequence."""
-        self._away += 1
-        try:
-            yield
-        finally:
-            self._away -= 1
-
     def _sequences(self) -> int:
-        return max((pool.count - pool.free for pool in self._pools), default=sys.maxsize) - self._away
+        return max((pool.count - pool.free for pool in self._pools), default=sys.maxsize) - self.away
 
     async def on_device(self, function: Callable[..., Result], *args: Any) -> Result:
         """Runs `function` on the device thread, between steps."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tandem.checkpoints.locate import Checkpoint, find
 from tandem.engine.compatibility import excluded
@@ -14,56 +14,32 @@ from tandem.runners.capabilities import Trait
 from tandem.runners.loading import load_runner, prepared_platform
 from tandem.runners.startup import Startup
 from tandem.runners.torch.graph_runner import GraphRunner
-from tandem.runners.torch.graphs import CompileStatistics
 from tandem.runners.torch.platforms import Platform
 from tandem.runners.torch.tensor_parallel import RankLink
 
 PARTS = ("target", "draft", "fused")
 
 
-@dataclass(frozen=True, slots=True)
-class CompileConfig:
-    """`parts`: of PARTS; empty: all that the models allow. `command` starts another rank."""
-
-    models: ModelConfig
-    parts: tuple[str, ...] = ()
-    command: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for part in self.parts:
-            if part not in PARTS:
-                raise ValueError(f"compile_for: {part!r} is not one of {', '.join(PARTS)}")
-        if self.models.backend == "toy":
-            raise ValueError("backend: toy has no graphs to compile")
-
-    @property
-    def head(self) -> Checkpoint | None:
-        draft = self.models.draft_model
-        checkpoint = find(draft) if draft and self.models.backend == "torch" else None
-        return checkpoint if checkpoint and backend_named("torch").is_head(checkpoint) else None
-
-    def selected(self) -> tuple[str, ...]:
-        """The parts to compile, in order. Raises ValueError if a draft model is missing."""
-        if self.models.draft_model is None:
-            if set(self.parts) - {"target"}:
-                raise ValueError("draft_model: name the draft model to compile")
-            return ("target",)
-        if self.head is not None:
-            if self.models.execution.tp_degree > 1:
-                raise excluded("draft", "an EAGLE head's target", Trait.SHARED, "features_out")
-            if "draft" in self.parts:
-                raise ValueError("compile_for: an EAGLE head drafts beside its target alone; compile fused")
-            return self.parts or ("fused",)
-        return tuple(part for part in PARTS if part in self.parts or not self.parts)
+def checked_parts(parts: tuple[str, ...], models: ModelConfig) -> tuple[str, ...]:
+    """Returns `parts`. Raises ValueError, one line."""
+    for part in parts:
+        if part not in PARTS:
+            raise ValueError(f"compile_for: {part!r} is not one of {', '.join(PARTS)}")
+    if models.backend == "toy":
+        raise ValueError("backend: toy has no graphs to compile")
+    return parts
 
 
-def run_compile(config: CompileConfig) -> int:
-    """Compiles each part and prints a line about it; returns the exit code. Raises ValueError, one line."""
-    models = config.models
+def run_compile(models: ModelConfig, parts: tuple[str, ...], command: tuple[str, ...]) -> int:
+    """Compiles `parts` (none: all that the models allow) and prints a line about each. Raises ValueError, one line."""
+    head = _head(models)
+    wanted = _selected(models, parts, head)
     if models.backend != "torch":
-        return _compile_by_backend(models, config.selected())
-    platform, wanted = prepared_platform(models.execution), config.selected()
+        return _compile_by_backend(models, wanted)
+    platform = prepared_platform(models.execution)
     execution = models.execution
+    if platform.backend not in platform.compilers:
+        raise ValueError(f"device: {platform.name} has no graphs to compile; name the device of the servers")
     if execution.compile == "auto":
         execution = replace(execution, compile=platform.backend)
     if execution.compile not in ("inductor", "neuron"):
@@ -71,15 +47,36 @@ def run_compile(config: CompileConfig) -> int:
     models = replace(models, execution=execution)
     if models.ranks.follows:
         end_with_rank_0()
-    with rank_processes(models.ranks, config.command) as others:
+    with rank_processes(models.ranks, command) as others:
         link = RankLink.join(platform, models.ranks) if models.ranks.degree > 1 else None
-        for line in _made(models, platform, wanted, config.head):
+        for line in _made(models, platform, wanted, head):
             if not models.ranks.follows:
                 print(line, flush=True)
         if link is not None:
             link.part()
         others.serve(lambda: None)
     return 0
+
+
+def _head(models: ModelConfig) -> Checkpoint | None:
+    draft = models.draft_model
+    checkpoint = find(draft) if draft and models.backend == "torch" else None
+    return checkpoint if checkpoint and backend_named("torch").is_head(checkpoint) else None
+
+
+def _selected(models: ModelConfig, parts: tuple[str, ...], head: Checkpoint | None) -> tuple[str, ...]:
+    """The parts to compile, in order. Raises ValueError if a draft model is missing."""
+    if models.draft_model is None:
+        if set(parts) - {"target"}:
+            raise ValueError("draft_model: name the draft model to compile")
+        return ("target",)
+    if head is not None:
+        if models.execution.tp_degree > 1:
+            raise excluded("draft", "an EAGLE head's target", Trait.SHARED, "features_out")
+        if "draft" in parts:
+            raise ValueError("compile_for: an EAGLE head drafts beside its target alone; compile fused")
+        return parts or ("fused",)
+    return tuple(part for part in PARTS if part in parts or not parts)
 
 
 def _compile_by_backend(models: ModelConfig, wanted: tuple[str, ...]) -> int:
@@ -134,5 +131,5 @@ def _with_head(models: ModelConfig, wanted: tuple[str, ...], head: Checkpoint, s
     yield _line(f"head {drafting.identity.model_name}", drafting.graphs.graph_names, made)
 
 
-def _line(what: str, names: list[str], made: CompileStatistics) -> str:
-    return f"{what}: {made.line()}; {', '.join(names)}"
+def _line(what: str, names: list[str], made: str) -> str:
+    return f"{what}: {made}; {', '.join(names)}"

@@ -6,30 +6,31 @@ import asyncio
 import functools
 import logging
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from tandem.checkpoints.head_config import default_layers
 from tandem.engine.adapter_registry import Adapters
 from tandem.engine.batcher import Batcher, DeviceLost, StepHung, TimedResult
-from tandem.engine.compatibility import able, sentence
+from tandem.engine.compatibility import able, refusal, sentence
 from tandem.engine.fair_turns import TooManyWaiting
-from tandem.engine.feature_output import HandedFeatures, hand_out
 from tandem.engine.prefix_cache import PrefixCache
-from tandem.engine.shared_steps import SharedSteps
 from tandem.engine.slots import SlotPool
-from tandem.engine.stepper import Step, Stepper
+from tandem.engine.stepper import SharedSteps, Step, Stepper
 from tandem.engine.structures import Structures
-from tandem.runners.capabilities import No
-from tandem.runners.protocol import RowFailed, Runner, verify_sized
+from tandem.runners.capabilities import FeatureRow, HandedOut, No
+from tandem.runners.protocol import RowFailed, Runner, VerifyRow, verify_sized
+from tandem.speculation.features import FeatureSpec
 from tandem.speculation.processing import Processing
-from tandem.speculation.types import InvalidField, Request
+from tandem.speculation.types import InvalidField, Request, Verdict
 
 if TYPE_CHECKING:
     from tandem.engine.prefill import RemotePrefill
     from tandem.engine.sequences import KVSequence
 
 log = logging.getLogger("tandem.engine")
+OPENING_BYTES = 2 << 20  # features in the reply to an opening, at most; gRPC's limit for a message is 4 MiB
 
 
 class Engine:
@@ -164,3 +165,57 @@ class Engine:
         except (InvalidField, TooManyWaiting):
             unstructured = replace(request, sampling=replace(request.sampling, structure=None))
             return await self.processing(unstructured, prompt_length)
+
+
+Verify = Callable[[Sequence[VerifyRow]], list[Verdict | RowFailed]]
+
+
+@dataclass(frozen=True, slots=True)
+class HandedFeatures:
+    """A target's features after `layers`. Methods with rows are steps."""
+
+    layers: tuple[int, ...]
+    hidden_size: int
+    source: HandedOut
+
+    def spec(self, layers: Sequence[int]) -> FeatureSpec:
+        """A session's grant. Raises InvalidField for a layer that is not handed out."""
+        for layer in layers:
+            if layer not in self.layers:
+                known = ", ".join(map(str, self.layers))
+                raise InvalidField("features.layers", f"{layer} is not handed out here: {known} are")
+        return FeatureSpec(tuple(layers), self.hidden_size)
+
+    def verify(self, verify: Verify, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
+        """Verifies, with features in the verdicts of rows that request them."""
+        verdicts = verify(rows)
+        asked = [
+            (verdict, FeatureRow(row.slot, row.position, verdict.accepted + 1, row.request.features))
+            for row, verdict in zip(rows, verdicts, strict=True)
+            if isinstance(verdict, Verdict) and row.request.features is not None
+        ]
+        for (verdict, _), found in zip(asked, self.read([row for _, row in asked]), strict=True):
+            verdict.features = found
+        return verdicts
+
+    def read(self, rows: Sequence[FeatureRow]) -> list[bytes]:
+        chosen = []
+        for row, values in zip(rows, self.source.read(rows) if rows else (), strict=True):
+            by_layer = values.reshape(row.count, len(self.layers), self.hidden_size)
+            chosen.append(row.spec.encode(by_layer[:, [self.layers.index(layer) for layer in row.spec.layers]]))
+        return chosen
+
+
+def hand_out(runner: Runner, layers: tuple[int, ...]) -> HandedFeatures:
+    """Makes a target's steps hand out features; on the device thread. Raises ValueError, one line."""
+    out = able(runner).features_out
+    if isinstance(out, No):
+        raise refusal("hand_out_features", runner.identity.model_name, "features_out", out)
+    chosen = layers or default_layers(out.layer_count)
+    if not all(1 <= layer <= out.layer_count for layer in chosen):
+        given = ", ".join(map(str, chosen))
+        raise ValueError(f"hand_out_features: layers {given} are not all within 1 to {out.layer_count}")
+    try:
+        return HandedFeatures(chosen, out.hidden_size, out.hand_out(chosen))
+    except ValueError as error:
+        raise ValueError(f"hand_out_features: not with these steps, use --compile native or off: {error}") from None

@@ -13,7 +13,7 @@ from tandem.engine.sequences import TargetSequence
 from tandem.engine.stepper import Step, Stepper
 from tandem.runners.fused_step import fused
 from tandem.runners.protocol import FusedResult, FusedRow, ProposeRow, RowFailed, StructureEnded
-from tandem.speculation.fallible import Attempt, DrafterHealth
+from tandem.speculation.fallible import DrafterHealth
 from tandem.speculation.length import LengthPlan
 from tandem.speculation.lookup_policy import PolicedLookup
 from tandem.speculation.loop import Rounds
@@ -99,7 +99,7 @@ class FusedRounds(Rounds):
             return await self._round(tokens, 0)
 
     async def _round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
-        target, stepper, attempt, skipped = self._target, self.stepper, None, False
+        target, stepper, health, trying, skipped = self._target, self.stepper, self._pair.health, False, False
         assert target and stepper and self._draft, "open comes first"
         try:
             if target.device_waits:
@@ -107,41 +107,44 @@ class FusedRounds(Rounds):
                 if target.sync_to(tokens):
                     await target.fill(tokens[:-1])
             if (found := await target.next_result()) is None:  # the draft model lacks tokens, or is down
-                attempt = await self._caught_up(self._draft, tokens)
-                skipped, stepper.model_ready = attempt is None, attempt is not None
+                trying = await self._caught_up(self._draft, tokens)
+                skipped, stepper.model_ready = not trying, trying
                 found = await target.next_result()
             assert found is not None, "the draft model has caught up, or does not draft"
             row, done = found
             if row.propose.k and not row.copied:
-                self._report(attempt or Attempt(self._pair.health), self._draft, done.value)
+                if done.value.draft_failed:
+                    health.failed(RuntimeError(done.value.draft_failed))
+                    self._draft.cacheable = False
+                else:
+                    health.succeeded()
             if skipped or done.value.draft_failed:
-                self._pair.health.skipped(self._stats)
+                health.skipped(self._stats)
             return self._read(target, tokens, row, done)
         except StepHung:
             self._draft.held.clear()
             self._step_from(tokens)
             raise
         finally:
-            if attempt:
-                attempt.ended()
+            if trying:
+                health.ended()
 
-    async def _caught_up(self, draft: DraftSequence, tokens: Sequence[int]) -> Attempt | None:
-        """Fills the draft model's cache; returns the attempt to draft, if one may be made and that worked."""
-        attempt = self._pair.health.attempt()
-        if attempt is None:
-            return None
+    async def _caught_up(self, draft: DraftSequence, tokens: Sequence[int]) -> bool:
+        """Fills the draft model's cache; returns whether the model may draft and that worked."""
+        health = self._pair.health
+        if not health.attempt():
+            return False
         try:
             if draft.sync_to(tokens):
                 began = time.perf_counter()
                 await draft.fill(tokens[:-2])
                 self._stats.prefill_seconds += time.perf_counter() - began
-            return attempt
+            return True
         except Unreadable:
-            attempt.succeeded()  # it is this request that the model cannot draft for
+            health.succeeded()  # it is this request that the model cannot draft for
         except (DeviceLost, RowFailed) as error:
-            attempt.failed(error)
-        attempt.ended()
-        return None
+            health.failed(error)
+        return False
 
     def _read(
         self, target: TargetSequence, tokens: Sequence[int], row: FusedRow, done: TimedResult[FusedResult]
@@ -154,13 +157,6 @@ class FusedRounds(Rounds):
         proposers = (Proposer.NGRAM if row.copied else Proposer.MODEL,) * len(proposed.token_ids)
         draft = Draft(proposed.token_ids, 0.0, proposed.seconds, proposers, proposed.distributions, done.rows)
         return draft, verdict
-
-    def _report(self, attempt: Attempt, draft: DraftSequence, result: FusedResult) -> None:
-        if result.draft_failed:
-            attempt.failed(RuntimeError(result.draft_failed))
-            draft.cacheable = False
-            return
-        attempt.succeeded()
 
     async def close(self) -> None:
         if self._draft:
@@ -188,14 +184,10 @@ class FusedStepper(Stepper):
         super().__init__(step, self._tokens)
         self.target, self.draft, self._lookup, self._health = target, draft, lookup, health
         self._end = end
-        self._stops, self._ended = frozenset(stops or ()), stops is None
+        self._stops, self.self_paced = frozenset(stops or ()), stops is not None
         self.asked: LengthPlan | None = None  # lengths of the event loop's row
         self.plan: LengthPlan | None = None  # of rows that the device begins; one that does not last serves one
         self.model_ready: bool | None = None  # set after `next_row` returned None: may the model draft for it?
-
-    @property
-    def self_paced(self) -> bool:
-        return not self._ended
 
     def follow(self, row: FusedRow, result: FusedResult) -> None:
         new = result.verdict.token_ids
@@ -204,7 +196,7 @@ class FusedStepper(Stepper):
         elif row.propose.k and not row.copied:
             self.draft.proposed(self.tokens, result.proposal.token_ids)
         self._tokens += new
-        self._ended = self._ended or len(self.tokens) >= self._end or not self._stops.isdisjoint(new)
+        self.self_paced = self.self_paced and len(self.tokens) < self._end and self._stops.isdisjoint(new)
 
     def next_row(self) -> FusedRow | None:
         """Returns the next row; None without lengths, or if the draft model must catch up or is down."""

@@ -12,9 +12,9 @@ from tandem.checkpoints.tokenizers import ChatTokenizer, Tokenizer
 from tandem.engine.fair_turns import FairThread
 from tandem.speculation.chat import ChatMessage
 from tandem.speculation.estimate import Estimate
-from tandem.speculation.length import AdaptiveLength, FixedLength, LengthPolicy
+from tandem.speculation.length import AdaptiveLength, FixedLength
 from tandem.speculation.loop import Rounds, speculate
-from tandem.speculation.stopping import Stopping, StopRules
+from tandem.speculation.stopping import Stopping
 from tandem.speculation.types import (
     Chunk,
     GenerationEnd,
@@ -102,7 +102,7 @@ class Generator:
         if request.prediction:
             request = replace(request, predicted=await self._predicted(request.prediction))
         stats = SpeculationStats() if stats is None else stats
-        stopping = Stopping(self._rules(request, len(prompt)), self.tokenizer.stream())
+        stopping = self._stopping(request, len(prompt))
         chosen = self.fallback if self.fallback and not self.answers(request) else self
         stats.placement = chosen.placement
         lengths = chosen._lengths(request)
@@ -146,7 +146,7 @@ class Generator:
             raise TooLong(f"max_total_tokens: {total} is above the sequence length {limit}")
         return total
 
-    def _rules(self, request: GenerationRequest, prompt_length: int) -> StopRules:
+    def _stopping(self, request: GenerationRequest, prompt_length: int) -> Stopping:
         total = self._total(request)
         room = total - prompt_length
         if room < 1:
@@ -160,14 +160,15 @@ class Generator:
             )
         check_tokens("stop_token_ids", request.stop_token_ids, self.info.vocab_size)
         ends = () if request.ignore_end_of_sequence else self.info.end_of_sequence_ids
-        return StopRules(
+        return Stopping(
+            self.tokenizer.stream(),
             max_new_tokens=request.max_new_tokens or room,
             end_of_sequence_ids=frozenset(ends),
             stop_token_ids=frozenset(request.stop_token_ids),
             stop_strings=request.stop_strings,
         )
 
-    def _lengths(self, request: GenerationRequest) -> LengthPolicy:
+    def _lengths(self, request: GenerationRequest) -> FixedLength:
         if not self.speculates:
             return FixedLength(0)
         most = self.info.max_speculation_length

@@ -11,7 +11,7 @@ from tandem.engine.batcher import Batcher
 from tandem.engine.compatibility import refusal
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.generator import Generator
-from tandem.engine.loading import Loaded, UnfusedPair, load_adapters, load_draft, load_target_tokenizer
+from tandem.engine.loading import Loaded, Pair, load_adapters, load_draft, load_target_tokenizer
 from tandem.engine.local_run import LocalRunVerifier, UndraftedRounds
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.model_drafter import DraftSequence, HeadSequence, ModelDrafter
@@ -25,7 +25,6 @@ from tandem.speculation.estimate import Estimate
 from tandem.speculation.fallible import DrafterHealth, FallibleDrafter
 from tandem.speculation.features import FeatureInbox
 from tandem.speculation.length import FIRST
-from tandem.speculation.lookahead import LookaheadPolicy
 from tandem.speculation.lookup_policy import HybridDrafter, PolicedLookup
 from tandem.speculation.loop import Rounds
 from tandem.speculation.never_waiting import DraftsElsewhere, NeverWaitingRounds
@@ -40,7 +39,7 @@ from tandem.speculation.types import (
     Rule,
     SpeculationStats,
 )
-from tandem.speculation.verification_mode import ChosenRounds, Pipeline, never_waits
+from tandem.speculation.verification_mode import ChosenRounds, LookaheadPolicy, Pipeline, never_waits
 
 
 def target_info(loaded: Loaded, default_k: int | None, draft: str = "") -> ModelInfo:
@@ -212,7 +211,7 @@ def fused_generator(
     default_k: int | None,
     choice: DraftChoice,
     health: DrafterHealth | None = None,
-    unfused: UnfusedPair | None = None,
+    unfused: Pair | None = None,
 ) -> Generator:
     """Builds a generator that drafts by a model in the target's step, lookup, or both. Raises ValueError.
 
@@ -248,7 +247,7 @@ def fused_generator(
 
     fallback = None
     if unfused is not None:
-        apart = fused_generator(unfused.target, unfused.draft, default_k, replace(choice, kind="model"))
+        apart = fused_generator(*unfused, default_k, replace(choice, kind="model"))
         fallback = replace(apart, placement="apart")
     info = target_info(target, default_k, draft_name(draft, choice))
     info = replace(info, rehearsals=rehearsals(target, draft))

@@ -14,6 +14,7 @@ from tandem.engine.compatibility import able, excluded, refusal
 from tandem.engine.engine import Engine
 from tandem.engine.model_config import ModelConfig
 from tandem.engine.structures import Structures
+from tandem.installing import check_installed
 from tandem.runners.backends import Backend, LoadRequest, backend_named
 from tandem.runners.capabilities import No, Trait
 from tandem.runners.loading import prepared_platform
@@ -36,6 +37,18 @@ class Loaded:
     @property
     def runner(self) -> Runner:
         return self.engine.runner
+
+
+Pair = tuple[Loaded, Loaded | None]  # target and draft
+
+
+def check_found(config: ModelConfig) -> None:
+    """Raises ValueError at once for a missing library or drafting model, before a server is called."""
+    backend = backend_named(config.backend)
+    backend.require()
+    backend.find(config.draft_model or config.model)
+    if config.backend == "torch":
+        check_installed("model", "serve", "gguf", "safetensors", "tokenizers")
 
 
 async def load(
@@ -91,12 +104,6 @@ async def _load_head(
     return Loaded(Engine(rehearsed(runner, config.rehearsal, verifies=False), batcher, vital=False), tokenizer)
 
 
-async def hand_out_features(config: ModelConfig, target: Loaded) -> None:
-    """Makes a loaded target hand out features if configured. Raises ValueError, one line."""
-    if config.hand_out_features is not None:
-        await target.engine.hand_out_features(config.hand_out_features)
-
-
 async def load_adapters(config: ModelConfig, target: Loaded | None, draft: Loaded | None = None) -> None:
     """Loads the adapters of target and draft, after a head. Raises ValueError, one line."""
     read = backend_named(config.backend).adapter
@@ -128,9 +135,7 @@ async def close(target: Loaded, batcher: Batcher) -> None:
     await batcher.close()
 
 
-async def load_pair(
-    config: ModelConfig, batcher: Batcher, startup: Startup | None = None
-) -> tuple[Loaded, Loaded | None]:
+async def load_pair(config: ModelConfig, batcher: Batcher, startup: Startup | None = None) -> Pair:
     """Loads target and draft on one device thread, with their fused graph if the backend compiles graphs."""
     startup = startup or Startup()
     backend, request = backend_named(config.backend), config.load_request()
@@ -140,8 +145,7 @@ async def load_pair(
         if backend.fuses(request):
             return await _load_as_one_graph(config, config.draft_model, batcher, startup)
         requests, tokenizer = backend.unfused(request), await load_target_tokenizer(config)
-        apart = await _load_both_apart(config, requests, tokenizer, batcher, startup)
-        return apart.target, apart.draft
+        return await _load_both_apart(config, requests, tokenizer, batcher, startup)
     target = await load(config, batcher, startup, await named_head(config))
     draft = await load_draft(config, batcher, startup, target)
     if draft and not isinstance(fuse := target.engine.can.fuse, No):
@@ -213,17 +217,9 @@ async def _load_as_one_graph(
     return Loaded(target_engine, tokenizer), Loaded(draft_engine, tokenizer)
 
 
-@dataclass(frozen=True, slots=True)
-class UnfusedPair:
-    """A fused pair's models loaded separately. `draft`: None if it works in its graph alone."""
-
-    target: Loaded
-    draft: Loaded | None
-
-
 async def load_unfused(
     config: ModelConfig, fused: Loaded, batcher: Batcher, startup: Startup | None = None
-) -> UnfusedPair | None:
+) -> Pair | None:
     """Loads a fused pair's models separately for requests that the graph rejects; None if there are none."""
     if config.draft_model is None or not isinstance(fused.engine.can.logits, No):
         return None
@@ -231,21 +227,21 @@ async def load_unfused(
     if not requests:
         return None
     apart = await _load_both_apart(config, requests, fused.tokenizer, batcher, startup or Startup())
-    fused.engine.bind(apart.target.engine)
+    fused.engine.bind(apart[0].engine)
     return apart
 
 
 async def _load_both_apart(
     config: ModelConfig, requests: Sequence[LoadRequest], tokenizer: Tokenizer, batcher: Batcher, startup: Startup
-) -> UnfusedPair:
+) -> Pair:
     backend = backend_named(config.backend)
     verifying, *drafting = requests
     target = await _load(config, config.model, verifying, batcher, startup, tokenizer=tokenizer)
     if not drafting:
-        return UnfusedPair(target, None)
+        return target, None
     same_tokens(await _tokenizer(backend, backend.find(config.draft_model)), tokenizer.sha256)
     draft = await _load(config, config.draft_model, drafting[0], batcher, startup, tokenizer=tokenizer)
-    return UnfusedPair(target, draft)
+    return target, draft
 
 
 async def _tokenizer(backend: Backend, checkpoint: Checkpoint) -> Tokenizer:

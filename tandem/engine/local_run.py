@@ -10,7 +10,7 @@ from tandem.speculation.estimate import Estimate
 from tandem.speculation.length import FixedLength
 from tandem.speculation.lookup_policy import PolicedLookup
 from tandem.speculation.loop import Rounds
-from tandem.speculation.never_waiting import OnStep, RunStep
+from tandem.speculation.never_waiting import OnStep
 from tandem.speculation.rounds import OutOfStep
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage, SelfPacedRun
 from tandem.speculation.types import Draft, Proposer, Verdict
@@ -51,7 +51,8 @@ class LocalRunVerifier:
                 row, verdict = found
                 tokens += verdict.token_ids
                 run.stepped(len(row.draft), verdict.compute_seconds, verdict.rows)
-                on_step(RunStep(verdict, len(row.draft), copied=row.copied))
+                verdict.drafted, verdict.copied = len(row.draft), row.copied
+                on_step(verdict)
         except Exception as error:
             on_step(error)
 

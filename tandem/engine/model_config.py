@@ -12,7 +12,7 @@ from tandem.runners.backends import BACKENDS, BackendSettings, LoadRequest
 from tandem.runners.loading import Execution, Shape
 from tandem.runners.torch.tensor_parallel import Ranks
 from tandem.speculation.estimate import Estimate
-from tandem.speculation.features import DEFAULT_CONTEXT, FeatureFormat
+from tandem.speculation.features import DEFAULT_CONTEXT
 from tandem.speculation.lookup_policy import PolicedLookup
 from tandem.speculation.types import InvalidField
 
@@ -25,8 +25,7 @@ class DraftChoice:
 
     kind: str = "auto"  # auto: hybrid if a model is named or shipped, else ngram
     model: str | None = None
-    feature_format: FeatureFormat = FeatureFormat.BFLOAT16  # for a remote head
-    feature_context: int = DEFAULT_CONTEXT  # last positions of a prompt
+    feature_context: int = DEFAULT_CONTEXT  # last positions of a prompt, for a remote head
 
     def __post_init__(self) -> None:
         if self.kind not in DRAFTS:

@@ -6,7 +6,7 @@ import functools
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 from tandem.engine.compatibility import able, refusal
@@ -56,24 +56,16 @@ class PageLayout:
 
 @dataclass(frozen=True, slots=True)
 class PageRun:
-    """Neighbouring pages from number `first` on."""
+    """Neighbouring pages from number `first` on. As a row: `pages` are copied into `slot`, or `count` out of it."""
 
     first: int
-    pages: tuple[bytes, ...]
+    pages: tuple[bytes, ...] = ()
+    slot: int = 0
+    count: int = 0
 
     @property
     def end(self) -> int:
         return self.first + len(self.pages)
-
-
-@dataclass(frozen=True, slots=True)
-class PageRow:
-    """Copies `count` pages of `slot` out, from page `first` on, or `run` into it."""
-
-    slot: int
-    first: int = 0
-    count: int = 0
-    run: PageRun | None = None
 
 
 class PageCopies:
@@ -96,33 +88,31 @@ class PageCopies:
         together = min(MOST_PAGES, max(1, RUN_BYTES // pages.bytes))
         return cls(layout, runner, pages.store(together), together)
 
-    def out(self, rows: Sequence[PageRow]) -> list[PageRun]:
+    def out(self, rows: Sequence[PageRun]) -> list[PageRun]:
         """A batcher step: reads pages, at most `together` per row."""
         return [PageRun(row.first, self._read(row)) for row in rows]
 
-    def into(self, rows: Sequence[PageRow]) -> list[None]:
+    def into(self, rows: Sequence[PageRun]) -> list[None]:
         """A batcher step of one row: writes its run, of any length."""
         (row,) = rows
-        assert row.run is not None
-        for at in range(0, len(row.run.pages), self.together):
-            part = row.run.pages[at : at + self.together]
+        for at in range(0, len(row.pages), self.together):
+            part = row.pages[at : at + self.together]
             for place, data in enumerate(part):
                 self._store.write(place, data)
-            self._store.load(row.slot, row.run.first + at, range(len(part)))
+            self._store.load(row.slot, row.first + at, range(len(part)))
         return [None]
 
-    def agree(self, tokens: Sequence[int], adapter: int, rows: Sequence[PageRow]) -> list[bool]:
+    def agree(self, tokens: Sequence[int], adapter: int, rows: Sequence[PageRun]) -> list[bool]:
         """A batcher step of one row: computes its run's one page from the slot's `tokens` and compares bytes."""
         (row,) = rows
-        assert row.run is not None
-        start, chunk = row.run.first * PAGE, min(PAGE, self._runner.limits.chunk)
+        start, chunk = row.first * PAGE, min(PAGE, self._runner.limits.chunk)
         for at in range(start, start + PAGE, chunk):
             fed = tuple(tokens[at : min(at + chunk, start + PAGE)])
             if any(self._runner.prefill([PrefillRow(row.slot, at, fed, adapter)])):
                 return [False]
-        return [self._read(PageRow(row.slot, row.run.first, 1)) == row.run.pages]
+        return [self._read(replace(row, count=1)) == row.pages]
 
-    def _read(self, row: PageRow) -> tuple[bytes, ...]:
+    def _read(self, row: PageRun) -> tuple[bytes, ...]:
         places = range(row.count)
         self._store.save(row.slot, row.first, places)
         return tuple(map(self._store.read, places))
@@ -145,7 +135,7 @@ class PrefillPages:
                 await sequence.fill(tokens[: len(sequence.held) + chunk])
                 whole = len(sequence.held) // PAGE
                 while first < whole:
-                    row = PageRow(sequence.slot, first, min(self._copies.together, whole - first))
+                    row = PageRun(first, (), sequence.slot, min(self._copies.together, whole - first))
                     run = (await sequence.step(self._copies.out, row, prefill=True)).value
                     first = run.end
                     self.pages += row.count
@@ -178,12 +168,14 @@ class RemotePrefill:
         whole, known = len(tokens) // PAGE * PAGE, len(sequence.held) // PAGE
         began = time.perf_counter()
         self.requests += 1
+        self._engine.batcher.away += 1
         try:
-            with self._engine.batcher.excluded_from_wait():
-                put = functools.partial(self._put, sequence, tokens, known)
-                await self.fetch(tuple(tokens[:whole]), known, adapter, put)
+            put = functools.partial(self._put, sequence, tokens, known)
+            await self.fetch(tuple(tokens[:whole]), known, adapter, put)
         except PrefillFailed as error:
             self.fallbacks[error.reason] += 1
+        finally:
+            self._engine.batcher.away -= 1
         self.seconds += time.perf_counter() - began
         return copied
 
@@ -199,14 +191,14 @@ class RemotePrefill:
 
     async def _put(self, sequence: KVSequence, tokens: Sequence[int], first: int, run: PageRun) -> None:
         """Writes a run; computes one page of the first run here too, and raises PrefillFailed if it differs."""
-        done = await sequence.step(self._copies.into, PageRow(sequence.slot, run=run), prefill=True)
+        done = await sequence.step(self._copies.into, replace(run, slot=sequence.slot), prefill=True)
         sequence.queue_seconds += done.queue_seconds
         sequence.compute_seconds += done.compute_seconds
         sequence.held[run.first * PAGE :] = tokens[run.first * PAGE : run.end * PAGE]
         self.pages += len(run.pages)
         self.bytes += sum(map(len, run.pages))
         if run.first == first:
-            last = PageRow(sequence.slot, run=PageRun(run.end - 1, run.pages[-1:]))
+            last = PageRun(run.end - 1, run.pages[-1:], sequence.slot)
             step = functools.partial(self._copies.agree, tokens, sequence.adapter)
             if not (await sequence.step(step, last, prefill=True)).value:
                 sequence.invalidate()

@@ -7,7 +7,8 @@ run in order on the device thread, so pages are complete when found and need no 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,9 +19,6 @@ from tandem.runners.protocol import PrefillRow, Runner
 
 if TYPE_CHECKING:
     from tandem.engine.engine import Engine
-
-from collections import OrderedDict
-from collections.abc import Iterator
 
 log = logging.getLogger("tandem.engine")
 
@@ -150,10 +148,6 @@ class PrefixTree:
     def __len__(self) -> int:
         return len(self._pages)
 
-    @property
-    def scopes(self) -> set[Hashable]:
-        return {before[0] for before, _ in self._pages if isinstance(before, tuple)}
-
     def match(self, scope: Hashable, tokens: Sequence[int]) -> list[int]:
         """The pages of the longest cached prefix, in order; marks them as used."""
         path = self._path(scope, tokens)
@@ -182,10 +176,6 @@ class PrefixTree:
         while leaving:
             page = self._drop(leaving.pop())
             leaving += [key for key in self._pages if key[0] == page]
-
-    def clear(self) -> None:
-        for key in list(self._pages):
-            self._drop(key)
 
     def _path(self, scope: Hashable, tokens: Sequence[int]) -> list[tuple[_Before, Tokens]]:
         path = list[tuple[_Before, Tokens]]()

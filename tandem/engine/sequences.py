@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tandem.engine.batcher import TimedResult
 from tandem.engine.engine import Engine
-from tandem.engine.shared_steps import Prompt
-from tandem.engine.stepper import Step, Stepper
+from tandem.engine.stepper import CachedPrompt, Step, Stepper
 from tandem.runners.capabilities import FeatureRow
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import PrefillRow, ProposeRow, RowFailed, StructureEnded, VerifyRow
@@ -98,7 +97,9 @@ class KVSequence:
         total, began = found or 0, len(self.held) if found is None else -1
         chunk = self.engine.runner.limits.chunk
         while (start := len(self.held)) < len(tokens):
-            prompt = Prompt(self.scope, tuple(tokens), self._invalid, start == began) if self.engine.prefixes else None
+            prompt = (
+                CachedPrompt(self.scope, tuple(tokens), self._invalid, start == began) if self.engine.prefixes else None
+            )
             row = PrefillRow(self.slot, start, tuple(tokens[start : start + chunk]), self.adapter, prompt)
             done = await self.step(self.engine.shared.prompts, row, prefill=True)
             self.queue_seconds += done.queue_seconds
@@ -201,7 +202,6 @@ class TargetSequence(KVSequence):
         """Records a step of `seconds` that verified `draft`; returns its verdict with these times."""
         verdict.queue_seconds, verdict.compute_seconds, verdict.ended = queue_seconds, seconds, ended
         self.held += [last_token, *draft[: verdict.accepted]]
-        self.engine.adapters.committed(self.adapter, len(draft), verdict)
         return verdict
 
     def verify_only_row(self, tokens: Sequence[int], k: int) -> ProposeRow:
@@ -246,11 +246,7 @@ class RunStepper(Stepper):
 
     def __init__(self, sequence: TargetSequence, run: SelfPacedRun, self_paced: bool = True) -> None:
         super().__init__(sequence.engine.verify, run.tokens)
-        self._sequence, self._run, self._self_paced = sequence, run, self_paced
-
-    @property
-    def self_paced(self) -> bool:
-        return self._self_paced
+        self._sequence, self._run, self.self_paced = sequence, run, self_paced
 
     @property
     def notifies_each_step(self) -> bool:

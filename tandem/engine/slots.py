@@ -1,24 +1,34 @@
 """Allocates a fixed number of KV slots, lowest first, to waiting requests.
 
 A free slot goes to the caller with the fewest, then to the earliest request, so a caller waits for one sequence to end
-at most. If slots share less memory than all may take, requests also wait for memory, and later ones that fit pass. But
-after MAX_PASSED of them the first that waits for memory is next, and holds back the others for up to HOLD_SECONDS.
+at most. Slots take memory as they are written. If they share less than all may take, a sequence reserves its maximum
+with its slot, or waits for that memory, and later ones that fit pass. But after MAX_PASSED of them the first that waits
+for memory is next, and holds back the others for up to HOLD_SECONDS.
 """
 
 from __future__ import annotations
 
 import asyncio
 import bisect
+import functools
 import itertools
+import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tandem.engine.kv_memory import KVMemory
+from tandem.engine.compatibility import able, refusal
+from tandem.runners.capabilities import MemoryOnDemand, No
+from tandem.runners.protocol import Runner
 
+if TYPE_CHECKING:
+    from tandem.engine.batcher import Batcher
+
+log = logging.getLogger("tandem.engine")
+
+MIB = 2**20
 MAX_WAITING = 256  # requests, besides `reserved_places`
 KEPT_SECONDS = 2.0  # for a named request to return after its wait timed out
 MAX_PASSED, HOLD_SECONDS = 16, 8.0
@@ -35,7 +45,7 @@ class NoFreeSlot(RuntimeError):
 
 
 @dataclass(slots=True, eq=False)
-class _Place:
+class _Claim:
     name: Hashable
     number: int  # in order of arrival
     caller: Hashable
@@ -51,9 +61,9 @@ class SlotPool:
 
     def __init__(self, count: int, max_waiting: int = MAX_WAITING + reserved_places(MAX_WAITING)) -> None:
         self._free = list(range(count))
-        self.queue: list[_Place] = []
+        self.queue: list[_Claim] = []
         self._numbers = itertools.count()
-        self._taken: dict[int, _Place] = {}  # the request that has the slot
+        self._taken: dict[int, _Claim] = {}  # the request that has the slot
         self._max_waiting = max_waiting
         self._closed: Exception | None = None
         self.memory: KVMemory | None = None
@@ -80,9 +90,9 @@ class SlotPool:
     def take(self, tokens: int | None = None) -> int:
         """A free slot for at most `tokens` (None: as many as fit). Raises NoFreeSlot."""
         self._check()
-        return self._take(_Place(None, next(self._numbers), self.caller(), tokens))
+        return self._take(_Claim(None, next(self._numbers), self.caller(), tokens))
 
-    def _take(self, place: _Place) -> int:
+    def _take(self, place: _Claim) -> int:
         if not self.fits(place.tokens):
             raise NoFreeSlot(self._full())
         first = next((each for each in self.queue if not self.fits(each.tokens)), place)
@@ -113,7 +123,7 @@ class SlotPool:
     def fits(self, tokens: int | None) -> bool:
         return bool(self._free) and (self.memory is None or self.memory.fits(tokens))
 
-    def _holds(self, place: _Place) -> bool:
+    def _holds(self, place: _Claim) -> bool:
         """Whether a request that waits for memory holds back the others. A hold is bounded: others may not end soon."""
         memory, waits = self.memory, place.turn is not None and not place.turn.done()
         if memory is None or not waits or place.passed < MAX_PASSED or self.fits(place.tokens):
@@ -135,7 +145,7 @@ class SlotPool:
             return f"all {self.count} KV slots are taken"
         return f"the memory of KV slots (kv_cache_mb) is taken: {self.memory.reserved} of {self.memory.limit} bytes"
 
-    async def _turn(self, place: _Place, seconds: float | None) -> int:
+    async def _turn(self, place: _Claim, seconds: float | None) -> int:
         loop = asyncio.get_running_loop()
         turn = place.turn = loop.create_future()
         timer = None if seconds is None else loop.call_later(seconds, self._too_late, place, turn)
@@ -152,17 +162,17 @@ class SlotPool:
             if timer:
                 timer.cancel()
 
-    def _place(self, name: Hashable) -> _Place:
+    def _place(self, name: Hashable) -> _Claim:
         self._forget()
         kept = (place for place in self.queue if name is not None and place.name == name and place.turn is None)
-        return next(kept, None) or _Place(name, next(self._numbers), self.caller())
+        return next(kept, None) or _Claim(name, next(self._numbers), self.caller())
 
     def _forget(self) -> None:
         now = asyncio.get_running_loop().time() if self.queue else 0.0
         for place in [place for place in self.queue if place.turn is None and place.kept_until <= now]:
             self._leave(place)
 
-    def _too_late(self, place: _Place, turn: asyncio.Future[int]) -> None:
+    def _too_late(self, place: _Claim, turn: asyncio.Future[int]) -> None:
         if turn.done():
             return
         loop = asyncio.get_running_loop()
@@ -172,7 +182,7 @@ class SlotPool:
             self._leave(place)
         self._serve()  # it holds nobody back any more
 
-    def _leave(self, place: _Place) -> None:
+    def _leave(self, place: _Claim) -> None:
         if place in self.queue:
             self.queue.remove(place)
 
@@ -204,7 +214,7 @@ class SlotPool:
             self._leave(place)
             place.turn.set_result(self._take(place))
 
-    def _next(self) -> _Place | None:
+    def _next(self) -> _Claim | None:
         if not self._free or any(map(self._holds, self.queue)):
             return None
         having = Counter(place.caller for place in self._taken.values())
@@ -212,3 +222,67 @@ class SlotPool:
             if place.turn is not None and not place.turn.done() and self.fits(place.tokens):
                 return place
         return None
+
+
+class KVMemory:
+    """Bytes that sequences reserve, of at most `limit`; `give_back` frees a slot's pages before any later step."""
+
+    def __init__(
+        self, limit: int, most_tokens: int, cost: Callable[[int], int], give_back: Callable[[int], object]
+    ) -> None:
+        self.limit, self._most_tokens = limit, most_tokens
+        self._cost, self._give_back = cost, give_back
+        self._reserved: dict[int, int] = {}
+        self.reserved = 0  # bytes; any thread may read them
+
+    def cost(self, tokens: int | None) -> int:
+        """Bytes that a sequence of up to `tokens` (None: full length) reserves."""
+        return self._cost(self._most_tokens if tokens is None else min(tokens, self._most_tokens))
+
+    def reserved_by(self, slot: int) -> int:
+        return self._reserved.get(slot, 0)
+
+    def fits(self, tokens: int | None) -> bool:
+        """Whether a sequence of up to `tokens` can be admitted now."""
+        return self.reserved + self.cost(tokens) <= self.limit
+
+    def take(self, slot: int, tokens: int | None) -> None:
+        """Reserves memory for a sequence in `slot`, after `fits`."""
+        self._reserved[slot] = self.cost(tokens)
+        self.reserved += self._reserved[slot]
+
+    def release(self, slot: int) -> None:
+        """Frees the reservation of `slot` and its pages."""
+        if slot in self._reserved:
+            self.reserved -= self._reserved.pop(slot)
+            self._give_back(slot)
+
+
+def limit_kv_memory(slots: SlotPool, batcher: Batcher, runners: Sequence[Runner], given: int) -> None:
+    """Bounds the memory of `slots` to `given` bytes, before there are sequences. Raises ValueError."""
+    on_demand = [_on_demand(runner) for runner in runners]
+    most = max(runner.limits.max_length for runner in runners)
+    limit = given - sum(memory.spare_bytes for memory in on_demand)
+
+    def cost(tokens: int) -> int:
+        return sum(memory.kv_bytes(tokens) for memory in on_demand)
+
+    def give_back(slot: int) -> None:
+        for memory in on_demand:
+            batcher.between_steps(functools.partial(memory.give_back, slot, 0))
+
+    if cost(most) > limit:
+        least = -(-(given - limit + cost(most)) // MIB)
+        raise ValueError(
+            f"kv_cache_mb: {given // MIB} is too little for a sequence of sequence_length {most}, which takes {least}"
+        )
+    slots.memory = KVMemory(limit, most, cost, give_back)
+    whole = limit // cost(most)
+    log.info("KV slots: %d in %d MiB, which is memory for %d of %d tokens", slots.count, given // MIB, whole, most)
+
+
+def _on_demand(runner: Runner) -> MemoryOnDemand:
+    memory = able(runner).memory_on_demand
+    if isinstance(memory, No):
+        raise refusal("kv_cache_mb", runner.identity.model_name, "memory_on_demand", memory)
+    return memory

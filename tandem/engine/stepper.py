@@ -1,15 +1,23 @@
-"""Steppers make all decoding rows: the device's thread as each step ends, or the event loop where the device waits."""
+"""Steppers make all decoding rows: the device's thread as each step ends, or the event loop where the device waits.
+
+Decoding rows and prompts' chunks may share a step; chunks have at most one whole chunk's tokens together.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from tandem.engine.prefix_cache import PrefixCache
+from tandem.runners.protocol import PrefillRow, RowFailed, Runner
+
 Step = Callable[[Sequence[Any]], Sequence[Any]]
+Feed = Callable[[Sequence[PrefillRow]], Sequence[RowFailed | None]]
 MOST_AHEAD = 16  # rows of a sequence that may begin before the event loop reads the first result
 
 
@@ -20,12 +28,8 @@ class Stepper:
         self.step, self.tokens = step, tokens  # tokens: those that the next row extends
         self.unread = deque[tuple[Any, "asyncio.Future[Any]"]]()  # rows and results, oldest first
         self.error: Exception | None = None  # why no further row could be made
+        self.self_paced = False  # whether the device may begin the next row before the event loop reads the last result
         self._open = True
-
-    @property
-    def self_paced(self) -> bool:
-        """Whether the device may begin the next row before the event loop reads the last result."""
-        return False
 
     @property
     def notifies_each_step(self) -> bool:
@@ -80,3 +84,74 @@ def next_rows(rows: Sequence[Waiting], results: Sequence[Any], loop: asyncio.Abs
             old.stepper.unread.append((row, new.done))
             made.append(new)
     return made
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPrompt:
+    """A PrefillRow's whole prompt, and its scope in the prefix cache."""
+
+    scope: Hashable
+    tokens: tuple[int, ...]
+    invalid: bool  # cached pages are dropped first
+    first: bool  # no earlier step processed them
+
+
+class SharedSteps:
+    """The steps of one runner. `able`: it has shared steps. `prompts`: the step of chunks."""
+
+    def __init__(self, runner: Runner, able: bool, prefixes: Callable[[], PrefixCache | None]) -> None:
+        self._runner, self._able, self._prefixes = runner, able, prefixes
+        self.prompts: Step = functools.partial(self._run, None)
+
+    def room(self, row: Any, prefill: bool) -> tuple[int, int]:
+        """A step's capacity, and the row's use of it: decoding rows, or tokens of a whole chunk."""
+        limits = self._runner.limits
+        if not prefill:
+            return limits.slots, 1
+        return limits.chunk, len(row.tokens) if self._able and isinstance(row, PrefillRow) else limits.chunk
+
+    def with_prefill_rows(self, decode: Step) -> Step:
+        """A step that is `decode`, with chunks of prompts after its rows if the runner can."""
+        if not self._able:
+            return decode
+        self.prompts = functools.partial(self._run, decode)
+        return self.prompts
+
+    def _run(self, decode: Step | None, rows: Sequence[Any]) -> Sequence[Any]:
+        # chunks are last; cached pages are copied first
+        decoding = [row for row in rows if not isinstance(row, PrefillRow)]
+        chunks, decoded, prefixes = rows[len(decoding) :], list[Any](), self._prefixes()
+        if decode and not chunks:
+            return decode(rows)
+
+        def feed(left: Sequence[PrefillRow]) -> Sequence[Any]:
+            if not decode or not decoding:
+                return self._runner.prefill(left) if left else []
+            results = decode([*decoding, *left])
+            decoded.extend(results[: len(decoding)])
+            return results[len(decoding) :]
+
+        filled = prefill(prefixes, chunks, self._runner.limits.chunk, feed) if prefixes else feed(chunks)
+        return [*decoded, *filled]
+
+
+def prefill(prefixes: PrefixCache, rows: Sequence[PrefillRow], chunk: int, feed: Feed) -> list[int | RowFailed]:
+    """Copies each row's cached pages, then feeds the next chunks; returns the numbers of tokens copied."""
+    rest = [_rest(prefixes, row, chunk) for row in rows]
+    failures = iter(feed([row for row in rest if row.tokens]))
+    found = list[int | RowFailed]()
+    for row, left in zip(rows, rest, strict=True):
+        failed = next(failures) if left.tokens else None
+        if not failed:
+            prefixes.insert(row.prompt.scope, row.prompt.tokens[: left.start + len(left.tokens)], row.slot)
+        found.append(failed or left.start - row.start)
+    return found
+
+
+def _rest(prefixes: PrefixCache, row: PrefillRow, chunk: int) -> PrefillRow:
+    """Copies the prompt's cached pages; returns a row of the next chunk, possibly empty."""
+    prompt: CachedPrompt = row.prompt
+    if prompt.invalid:
+        prefixes.tree.remove(prompt.scope, prompt.tokens)
+    start = row.start + prefixes.copied(prompt.scope, prompt.tokens, row, prompt.first)
+    return replace(row, start=start, tokens=prompt.tokens[start : start + chunk])

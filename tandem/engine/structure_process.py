@@ -31,7 +31,7 @@ TRIES = 2  # at work whose process ends early
 _TOKENS = PACKET // 4  # in one packet
 
 
-class Refused(ValueError):
+class StructureRefused(ValueError):
     """The structure cannot be compiled or followed."""
 
 
@@ -43,7 +43,7 @@ class Died(RuntimeError):
         self.late = late
 
 
-def refusal(structure: Structure, error: Refused | Died, doing: str) -> InvalidField:
+def refusal(structure: Structure, error: StructureRefused | Died, doing: str) -> InvalidField:
     """The request's error. `doing`: "compile" or "follow"."""
     match error:
         case Died(late=True) if doing == "compile":
@@ -52,9 +52,9 @@ def refusal(structure: Structure, error: Refused | Died, doing: str) -> InvalidF
             why = f"it took more than {STEP_SECONDS:g} s of processor time to follow one token"
         case Died():
             why = f"it needed more than {MEMORY_MIB} MiB of memory to {doing}, or is nested too deeply"
-        case Refused() if str(error).startswith("NoExtension"):
+        case StructureRefused() if str(error).startswith("NoExtension"):
             why = "no output can match it" if doing == "compile" else "no token can follow the output"
-        case Refused():
+        case StructureRefused():
             why = " ".join(str(error).split())[:200]
     return InvalidField("structure", f"the {structure.kind.value} cannot be enforced: {why}")
 
@@ -71,7 +71,7 @@ class StructureProcess:
 
     @classmethod
     def started(cls, given: Mapping[str, Any]) -> StructureProcess:
-        """Starts a process to fork from; blocks until it is ready. Raises OSError, Refused or Died."""
+        """Starts a process to fork from; blocks until it is ready. Raises OSError, StructureRefused or Died."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, structure_worker.__file__, str(theirs.fileno())]
@@ -104,7 +104,7 @@ class StructureProcess:
         return StructureProcess(ours)
 
     def compile(self, kind: str, text: str) -> int:
-        """Compiles a structure; returns the bytes used. Blocks. Raises Refused and Died."""
+        """Compiles a structure; returns the bytes used. Blocks. Raises StructureRefused and Died."""
         self._wait(HUNG_SECONDS, COMPILE_SECONDS)
         raw = text.encode("utf-8", "surrogatepass")
         with contextlib.suppress(OSError):  # `answer` raises the reason
@@ -114,7 +114,7 @@ class StructureProcess:
         return int(COMPILED.unpack(self._read())[1])
 
     def take(self, tokens: Sequence[int]) -> int:
-        """Takes tokens while they match; returns how many did. Blocks. Raises Refused and Died."""
+        """Takes tokens while they match; returns how many did. Blocks. Raises StructureRefused and Died."""
         taken = 0
         for at in range(0, len(tokens), _TOKENS):
             part = tokens[at : at + _TOKENS]
@@ -125,7 +125,7 @@ class StructureProcess:
         return taken
 
     def ask(self, question: int, back: int, tokens: Sequence[int], token: int = 0) -> None:
-        """Takes tokens back and others, and requests a mask, before `answer`; may block. Raises Refused and Died."""
+        """Takes tokens back and others, and asks, before `answer`; may block. Raises StructureRefused and Died."""
         last = max(0, len(tokens) - 1) // _TOKENS * _TOKENS
         for at in range(0, last, _TOKENS):
             self.ask(NOTHING, back, tokens[at : at + _TOKENS])
@@ -137,10 +137,10 @@ class StructureProcess:
         self._expected = len(tokens) - last
 
     def answer(self) -> memoryview:
-        """The last answer, valid until the next one; blocks. Raises Refused and Died."""
+        """The last answer, valid until the next one; blocks. Raises StructureRefused and Died."""
         answer = self._read()
         if self._expected and TAKEN.unpack_from(answer)[1] < self._expected:
-            raise Refused("the output does not match it")
+            raise StructureRefused("the output does not match it")
         return answer[TAKEN.size :]
 
     def stop(self) -> None:
@@ -157,7 +157,7 @@ class StructureProcess:
         with contextlib.suppress(OSError):
             answer = memoryview(self._answer)[: self._own.recv_into(self._answer)]
             if answer and answer[0] != DONE:
-                raise Refused(str(answer[1:], errors="replace"))
+                raise StructureRefused(str(answer[1:], errors="replace"))
             if answer:
                 return answer
         raise Died(late=time.perf_counter() >= self._late_at)
@@ -208,7 +208,7 @@ class RemoteMatcher:
         if not _has(self._bits(), token):
             return False
         if self._looks_ahead and not self._due and self._shared == len(self._sent) == len(self._tokens):
-            with contextlib.suppress(Refused, Died):
+            with contextlib.suppress(StructureRefused, Died):
                 self._process.ask(MASK, 0, (token,))
             self._sent.append(token)
             self._due = True
@@ -252,9 +252,9 @@ class RemoteMatcher:
                     self._shared = len(self._sent)
                 self._due = False
                 return self._process.answer()
-            except (Refused, Died) as error:
+            except (StructureRefused, Died) as error:
                 # a look-ahead's time is not known, since nobody waited for it
-                if isinstance(error, Refused) or attempt or (error.late and not ahead):
+                if isinstance(error, StructureRefused) or attempt or (error.late and not ahead):
                     self._failed = refusal(self._structure, error, "follow").fault
                 else:
                     self._again()
@@ -266,7 +266,7 @@ class RemoteMatcher:
             self._due = False
             try:
                 self._process.answer()
-            except (Refused, Died):
+            except (StructureRefused, Died):
                 self._looks_ahead = False  # a costly mask is made only where it is needed
                 self._again()
 

@@ -49,7 +49,7 @@ def step(question: int, back: int, tokens: Sequence[int], token: int = 0) -> byt
     return STEP_HEADER.pack(STEP, question, back, token) + array.array("I", tokens).tobytes()
 
 
-class Follower:
+class StructureFollower:
     """Follows an output through a structure; if it may end, any of `end_ids` ends it.
 
     `rest` checks the output's text, spelled by `text_of`, against the part of the structure that the matcher lacks.
@@ -186,7 +186,7 @@ def fault(schema: str) -> str:
     return str(LLMatcher.validate_grammar(json_grammar(schema)))
 
 
-class Worker:
+class StructureWorker:
     """Serves one structure process. `given`: the vocabulary's spelling, and the limits."""
 
     def __init__(self, own: socket.socket, given: dict[str, Any]) -> None:
@@ -196,7 +196,7 @@ class Worker:
         self._vocabulary = vocabulary_of(spelled, given["vocab_size"], given["end_ids"][0])
         spellings = (self._text_of(token) for token in range(given["vocab_size"]))
         self._digits = sum(1 << token for token, spelled in enumerate(spellings) if spelled[:1].isdigit())
-        self._follower: Follower | None = None
+        self._follower: StructureFollower | None = None
         self._text = b""
         self._packet = bytearray(PACKET + STEP_HEADER.size)
 
@@ -252,7 +252,7 @@ class Worker:
             why = (calls and fault(made)) or matcher.get_error()
             raise ValueError(structure_schemas.blamed(made, why, fault))
         given, digits = self._given, self._digits if kind == "json_schema" else 0
-        self._follower = Follower(matcher, given["vocab_size"], given["end_ids"], rest, self._text_of, digits)
+        self._follower = StructureFollower(matcher, given["vocab_size"], given["end_ids"], rest, self._text_of, digits)
         self._follower.check()
         if not any(self._follower.mask()):
             raise ValueError("no output can match it")
@@ -312,7 +312,7 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps what it forks
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
-        worker = Worker(own, json.load(sys.stdin))
+        worker = StructureWorker(own, json.load(sys.stdin))
     except BaseException as error:
         own.send(bytes([REFUSED]) + f"{type(error).__name__}: {error}".encode(errors="replace")[:PACKET])
         return

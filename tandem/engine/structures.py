@@ -7,11 +7,10 @@ import importlib.util
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Protocol, TypeVar, runtime_checkable
 
 from tandem.engine.fair_turns import FairTurns
-from tandem.engine.structure_process import TRIES, Died, Refused, RemoteMatcher, StructureProcess, refusal
+from tandem.engine.structure_process import TRIES, Died, RemoteMatcher, StructureProcess, StructureRefused, refusal
 from tandem.speculation.processing import Matcher
 from tandem.speculation.sampling import InvalidField, Structure
 
@@ -32,12 +31,6 @@ class Spelled(Protocol):
         """A `tokenizers` JSON, or each token's bytes, b"" for special ones."""
 
 
-@dataclass(slots=True)
-class _Compiling:
-    task: asyncio.Task[StructureProcess]
-    waiting: int = 0
-
-
 class Structures:
     """Makes a tokenizer's matchers. `end_ids`: besides the tokenizer's. `outcomes`: counts by OUTCOMES."""
 
@@ -46,7 +39,8 @@ class Structures:
         own = tokenizer.end_of_sequence_ids if isinstance(tokenizer, Spelled) else ()
         self._end_ids = tuple(token for token in dict.fromkeys((*own, *end_ids)) if token < vocab_size)
         self.kept: OrderedDict[Structure, tuple[StructureProcess, int]] = OrderedDict()
-        self.compiling: dict[tuple[Hashable, Structure], _Compiling] = {}
+        self.compiling: dict[tuple[Hashable, Structure], asyncio.Task[StructureProcess]] = {}
+        self._waiting = Counter[tuple[Hashable, Structure]]()  # requests for each
         self._starting: asyncio.Task[StructureProcess] | None = None
         self.turns = FairTurns("their structure to be compiled", COMPILING, WAITING)
         self._threads = ThreadPoolExecutor(COMPILING + FOLLOWING, "structures")
@@ -65,7 +59,7 @@ class Structures:
                 self.kept.pop(structure, None)
                 if attempt == TRIES - 1 or died.late:
                     raise refusal(structure, died, "follow") from None
-            except Refused as error:
+            except StructureRefused as error:
                 raise refusal(structure, error, "follow") from None
         raise AssertionError("the last try returns or raises")
 
@@ -76,18 +70,16 @@ class Structures:
             self.kept.move_to_end(structure)
             return self.kept[structure][0]
         key = self.turns.caller(), structure
-        compiling = self.compiling.get(key)
-        if compiling is None:
-            task = asyncio.create_task(self._compile(structure), name="structure")
-            compiling = self.compiling[key] = _Compiling(task)
-        compiling.waiting += 1
+        if key not in self.compiling:
+            self.compiling[key] = asyncio.create_task(self._compile(structure), name="structure")
+        self._waiting[key] += 1
         try:
-            return await asyncio.shield(compiling.task)
+            return await asyncio.shield(self.compiling[key])
         finally:
-            compiling.waiting -= 1
-            if not compiling.waiting:
-                compiling.task.cancel()
-                del self.compiling[key]
+            self._waiting[key] -= 1
+            if not self._waiting[key]:
+                del self._waiting[key]
+                self.compiling.pop(key).cancel()
 
     async def _compile(self, structure: Structure) -> StructureProcess:
         outcome = "refused"
@@ -101,7 +93,7 @@ class Structures:
         except Died as died:
             outcome = "time" if died.late else "memory"
             raise refusal(structure, died, "compile") from None
-        except Refused as error:
+        except StructureRefused as error:
             raise refusal(structure, error, "compile") from None
         finally:
             self.outcomes[outcome] += 1
@@ -141,7 +133,7 @@ class Structures:
             raise InvalidField("structure", "this model has no end-of-sequence token to end the output with")
         try:
             return await self._blocking(lambda: None, self._start, self._tokenizer)
-        except (Refused, Died) as error:
+        except (StructureRefused, Died) as error:
             raise InvalidField("structure", f"not available: {error}") from None
 
     async def _blocking(self, stop: Callable[[], None], function: Callable[..., Result], *args: object) -> Result:

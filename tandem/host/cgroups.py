@@ -1,8 +1,9 @@
-"""Limits of this process's control groups, version 1 or 2."""
+"""Memory, and limits of this process's control groups, version 1 or 2."""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,15 +21,25 @@ def cpu_quota(root: Path = Path("/")) -> int | None:
     return max(1, min(found)) if found else None
 
 
-def free_memory(root: Path = Path("/")) -> int | None:
-    """Bytes left in the tightest group; None without a limit."""
+def free_bytes(root: Path = Path("/")) -> int | None:
+    """Bytes left by the system or the tightest group; None if unknown (not Linux)."""
+    try:
+        lines = (root / "proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None
     names = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
-    found = []
+    found = [free]
     for folder in _groups("memory", root):
         for limit, used in names:
             with contextlib.suppress(OSError, ValueError):  # not of this version, or "max"
                 found.append(int((folder / limit).read_text()) - int((folder / used).read_text()))
-    return min(found, default=None)
+    return max(0, min(found))
+
+
+def given_on_demand() -> bool:
+    """Whether released pages read as zeros: on Linux they do."""
+    return sys.platform == "linux"
 
 
 def _groups(controller: str, root: Path) -> Iterator[Path]:

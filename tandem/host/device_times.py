@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 FORMAT = "tandem-step-times-1"
-POINT = ("ms", "width", "rows", "length")
 PUBLISHED = Path(__file__).with_name("step_times")
 
 
@@ -37,17 +36,19 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Measured steps, interpolated linearly.
+    """A model's steps, interpolated linearly. `prefill`: steps of a prompt; None: as the others, by tokens.
 
     Between widths and rows if several of both were measured; else, and beyond the measured rows, by the step's tokens.
     Beyond the most tokens, the last two points' line continues; lengths beyond the measured ones count as the nearest.
     """
 
     points: tuple[StepTime, ...]
+    model: str = ""
+    prefill: StepTimes | None = None
 
     def __post_init__(self) -> None:
         if not self.points:
-            raise ValueError("no step is given")
+            raise ValueError("steps: no step is given")
 
     def seconds(self, width: int, rows: int = 1, length: int = 0) -> float:
         """Seconds of a step: `width` is the widest row's tokens, `length` the longest row's."""
@@ -80,24 +81,8 @@ def _between(values: Mapping[int, float], at: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelTimes:
-    """Steps of a target's verification, or of one draft token.
-
-    `prefill`: steps of a prompt; None: as the others, by tokens.
-    """
-
-    model: str
-    steps: StepTimes
-    prefill: StepTimes | None = None
-
-    @property
-    def prefills(self) -> StepTimes:
-        return self.prefill or self.steps
-
-
-@dataclass(frozen=True, slots=True)
 class DeviceTimes:
-    """Step times of a target, a draft or both on `device`; None: measured on this machine.
+    """Steps of a target's verification, of one draft token, or of both on `device`; None: measured on this machine.
 
     `source`: publication or measurement. `assumed`: parts that are neither.
     """
@@ -105,8 +90,8 @@ class DeviceTimes:
     name: str
     device: str
     source: str
-    target: ModelTimes | None = None
-    draft: ModelTimes | None = None
+    target: StepTimes | None = None
+    draft: StepTimes | None = None
     assumed: str = ""
 
     def __post_init__(self) -> None:
@@ -124,9 +109,9 @@ def text_of(times: DeviceTimes) -> str:
     return json.dumps({**head, "assumed": times.assumed, **parts}, indent=1, ensure_ascii=False) + "\n"
 
 
-def _part_as_json(model: ModelTimes) -> dict[str, Any]:
-    prefill = {"prefill": [asdict(point) for point in model.prefill.points]} if model.prefill else {}
-    return {"model": model.model, "steps": [asdict(point) for point in model.steps.points], **prefill}
+def _part_as_json(steps: StepTimes) -> dict[str, Any]:
+    prefill = {"prefill": [asdict(point) for point in steps.prefill.points]} if steps.prefill else {}
+    return {"model": steps.model, "steps": [asdict(point) for point in steps.points], **prefill}
 
 
 def presets() -> tuple[str, ...]:
@@ -151,53 +136,43 @@ def read_times(path: Path) -> DeviceTimes:
         document = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(document, dict) or document.pop("format", None) != FORMAT:
             raise ValueError(f'"format" is not "{FORMAT}"')
-        _only(document, ("assumed", "device", "draft", "name", "source", "target"))
-        target, draft = (_part(document.pop(part, None), part) for part in ("target", "draft"))
-        texts = {"name": "", "device": "", "source": "", "assumed": ""} | _texts(document)
-        return DeviceTimes(texts["name"], texts["device"], texts["source"], target, draft, texts["assumed"])
+        parts = {part: _part(document.pop(part, None), part) for part in ("target", "draft")}
+        _check(document, dict.fromkeys(("assumed", "device", "draft", "name", "source", "target"), str))
+        named: dict[str, Any] = {"name": "", "device": "", "source": ""} | document
+        return DeviceTimes(**named, target=parts["target"], draft=parts["draft"])
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"{path}: {why}") from None
 
 
-def _only(given: Any, keys: Sequence[str], needed: str = "") -> None:
+_KINDS = {str: "a text", int: "a whole number", float: "a number", list: "a list"}
+
+
+def _check(given: Any, kinds: Mapping[str, type], needed: str = "") -> None:
     if not isinstance(given, dict) or (needed and needed not in given):
-        raise ValueError(f"{given!r} is not an object of {', '.join(keys)}")
-    if unknown := sorted(set(given) - set(keys)):
-        raise ValueError(f"{unknown[0]!r} is not one of {', '.join(keys)}")
-
-
-def _texts(given: dict[str, Any]) -> dict[str, str]:
+        raise ValueError(f"{given!r} is not an object of {', '.join(kinds)}")
     for key, value in given.items():
-        if not isinstance(value, str):
-            raise ValueError(f"{key}: {value!r} is not a text")
-    return given
+        if key not in kinds:
+            raise ValueError(f"{key!r} is not one of {', '.join(kinds)}")
+        if type(value) is not kinds[key] and (kinds[key], type(value)) != (float, int):
+            raise ValueError(f"{key}: {value!r} is not {_KINDS[kinds[key]]}")
 
 
-def _part(given: Any, name: str) -> ModelTimes | None:
+def _part(given: Any, name: str) -> StepTimes | None:
     if given is None:
         return None
     try:
-        _only(given, ("model", "steps", "prefill"))
-        model = _texts({"model": given.get("model", "")})["model"]
-        prefill = _points(given["prefill"], "prefill") if given.get("prefill") else None
-        return ModelTimes(model, _points(given.get("steps"), "steps"), prefill)
+        _check(given, {"model": str, "steps": list, "prefill": list}, needed="steps")
+        prefill = StepTimes(_points(given["prefill"], "prefill")) if given.get("prefill") else None
+        return StepTimes(_points(given["steps"], "steps"), given.get("model", ""), prefill)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
 
 
-def _points(given: Any, where: str) -> StepTimes:
-    if not isinstance(given, list):
-        raise ValueError(f"{where}: is not a list")
+def _points(given: list[Any], where: str) -> tuple[StepTime, ...]:
     try:
-        return StepTimes(tuple(_point(each) for each in given))
-    except (TypeError, ValueError) as error:
+        for each in given:
+            _check(each, {"ms": float, "width": int, "rows": int, "length": int}, needed="ms")
+        return tuple(StepTime(**each) for each in given)
+    except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
-
-
-def _point(given: Any) -> StepTime:
-    _only(given, POINT, needed="ms")
-    for key in POINT[1:]:
-        if type(given.get(key, 1)) is not int:
-            raise ValueError(f"{key}: {given[key]!r} is not a whole number")
-    return StepTime(**given)

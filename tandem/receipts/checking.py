@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from tandem.receipts.keys import PublishedKey, signature_right
-from tandem.receipts.receipt import Receipt, Signed, SignedRequest
-from tandem.speculation.stopping import NoText, Stopping, StopRules, TextStream
+from tandem.receipts.receipt import Receipt, Signed
+from tandem.speculation.stopping import Stopping, TextStream
 from tandem.speculation.types import FinishReason
 
 
@@ -73,19 +73,16 @@ def end(receipt: Receipt, text: TextStream | None) -> Finding:
     request = receipt.request
     if text is None and (request.stop_strings or receipt.finish_reason is FinishReason.STOP_STRING):
         return Finding("end", None, "stop strings need the model's tokenizer")
-    stopping = Stopping(_rules(request), text or NoText())
+    stopping = Stopping(
+        text or TextStream(),
+        request.max_new_tokens,
+        frozenset(request.end_of_sequence_ids),
+        frozenset(request.stop_token_ids),
+        request.stop_strings,
+    )
     stopping.push(receipt.token_ids)
     if stopping.reason is receipt.finish_reason and stopping.emitted == len(receipt.token_ids):
         return Finding("end", CheckOutcome.RIGHT, receipt.finish_reason.name.lower())
     said = stopping.reason.name.lower() if stopping.reason else "nothing"
     note = f"{receipt.finish_reason.name.lower()} is claimed after {len(receipt.token_ids)} tokens"
     return Finding("end", CheckOutcome.FORGED, f"{note}, but {said} ends them after {stopping.emitted}")
-
-
-def _rules(request: SignedRequest) -> StopRules:
-    return StopRules(
-        request.max_new_tokens,
-        frozenset(request.end_of_sequence_ids),
-        frozenset(request.stop_token_ids),
-        request.stop_strings,
-    )

@@ -71,6 +71,8 @@ class Keys:
 
 def open_keys(folder: Path, days: float, now: float | None = None) -> Keys:
     """Opens the keys in `folder`, created if missing or older than `days`. Raises ValueError."""
+    if not days > 0:
+        raise InvalidField("receipt_key_days", f"{days} is not above 0")
     ed25519 = _library("receipt_keys")
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 

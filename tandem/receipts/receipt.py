@@ -26,7 +26,7 @@ SIGNED = b"tandem-receipt-v1\n"  # signed prefix: a signature means nothing else
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class SignedModel:
     """Equal models have equal weights, number format and tokenizer."""
 
     name: str
@@ -36,7 +36,7 @@ class Model:
     vocab_size: int
 
     @classmethod
-    def from_info(cls, info: ModelInfo) -> Model:
+    def from_info(cls, info: ModelInfo) -> SignedModel:
         return cls(**{each.name: getattr(info, _INFO.get(each.name, each.name)) for each in fields(cls)})
 
 
@@ -87,7 +87,7 @@ class Served:
 class Receipt:
     """The signed part. `adapter`: name and revision. `digests`: see `prefix_digests`."""
 
-    model: Model
+    model: SignedModel
     adapter: tuple[str, str] | None
     request: SignedRequest
     prompt_tokens: int
@@ -175,7 +175,7 @@ def read_signed(text: str) -> Signed:
 def _receipt(data: Json) -> Receipt:
     # Checked against the schema.
     request, output, served = _request(data["request"]), data["output"], dict(data["served"])
-    model, tokens = Model(**data["model"]), tuple(output["token_ids"])
+    model, tokens = SignedModel(**data["model"]), tuple(output["token_ids"])
     served["verifiers"] = tuple(VerifiedAt(**each) for each in served["verifiers"])
     if (output["logprobs"] is None) != (request.logprobs is None):
         raise InvalidField("logprobs", "not those that the request asks for")

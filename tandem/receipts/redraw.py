@@ -12,7 +12,7 @@ import numpy as np
 from tandem.engine.engine import Engine
 from tandem.engine.sequences import TargetSequence
 from tandem.receipts.checking import CheckOutcome, Finding
-from tandem.receipts.receipt import Model, Receipt
+from tandem.receipts.receipt import Receipt, SignedModel
 from tandem.runners.protocol import VerifyRow
 from tandem.speculation.draws import Floats, gumbel, surviving, words
 from tandem.speculation.rejection import Logits
@@ -35,7 +35,7 @@ class Redrawn:
 
 
 def same_model(receipt: Receipt, info: ModelInfo) -> Finding:
-    own = Model.from_info(info)
+    own = SignedModel.from_info(info)
     for name in ("weights_revision", "dtype", "tokenizer_sha256", "vocab_size"):
         there, here = getattr(receipt.model, name), getattr(own, name)
         if there != here:

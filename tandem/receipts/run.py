@@ -26,25 +26,18 @@ MARGIN = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class PromptFile:
-    """Token ids (JSON), a chat (JSON) or text."""
-
-    token_ids: tuple[int, ...] | None = None
-    chat: tuple[ChatMessage, ...] | None = None
-    text: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class CheckConfig:
-    """`keys`: the server's, None: any. `signature_only`: without the model.
+    """`prompt`: token ids or text; `chat`: instead of it. `keys`: the server's, None: any.
 
+    signature_only: without the model.
     sample: spans of 64 tokens, None: all. margin: tolerated logit gap under other arithmetic. own_length, own_format:
     the receipt's instead of those of `models`.
     """
 
     receipt: Path
-    prompt: PromptFile | None
+    prompt: tuple[int, ...] | str | None
     models: ModelConfig
+    chat: tuple[ChatMessage, ...] | None = None
     signature_only: bool = False
     keys: Path | None = None
     sample: int | None = None
@@ -58,7 +51,7 @@ class CheckConfig:
             raise ValueError(f"sample: {self.sample} is below 1")
         if not 0 <= self.margin < float("inf"):
             raise ValueError(f"margin: {self.margin} is not a finite number, at least 0")
-        if self.prompt is None and not self.signature_only:
+        if self.prompt is None and self.chat is None and not self.signature_only:
             raise ValueError("prompt: give --prompt FILE, or --signature_only")
 
 
@@ -77,9 +70,11 @@ async def check(config: CheckConfig, signed: Signed) -> list[Finding]:
     if CheckOutcome.FORGED in {each.outcome for each in findings}:
         return findings
     if config.signature_only:
-        ids = config.prompt and config.prompt.token_ids
-        unread = Finding("prompt", None, "needs the model's tokenizer" if config.prompt else "none is given")
-        findings.append(checking.prompt(signed, [ids])[0] if ids else unread)
+        if isinstance(config.prompt, tuple):
+            findings.append(checking.prompt(signed, [config.prompt])[0])
+        else:
+            unread = "none is given" if config.prompt is None and config.chat is None else "needs the model's tokenizer"
+            findings.append(Finding("prompt", None, unread))
         findings.append(checking.end(signed.receipt, None))
         return [*findings, Finding("tokens", None, "needs the model")]
     batcher = Batcher("check")
@@ -113,8 +108,7 @@ async def checked_by(loaded: Loaded, signed: Signed, config: CheckConfig) -> lis
         findings.append(adapter)
     if overall(findings) is CheckOutcome.OTHER_WEIGHTS:
         return findings
-    assert config.prompt is not None, "without a prompt no model is loaded"
-    found, prompt = checking.prompt(signed, candidates(loaded, config.prompt))
+    found, prompt = checking.prompt(signed, candidates(loaded, config))
     findings += [found, checking.end(receipt, loaded.tokenizer.stream())]
     if prompt is None or overall(findings) is not CheckOutcome.RIGHT:
         return findings
@@ -130,14 +124,14 @@ async def checked_by(loaded: Loaded, signed: Signed, config: CheckConfig) -> lis
     return [*findings, *_findings(redrawn, receipt, exact, config.margin, seconds)]
 
 
-def candidates(loaded: Loaded, prompt: PromptFile) -> list[tuple[int, ...]]:
-    """Returns the tokens a file may mean: plain or chat, with or without its last newline."""
-    if prompt.token_ids is not None:
-        return [prompt.token_ids]
+def candidates(loaded: Loaded, config: CheckConfig) -> list[tuple[int, ...]]:
+    """Returns the tokens a prompt may mean: plain or chat, with or without its last newline."""
+    if isinstance(config.prompt, tuple):
+        return [config.prompt]
     tokenizer = loaded.tokenizer
-    if prompt.chat is not None:
-        return [tuple(chat_tokens(tokenizer, prompt.chat))]
-    text, found = prompt.text or "", []
+    if config.chat is not None:
+        return [tuple(chat_tokens(tokenizer, config.chat))]
+    text, found = config.prompt or "", []
     for variant in dict.fromkeys((text, text.removesuffix("\n"))):
         for chat in (False, True):
             try:

@@ -19,7 +19,7 @@ from tandem.speculation.ahead import DraftingAhead
 from tandem.speculation.drafters import Drafter
 from tandem.speculation.errors import REQUESTS_OWN, Outcome
 from tandem.speculation.estimate import Estimate
-from tandem.speculation.fallible import Attempt, DrafterHealth, DrafterLate, DrafterRefused
+from tandem.speculation.fallible import DrafterHealth, DrafterLate, DrafterRefused
 from tandem.speculation.retry import Backoff
 from tandem.speculation.rules import known_prefix
 from tandem.speculation.types import (
@@ -57,22 +57,20 @@ class StreamedDrafts:
         """Lets `ahead` adopt drafts until cancelled; calls `ended` when none come for a while."""
         ahead.heard = self.arrived
         while True:
-            attempt = self._client.health.attempt(self._backoff)
-            self.following = attempt is not None
-            if attempt:
-                await self._follow(attempt, ahead, prompt_length, ended)
+            self.following = self._client.health.attempt(self._backoff)
+            if self.following:
+                await self._follow(ahead, prompt_length, ended)
             else:
                 ended()
                 await self._news.wait()
                 self._news.clear()
 
-    async def _follow(
-        self, attempt: Attempt, ahead: DraftingAhead, prompt_length: int, ended: Callable[[], None]
-    ) -> None:
+    async def _follow(self, ahead: DraftingAhead, prompt_length: int, ended: Callable[[], None]) -> None:
+        health = self._client.health
         try:
             limits = await self._client.info(self._client.seconds)
             if len(ahead.known) >= limits.max_sequence_length:
-                attempt.ended()
+                health.ended()
                 self.following = False
                 ended()
                 await asyncio.Event().wait()  # too long for the worker: it drafts no more
@@ -80,29 +78,29 @@ class StreamedDrafts:
             def take(reply: pb.ProposeResponse, stream: FollowedStream) -> None:
                 self._take(reply, stream, ahead, limits.vocab_size)
                 self._backoff.succeeded()
-                attempt.succeeded()
+                health.succeeded()
 
             first = self._client.first_message(self._request, prompt_length)
             first.max_total_tokens = ahead.end
             self._stream = FollowedStream(self._client, first, ahead, limits, take, self._stats, self._request.deadline)
             await self._stream.done
         except TandemError as error:
-            self._failed(attempt, error)
+            self._failed(error)
         except Exception as error:  # no error of a drafter may end a request
-            attempt.failed(error)
+            health.failed(error)
         finally:
-            attempt.ended()
+            health.ended()
             stream, self._stream = self._stream, None
             if stream:
                 await stream.close()
 
-    def _failed(self, attempt: Attempt, error: TandemError) -> None:
+    def _failed(self, error: TandemError) -> None:
         deadline = self._request.deadline
         if error.outcome in REQUESTS_OWN or (deadline is not None and time.monotonic() >= deadline):
-            attempt.refused(self._backoff, error.code)
+            self._client.health.refused(self._backoff, error.code)
         else:
             self._client.forget()
-            attempt.failed(error)
+            self._client.health.failed(error)
 
     def _take(self, reply: pb.ProposeResponse, stream: FollowedStream, ahead: DraftingAhead, vocab_size: int) -> None:
         stream.check(reply)

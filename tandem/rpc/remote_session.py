@@ -45,7 +45,7 @@ class RemoteSession:
         self.wanted = replace(request, features=inbox.spec if inbox else None)  # without features if there are none
         self._adapter_revision = ""  # of the first verifier that opened the session: others must have the same
         self.endpoint = client.endpoint
-        self.retry_budget = RetryBudget(client.persistence, request.deadline, admission=client.deadlines.admission)
+        self.retry_budget = RetryBudget(client.retry_seconds, request.deadline, admission=client.deadlines.admission)
         self._next = self.endpoint.address  # the address to try first at the next opening
         self._session_ids: dict[VerifierEndpoint, str] = {}  # of every endpoint where the session may be open
         self._prompt_length = 0

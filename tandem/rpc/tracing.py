@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tandem.installing import install_command
 from tandem.rpc.request_context import Attributes, Metadata, current_span, within
-from tandem.speculation.rounds import Answer
+from tandem.speculation.rounds import OutOfStep, RoundsLost
 from tandem.speculation.types import Draft, Verdict
 
 if TYPE_CHECKING:
@@ -144,12 +144,12 @@ class _Traced:
             span.note(_outcome(result))
         return result
 
-    def send(self, tokens: Sequence[int], draft: Draft) -> asyncio.Future[Answer]:
+    def send(self, tokens: Sequence[int], draft: Draft) -> asyncio.Future[Verdict]:
         # Rounds overlap, so their spans are children of the request's.
         span = self._span.child("round", {"k": len(draft.token_ids), "base_length": len(tokens)}, "client")
-        answer: asyncio.Future[Answer] = self._inner.send(tokens, draft)
-        answer.add_done_callback(partial(_answered, span))
-        return answer
+        verdict: asyncio.Future[Verdict] = self._inner.send(tokens, draft)
+        verdict.add_done_callback(partial(_answered, span))
+        return verdict
 
 
 def _outcome(result: Any) -> Attributes:
@@ -165,10 +165,10 @@ def _outcome(result: Any) -> Attributes:
     return {**counts, "queue_seconds": result.queue_seconds, "compute_seconds": result.compute_seconds}
 
 
-def _answered(span: Span, answer: asyncio.Future[Answer]) -> None:
+def _answered(span: Span, verdict: asyncio.Future[Verdict]) -> None:
     # A cancelled round counts as stale.
-    error = None if answer.cancelled() else answer.exception()
-    if error is None:
-        verdict = None if answer.cancelled() else answer.result().verdict
-        span.note(_outcome(verdict) if verdict else {"stale": True})
-    span.end(type(error).__name__ if error else "")
+    error = None if verdict.cancelled() else verdict.exception()
+    stale = verdict.cancelled() or (isinstance(error, RoundsLost) and isinstance(error.cause, OutOfStep))
+    if stale or not error:
+        span.note({"stale": True} if stale else _outcome(verdict.result()))
+    span.end(type(error).__name__ if error and not stale else "")

@@ -18,7 +18,7 @@ from tandem.rpc.errors import TandemError, contract
 from tandem.rpc.first_contact import ANSWER_SECONDS, first_of, together
 from tandem.rpc.generation_client import GenerationClient
 from tandem.speculation.errors import WORTH_REPEATING
-from tandem.speculation.retry import Persistence, doubled
+from tandem.speculation.retry import RETRY_SECONDS, doubled
 from tandem.speculation.types import ModelInfo
 from tandem.v1 import target_verifier_pb2 as pb
 
@@ -65,11 +65,13 @@ class VerifierClient:
         addresses: str,
         tokenizer_sha256: str,
         deadlines: Deadlines | None = None,
-        persistence: Persistence | None = None,
+        retry_seconds: float = RETRY_SECONDS,
         credentials: Credentials | None = None,
     ) -> None:
         self.tokenizer_sha256, self._credentials = tokenizer_sha256, credentials
-        self.deadlines, self.persistence = deadlines or Deadlines(), persistence or Persistence()
+        if not retry_seconds >= 0:
+            raise ValueError(f"reconnect_seconds: {retry_seconds} is below 0")
+        self.deadlines, self.retry_seconds = deadlines or Deadlines(), retry_seconds
         self.pool = EndpointPool(parse_addresses(addresses))
         self.endpoints = {address: VerifierEndpoint(address, credentials) for address in self.pool.addresses}
         self.expected: ModelInfo | None = None

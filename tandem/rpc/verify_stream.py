@@ -15,10 +15,10 @@ from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.wire_sessions import answer_from_wire, run_message_to_wire, run_step_from_wire, steps_from_wire
 from tandem.speculation.errors import LOST
-from tandem.speculation.never_waiting import OnStep, RunStep
-from tandem.speculation.rounds import Answer, OutOfStep, RoundsLost
+from tandem.speculation.never_waiting import OnStep
+from tandem.speculation.rounds import OutOfStep, RoundsLost
 from tandem.speculation.run_on import RunMessage
-from tandem.speculation.types import Draft, InvalidField, SpeculationStats
+from tandem.speculation.types import Draft, InvalidField, SpeculationStats, Verdict
 from tandem.v1 import target_verifier_pb2 as pb
 
 
@@ -62,7 +62,7 @@ class StreamedSession(Generic[Stream]):
 
 
 class RemoteVerifier(StreamedSession["RoundStream"]):
-    def send(self, tokens: Sequence[int], draft: Draft) -> asyncio.Future[Answer]:
+    def send(self, tokens: Sequence[int], draft: Draft) -> asyncio.Future[Verdict]:
         request = self._session.request(len(tokens), tokens[-1], draft.token_ids, draft.distributions)
         if self._stream is None:
             self._stream = RoundStream(self._session, self._stats)
@@ -72,7 +72,7 @@ class RemoteVerifier(StreamedSession["RoundStream"]):
 @dataclass(slots=True)
 class _Unanswered:
     request: pb.VerifyRequest
-    answer: asyncio.Future[Answer]
+    verdict: asyncio.Future[Verdict]
     sent: float
 
 
@@ -85,16 +85,16 @@ class RoundStream(SessionStream):
         self._heard = 0.0  # when the last answer came
         super().__init__(session, stats)
 
-    def send(self, request: pb.VerifyRequest) -> asyncio.Future[Answer]:
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        answer.add_done_callback(_looked_at)
+    def send(self, request: pb.VerifyRequest) -> asyncio.Future[Verdict]:
+        verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        verdict.add_done_callback(_looked_at)
         if self.ended:
-            answer.set_exception(lost(self.ended))
+            verdict.set_exception(lost(self.ended))
         else:
-            self._unanswered.append(_Unanswered(request, answer, time.perf_counter()))
+            self._unanswered.append(_Unanswered(request, verdict, time.perf_counter()))
             self._outgoing.append(request)
             self.news.set()
-        return answer
+        return verdict
 
     def _next(self) -> pb.VerifyRequest | None:
         return self._outgoing.popleft() if self._outgoing else None
@@ -103,30 +103,38 @@ class RoundStream(SessionStream):
         return time.perf_counter() - max(self._unanswered[0].sent, self._heard) if self._unanswered else 0.0
 
     def _take(self, reply: pb.VerifyResponse) -> None:
-        # InvalidField loses this round and the later ones.
+        # InvalidField loses this round and the later ones. A stale round is answered alone: later ones may not be.
         if not self._unanswered:
             raise InvalidField("reply", "answers no open round")
         asked, session, self._heard = self._unanswered[0], self._session, time.perf_counter()
         took = self._heard - asked.sent
-        answer = answer_from_wire(reply, asked.request, session.wanted, session.client.expected, took)
-        session.take_features(reply)
-        if answer.verdict is not None:
+        try:
+            verdict: Verdict | RoundsLost = answer_from_wire(
+                reply, asked.request, session.wanted, session.client.expected, took
+            )
+            session.take_features(reply)
             session.retry_budget.progress()
+        except RoundsLost as stale:
+            verdict = stale
         self._unanswered.popleft()
-        if not asked.answer.done():
-            asked.answer.set_result(answer)
+        if asked.verdict.done():
+            return
+        if isinstance(verdict, RoundsLost):
+            asked.verdict.set_exception(verdict)
+        else:
+            asked.verdict.set_result(verdict)
 
     def _over(self, error: Exception) -> None:
         for asked in self._unanswered:
-            if not asked.answer.done():
-                asked.answer.set_exception(lost(error))
+            if not asked.verdict.done():
+                asked.verdict.set_exception(lost(error))
         self._unanswered.clear()
 
 
-def _looked_at(answer: asyncio.Future[Answer]) -> None:
+def _looked_at(verdict: asyncio.Future[Verdict]) -> None:
     # Otherwise asyncio logs an abandoned round's exception.
-    if not answer.cancelled():
-        answer.exception()
+    if not verdict.cancelled():
+        verdict.exception()
 
 
 class RunningVerifier(StreamedSession["RunStream"]):
@@ -185,7 +193,7 @@ class RunStream(SessionStream):
     def __init__(
         self, session: RemoteSession, stats: SpeculationStats, stops: Collection[int], on_step: OnStep
     ) -> None:
-        self.early: list[RunStep | Exception] = []  # what comes before the verifier said what it applies
+        self.early: list[Verdict | Exception] = []  # what comes before the verifier said what it applies
         self._stops, self.on_step = stops, on_step if session.opened_at else self.early.append
         self._newest: pb.VerifyRequest | None = None
         self._trips = RoundTrips()
@@ -238,10 +246,10 @@ class RunStream(SessionStream):
         rtt = self._trips.answered(reply.messages_read, own, again=True)
         took = self._heard - self._began
         step = run_step_from_wire(reply, self._length, session.wanted, session.client.expected, took, rtt)
-        step.verdict.ended = self._heard
+        step.ended = self._heard
         session.take_features(reply)
         self._length = reply.committed_length
-        self._stopped = not set(self._stops).isdisjoint(step.verdict.token_ids)
+        self._stopped = not set(self._stops).isdisjoint(step.token_ids)
         session.retry_budget.progress()
         session.count_step()
         self.on_step(step)

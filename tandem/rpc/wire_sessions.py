@@ -16,9 +16,8 @@ from tandem.rpc.wire import (
     sampling_from_wire,
     sampling_to_wire,
 )
-from tandem.speculation.features import FeatureFormat, FeatureInbox, FeatureSpec
-from tandem.speculation.never_waiting import RunStep
-from tandem.speculation.rounds import Answer
+from tandem.speculation.features import FeatureInbox, FeatureSpec
+from tandem.speculation.rounds import OutOfStep, RoundsLost
 from tandem.speculation.rules import known_prefix
 from tandem.speculation.run_on import RunMessage
 from tandem.speculation.types import (
@@ -37,10 +36,6 @@ from tandem.v1 import target_verifier_pb2 as pb
 
 MAX_SUPPORT = 1024  # tokens in a distribution; ours have 32 (speculation/rejection.py)
 STEPS_TOGETHER = 32  # of a run, in one reply
-_FORMATS = {
-    FeatureFormat.BFLOAT16: generation_pb2.FEATURE_FORMAT_BFLOAT16,
-    FeatureFormat.INT8: generation_pb2.FEATURE_FORMAT_INT8,
-}
 
 
 def verdict_to_wire(verdict: Verdict, committed_length: int) -> pb.VerifyResponse:
@@ -129,11 +124,12 @@ def _limits(info: ModelInfo | None) -> tuple[int, int]:
 
 def answer_from_wire(
     reply: pb.VerifyResponse, asked: pb.VerifyRequest, request: Request, info: ModelInfo | None, seconds: float
-) -> Answer:
-    """Converts a reply after `seconds`; a replay's draft may differ. Raises InvalidField if it breaks the contract."""
+) -> Verdict:
+    """Converts a reply after `seconds`; a replay's draft may differ. Raises RoundsLost if stale, and InvalidField."""
     network_seconds = seconds - check.seconds("server_seconds", reply.server_seconds, seconds)
     if reply.stale:
-        return Answer(None, check.count("committed_length", reply.committed_length, check.MOST_TOKENS), network_seconds)
+        held = check.count("committed_length", reply.committed_length, check.MOST_TOKENS)
+        raise RoundsLost(OutOfStep(f"a round at {asked.base_length} is stale: the verifier holds {held} tokens"))
     draft, same = asked.draft_tokens, 0
     while same < min(len(draft), len(reply.token_ids)) and draft[same] == reply.token_ids[same]:
         same += 1
@@ -144,7 +140,8 @@ def answer_from_wire(
             raise InvalidField("token_ids", f"the id at {same} is not the draft's, and {reply.accepted} were accepted")
     verdict = _verdict(reply, asked.base_length, min(reply.accepted, same), request, info, seconds)
     check.count("next_steps", len(reply.next_steps), 0)
-    return Answer(verdict, reply.committed_length, network_seconds)
+    verdict.network_seconds = network_seconds
+    return verdict
 
 
 def run_step_from_wire(
@@ -154,7 +151,7 @@ def run_step_from_wire(
     info: ModelInfo | None,
     seconds: float,
     rtt: float | None,
-) -> RunStep:
+) -> Verdict:
     """Converts a run's reply after `base_length` tokens; a replay may have been no step. Raises InvalidField."""
     drafted = check.count("drafted", reply.drafted, _limits(info)[1])
     if reply.replayed:
@@ -162,7 +159,8 @@ def run_step_from_wire(
     if reply.accepted > drafted:
         raise InvalidField("accepted", f"{reply.accepted} of {drafted} drafts")
     verdict = _verdict(reply, base_length, reply.accepted, request, info, seconds)
-    return RunStep(verdict, drafted, rtt, reply.copied)
+    verdict.network_seconds, verdict.drafted, verdict.copied = rtt, drafted, reply.copied
+    return verdict
 
 
 def _verdict(
@@ -192,18 +190,13 @@ def _verdict(
     )
 
 
-def feature_format_from_wire(value: int) -> FeatureFormat:
-    if value == generation_pb2.FEATURE_FORMAT_UNSPECIFIED:
-        return FeatureFormat.BFLOAT16
-    return check.member("features.format", value, _FORMATS, "number format")
-
-
 def feature_request(inbox: FeatureInbox | None, prefix_length: int) -> pb.FeatureRequest | None:
     """Returns the request for the prefix's features; None without an inbox."""
     if inbox is None:
         return None
     spec = inbox.spec
-    return pb.FeatureRequest(layers=spec.layers, format=_FORMATS[spec.format], start=inbox.wanted(prefix_length))
+    number_format = generation_pb2.FEATURE_FORMAT_BFLOAT16
+    return pb.FeatureRequest(layers=spec.layers, format=number_format, start=inbox.wanted(prefix_length))
 
 
 def run_message_to_wire(message: RunMessage, request: pb.VerifyRequest) -> pb.VerifyRequest:

@@ -36,13 +36,6 @@ class Trait(Enum):
     ONE_GRAPH = "NxD Inference, with target and draft in one graph"
 
 
-class TakesAdapters(Protocol):
-    """LoRA adapters, by row; a row has the same bits in every batch."""
-
-    def put_adapter(self, number: int, adapter: Adapter) -> None:
-        """Registers the adapter as `number` (above 0). Raises ValueError, one line, for a module that does not fit."""
-
-
 @dataclass(frozen=True, slots=True)
 class Pages:
     """Copies of pages of keys and values, with the same bits."""
@@ -98,6 +91,8 @@ class FeaturesIn:
 
 
 Fuse = Callable[["Runner", "Startup"], None]
+PutAdapter = Callable[[int, "Adapter"], None]
+"""Registers a LoRA adapter by a number above 0; a row has the same bits in every batch. Raises ValueError, one line."""
 Yes = Literal[True]
 UNABLE = No("its steps cannot")
 
@@ -108,7 +103,7 @@ class Capabilities:
 
     traits: frozenset[Trait] = frozenset()
     pages: Pages | No = UNABLE
-    adapters: TakesAdapters | No = UNABLE
+    adapters: PutAdapter | No = UNABLE
     memory_on_demand: MemoryOnDemand | No = UNABLE
     features_out: FeaturesOut | No = UNABLE
     features_in: FeaturesIn | No = UNABLE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Sequence
@@ -16,7 +17,13 @@ from tandem.checkpoints.generation_config import all_end_ids
 from tandem.checkpoints.gguf_blocks import StoredWeights
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.head_config import is_head
-from tandem.checkpoints.hub_files import configuration_folder, need_torch, read_configuration, weights_folder
+from tandem.checkpoints.hub_files import (
+    configuration_folder,
+    is_installed,
+    need_torch,
+    read_configuration,
+    weights_folder,
+)
 from tandem.checkpoints.locate import (
     Checkpoint,
     CheckpointError,
@@ -27,8 +34,8 @@ from tandem.checkpoints.locate import (
     weights_revision,
 )
 from tandem.checkpoints.scaled_weights import INT8, ScaledWeights, check_dense, quantisation_of
+from tandem.host.cgroups import given_on_demand
 from tandem.host.cores import usable_cores
-from tandem.host.memory import given_on_demand
 from tandem.runners.backends import Backend, LoadRequest
 from tandem.runners.families import UnsupportedModel, check_family
 from tandem.runners.native import LibraryMissing, NativeUnavailable
@@ -163,7 +170,7 @@ def _runner(
 ) -> Runner:
     from tandem.runners.torch.graph_model import GraphModel
     from tandem.runners.torch.graph_runner import GraphRunner
-    from tandem.runners.torch.graphs import buckets_for, graph_compiler
+    from tandem.runners.torch.graphs import GraphCompiler, buckets_for
     from tandem.runners.torch.model import TorchModel
     from tandem.runners.torch.module_checks import check_own_forward
     from tandem.runners.torch.runner import TorchRunner
@@ -193,7 +200,7 @@ def _runner(
     )
     if not isinstance(model, GraphModel):
         return TorchRunner(model, limits, identity, verifies, execution.exact)
-    make = graph_compiler(platform, identity, limits, only, execution.compiled)
+    make = functools.partial(GraphCompiler, platform.backend)
     buckets = buckets_for(model.platform, limits, shape.batch_buckets, shape.draft_buckets)
     return GraphRunner(model, limits, identity, make, verifies, execution.exact, buckets)
 
@@ -213,6 +220,8 @@ def _load_native(
             raise ValueError(f"weights: {own.weights} needs native steps: {error}") from None
         if execution.compile != "auto":
             raise ValueError(f"compile: native steps are not available: {error}") from None
+        if isinstance(error.__cause__, OSError) and not is_installed("torch"):
+            raise CheckpointError(str(error)) from error
         need_torch(f"{checkpoint.name} runs without native steps ({error}), and module code", "transformers")
         if isinstance(error, LibraryMissing):
             log.warning("%s runs several times slower than it could: %s", checkpoint.name, error)

@@ -11,7 +11,7 @@ from tandem.checkpoints.gguf_blocks import StoredWeights
 from tandem.checkpoints.gguf_family import family_of_gguf
 from tandem.checkpoints.hub_files import read_configuration
 from tandem.checkpoints.locate import Checkpoint
-from tandem.host.memory import free_bytes, given_on_demand
+from tandem.host.cgroups import free_bytes, given_on_demand
 from tandem.runners.families import context_length
 from tandem.runners.loading import Execution, Shape, prepared_platform
 from tandem.runners.torch.platforms import compile_order
@@ -37,9 +37,8 @@ def own_sizes(
     if execution.tp_degree > 1 or not given_on_demand():
         return shape
     platform = prepared_platform(execution)
-    graphs = {"inductor", "neuron"} & set(compile_order(execution.compile, platform))
     free = free_bytes()
-    if platform.device != "cpu" or graphs or free is None:
+    if platform.device != "cpu" or free is None:
         return shape
     configs = [_config(checkpoint) for checkpoint in checkpoints]
     lengths = [length for config in configs if (length := own_length(config))]

@@ -170,6 +170,7 @@ class StepShapes:
     prefill_lengths: tuple[int, ...] = ()  # lengths of prefill steps
     note: str = ""  # why bits could not be compared
     ragged: bool = False  # no padding
+    drafts: tuple[int, ...] = ()  # draft tokens of a graph
 
     def step_tokens(self, widths: Sequence[int]) -> int:
         """Tokens of a step with rows of these widths, padding included."""
@@ -194,6 +195,10 @@ class StepShapes:
     def prefill_length(self, end: int) -> int | None:
         """Like `length`, for a prefill step."""
         return next((n for n in self.prefill_lengths if n >= end), None)
+
+    def draft(self, k: int) -> int:
+        """The shortest draft of a graph of at least `k`. Raises StopIteration."""
+        return next(d for d in self.drafts if d >= k)
 
     def chunk(self, tokens: int) -> int:
         """The smallest prefill chunk of at least `tokens`. Raises StopIteration."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tandem.host.device_times import DeviceTimes, ModelTimes
+from tandem.host.device_times import DeviceTimes, StepTimes
 from tandem.runners.capabilities import Capabilities, No
 from tandem.runners.protocol import (
     FusedResult,
@@ -50,7 +50,7 @@ def bare(runner: Runner) -> Runner:
 class RehearsedRunner:
     """Runs the steps of `inner` in the times of another device."""
 
-    def __init__(self, inner: Runner, times: ModelTimes, counts: Rehearsal) -> None:
+    def __init__(self, inner: Runner, times: StepTimes, counts: Rehearsal) -> None:
         self.inner, self._times, self._counts = inner, times, counts
 
     @property
@@ -76,7 +76,7 @@ class RehearsedRunner:
 
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
         longest = max(row.start + len(row.tokens) for row in rows)
-        seconds = self._times.prefills.seconds(max(len(row.tokens) for row in rows), len(rows), longest)
+        seconds = (self._times.prefill or self._times).seconds(max(len(row.tokens) for row in rows), len(rows), longest)
         return self._taking(seconds, lambda: self.inner.prefill(rows))
 
     def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
@@ -105,12 +105,12 @@ class RehearsedRunner:
 
     def drafting(self, rows: Sequence[ProposeRow]) -> float:
         """Seconds of a proposal: a step per draft token; the first also feeds the rest of a tail."""
-        end, times = max(row.position + row.k for row in rows), self._times.steps
+        end, times = max(row.position + row.k for row in rows), self._times
         first = times.seconds(max(len(row.tail) for row in rows), len(rows), end)
         return first + max(0, max(row.k for row in rows) - 1) * times.seconds(1, len(rows), end)
 
     def _verifying(self, widths: Sequence[int], ends: Sequence[int]) -> float:
-        return self._times.steps.seconds(max(widths), len(widths), max(ends))
+        return self._times.seconds(max(widths), len(widths), max(ends))
 
     def _taking(self, seconds: float, step: Callable[[], list[Result]]) -> list[Result]:
         due = time.monotonic() + seconds

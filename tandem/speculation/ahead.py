@@ -5,27 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tandem.speculation.drafters import Drafter
 from tandem.speculation.estimate import Estimate
-from tandem.speculation.lookahead import DraftPlan, LookaheadPolicy
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage
-from tandem.speculation.types import Proposer, SpeculationStats
+from tandem.speculation.types import Draft, Proposer, SpeculationStats
+from tandem.speculation.verification_mode import DraftPlan, LookaheadPolicy
 
 # A resting drafter drafts a token after each of a run's first tokens, and then every PROBED: requests differ.
 PROBED_FIRST, PROBED = 8, 4
-
-
-@dataclass(slots=True)
-class GivenPlan:
-    """The plan that the target's side chose."""
-
-    plan: DraftPlan
-    estimate: Estimate = field(default_factory=Estimate)
-
-    def observe(self, hit: bool) -> None:
-        """Does nothing: the target's side records acceptance."""
 
 
 @dataclass(slots=True)
@@ -33,7 +22,7 @@ class DraftingAhead:
     """Drafts for one run and sends its messages."""
 
     drafter: Drafter
-    lookahead: LookaheadPolicy | GivenPlan
+    lookahead: LookaheadPolicy
     send: Callable[[RunMessage], None]
     stats: SpeculationStats
     known: list[int]  # committed tokens; the path begins with them
@@ -176,19 +165,6 @@ _AT_ONCE = 2  # run window that acknowledges every arrival
 _MOST_UNANSWERED = 32  # arrivals after which an empty draft shows that the drafter lives
 
 
-@dataclass(frozen=True, slots=True)
-class Followed:
-    """A draft after `base` tokens, with its costs since the one before."""
-
-    base: int
-    token_ids: tuple[int, ...]
-    proposed_by: tuple[Proposer, ...]
-    arrivals: int
-    drafted: int
-    queue_seconds: float
-    compute_seconds: float
-
-
 class Follower:
     """Drafts after `tokens`, up to `end`, in calls of at most `chunk` tokens; calls `news` when `take` has a draft."""
 
@@ -196,21 +172,21 @@ class Follower:
         self, drafter: Drafter, tokens: Sequence[int], plan: DraftPlan, end: int, chunk: int, news: Callable[[], None]
     ) -> None:
         self._drafter, self._news = drafter, news
-        self._lookahead, self._stats = GivenPlan(plan), SpeculationStats()
+        self._lookahead, self._stats = LookaheadPolicy(0, Estimate(), given=plan), SpeculationStats()
         self._ahead = DraftingAhead(
             drafter, self._lookahead, self._drew, self._stats, list(tokens), end, chunk, _AT_ONCE, measures=False
         )
         self._arrivals = 1
-        self._answered = 0
-        self._found: tuple[RunMessage, tuple[Proposer, ...], int] | None = None
+        self.answered = 0  # arrivals before the newest draft
+        self._found: tuple[int, Draft] | None = None
         self._taken = (0, 0.0, 0.0)  # tokens and seconds of drafting in the drafts taken
 
     def arrived(self, token_ids: Sequence[int], plan: DraftPlan) -> None:
-        self._lookahead.plan = plan
+        self._lookahead.given = plan
         self._arrivals += 1
         self._ahead.arrived(token_ids)
         self._ahead.was_used(token_ids)
-        if self._arrivals - self._answered > _MOST_UNANSWERED:
+        if self._arrivals - self.answered > _MOST_UNANSWERED:
             known = self._ahead.known
             self._drew(RunMessage(len(known), known[-1], (), 0, 0))
 
@@ -218,18 +194,18 @@ class Follower:
         self._ahead.begin()
         await self._ahead.run()
 
-    def take(self) -> Followed | None:
-        """Returns the newest draft, once."""
+    def take(self) -> tuple[int, Draft, int] | None:
+        """Returns the newest draft, once: base, draft, tokens drafted. Tokens and seconds are since the one before."""
         found, self._found = self._found, None
         if found is None:
             return None
-        message, proposed_by, arrivals = found
         spent = (self._ahead.drafted, self._stats.queue_seconds, self._stats.draft_seconds)
         drafted, queued, computed = (now - before for now, before in zip(spent, self._taken, strict=True))
         self._taken = spent
-        return Followed(message.base_length, message.token_ids, proposed_by, arrivals, int(drafted), queued, computed)
+        base, draft = found
+        return base, replace(draft, queue_seconds=queued, compute_seconds=computed), int(drafted)
 
     def _drew(self, message: RunMessage) -> None:
-        proposed_by = self._ahead.proposers(len(message.token_ids))
-        self._found, self._answered = (message, proposed_by, self._arrivals), self._arrivals
+        draft = Draft(message.token_ids, proposed_by=self._ahead.proposers(len(message.token_ids)))
+        self._found, self.answered = (message.base_length, draft), self._arrivals
         self._news()

@@ -102,7 +102,7 @@ SURE = 4  # agreeing tokens that fix the place
 NEAR = 64  # occurrences compared on either side of the expected place
 
 
-class _Place(NamedTuple):
+class _Alignment(NamedTuple):
     """A place after `at` predicted tokens."""
 
     at: int
@@ -120,7 +120,7 @@ class PredictionDrafter(NgramDrafter):
         for at, token in enumerate(self._predicted, 1):
             self._after[token].append(at)
         self._start = 0
-        self._places = [_Place(0, LONGEST, 0)]  # by output tokens
+        self._places = [_Alignment(0, LONGEST, 0)]  # by output tokens
 
     async def open(self, prompt: Sequence[int]) -> None:
         self._start = len(prompt)
@@ -143,15 +143,15 @@ class PredictionDrafter(NgramDrafter):
             if len(self._indexed) > self._start:
                 self._places.append(self._next(token))
 
-    def _next(self, token: int) -> _Place:
+    def _next(self, token: int) -> _Alignment:
         at, size, expected = self._places[-1]
         if self._predicted[at : at + 1] == (token,):
-            return _Place(at + 1, min(size + 1, LONGEST), at + 1 if size + 1 >= SURE else expected + 1)
+            return _Alignment(at + 1, min(size + 1, LONGEST), at + 1 if size + 1 >= SURE else expected + 1)
         after = self._after.get(token, [])
         near = bisect_left(after, expected + 1)
         places = after[max(0, near - NEAR) : near + NEAR]
         found = max(((self._agreeing(each), -abs(each - expected - 1), each) for each in places), default=None)
-        return _Place(found[2], found[0], expected + 1) if found else _Place(expected + 1, 0, expected + 1)
+        return _Alignment(found[2], found[0], expected + 1) if found else _Alignment(expected + 1, 0, expected + 1)
 
     def _agreeing(self, at: int) -> int:
         most = min(LONGEST, at, len(self._indexed) - self._start)

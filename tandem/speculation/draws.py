@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 import functools
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,14 +31,6 @@ class BadLogits(ArithmeticError):
 
 class StructureFailed(BadLogits):
     """A request's structure cannot be followed further; the message is the reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """A token and its margin to the runner-up, in logits before temperature; 0 is a tie."""
-
-    token: int
-    margin: float
 
 
 class Purpose(enum.IntEnum):
@@ -71,17 +62,31 @@ def gumbel(raw: Words) -> Floats:
     return -log(-log(uniforms))
 
 
-def draw(logits: NDArray[np.float32], params: SamplingParams, position: int) -> Drawn:
+def draw(logits: NDArray[np.float32], params: SamplingParams, position: int) -> int:
     """Draws the token at absolute `position` from logits, float32 [vocabulary]. Raises BadLogits."""
     if params.greedy:
-        return _greedy(logits)
+        return greedy_token(logits)
+    candidates, noisy = _contenders(logits, params, position)
+    return int(candidates[np.argmax(noisy)])
+
+
+def margin(logits: NDArray[np.float32], params: SamplingParams, position: int) -> float:
+    """Returns how far `draw`'s token leads the runner-up, in logits before temperature; 0 is a tie."""
+    noisy = logits if params.greedy else _contenders(logits, params, position)[1]
+    if len(noisy) == 1:
+        return float("inf")
+    second, best = np.partition(noisy, -2)[-2:]
+    return (float(best) - float(second)) * (1.0 if params.greedy else params.temperature)
+
+
+def _contenders(logits: NDArray[np.float32], params: SamplingParams, position: int) -> tuple[Ids, Floats]:
+    """Returns ids that include the two best, and their noisy scores."""
     scores = _scores(logits, params)
     raw = words(params.seed, position, len(scores))
     candidates = surviving(scores, params)
     if candidates is None:
         candidates = _possible_winners(scores, raw)
-    noisy = scores[candidates] + gumbel(raw[candidates])
-    return _best(noisy, candidates, params.temperature)
+    return candidates, scores[candidates] + gumbel(raw[candidates])
 
 
 def probabilities(logits: NDArray[np.float32], params: SamplingParams) -> tuple[Ids, Floats]:
@@ -126,23 +131,6 @@ def greedy_token(logits: NDArray[np.float32]) -> int:
     if token < 0:
         raise BadLogits("no finite largest logit")
     return token
-
-
-def _greedy(logits: NDArray[np.float32]) -> Drawn:
-    token = greedy_token(logits)
-    best = float(logits[token])
-    if len(logits) == 1:
-        return Drawn(token, float("inf"))
-    second = max(float(part.max()) for part in (logits[:token], logits[token + 1 :]) if len(part))
-    return Drawn(token, best - second)
-
-
-def _best(noisy: Floats, candidates: Ids, temperature: float) -> Drawn:
-    winner = int(np.argmax(noisy))
-    if len(noisy) == 1:
-        return Drawn(int(candidates[winner]), float("inf"))
-    best, noisy[winner] = noisy[winner], -np.inf
-    return Drawn(int(candidates[winner]), float(best - noisy.max()) * temperature)
 
 
 def surviving(scores: Floats, params: SamplingParams) -> Ids | None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from operator import mul
-from typing import NamedTuple
 
 from tandem.speculation.types import Draft, Proposer, Verdict
 
 PRIOR = {Proposer.MODEL: 0.7, Proposer.NGRAM: 0.7}  # acceptance of a draft token, before any data
-# Acceptance of a copy before any data, by the length of its match (5: or more)
+# AcceptanceRates of a copy before any data, by the length of its match (5: or more)
 PRIOR_COPIES = {1: 0.2, 2: 0.4, 3: 0.55, 4: 0.64, 5: 0.84}
 PRIOR_COPIED, COPIED_FADING = 0.2, 0.98  # prior share of drafts that are copies; decay per draft
 PRIOR_AHEAD = 0.6  # prior acceptance of a token drafted ahead
@@ -27,10 +26,10 @@ PRIOR_STEPS = 4.0  # weight of the assumed slope, in steps
 LEAST_GAIN = 1.03  # expected speedup that drafts need
 
 
-class Acceptance:
+class AcceptanceRates:
     """Conditional acceptance by position. `prior`: one rate, or the estimate of other requests."""
 
-    def __init__(self, prior: float | Acceptance, fading: float) -> None:
+    def __init__(self, prior: float | AcceptanceRates, fading: float) -> None:
         self._prior, self._fading = prior, fading
         self._counts: tuple[tuple[float, float], ...] = ()  # (trials, hits) by position; other threads read it
 
@@ -116,35 +115,24 @@ def _middle(seconds: Collection[float]) -> float:
     return sorted(seconds)[(len(seconds) - 1) // (4 if len(seconds) < FEW else 2)]
 
 
-class Times(NamedTuple):
-    """Seconds of a draft token, of a verification with its queue, and of a round trip."""
-
-    draft: float
-    verify: float
-    rtt: float
-
-
-@dataclass(slots=True)
-class Smoothed:
-    value: float | None = None
-
-    def note(self, value: float) -> None:
-        self.value = value if self.value is None else self.value + SMOOTHING * (value - self.value)
+def _smoothed(before: float, value: float) -> float:
+    return value if math.isnan(before) else before + SMOOTHING * (value - before)
 
 
 class Estimate:
     """Measurements that all requests to a target share."""
 
     def __init__(self) -> None:
-        # Acceptance of waited-for drafts; of copies, used or not, by the length of their match
-        self.acceptance = {source: Acceptance(rate, PROCESS_FADING) for source, rate in PRIOR.items()}
-        self.copies = {size: Acceptance(rate, PROCESS_FADING) for size, rate in PRIOR_COPIES.items()}
-        self.ahead = Acceptance(PRIOR_AHEAD, PROCESS_FADING)  # of a token drafted ahead
+        # AcceptanceRates of waited-for drafts; of copies, used or not, by the length of their match
+        self.acceptance = {source: AcceptanceRates(rate, PROCESS_FADING) for source, rate in PRIOR.items()}
+        self.copies = {size: AcceptanceRates(rate, PROCESS_FADING) for size, rate in PRIOR_COPIES.items()}
+        self.ahead = AcceptanceRates(PRIOR_AHEAD, PROCESS_FADING)  # of a token drafted ahead
         # Seconds by the step's tokens; by draft tokens; by whether a draft was requested
         self.target, self.draft, self.rest = Line(0.1), Line(1.0), Line(0.0)
         self.rows = self.others = self.co_committed = 0.0  # co-batched rows, their tokens, and their committed tokens
         self.rounds, self.copied = 0, PRIOR_COPIED  # copied: share of drafts that are copies
-        self._token, self._verify, self._rtt = Smoothed(), Smoothed(), Smoothed()
+        # Seconds of a remote pair: of a draft token, of a verification with its queue, and of a round trip
+        self.draft_token = self.verification = self.rtt = math.nan
 
     def observe(self, requested: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
         """Records a round that waited for a draft of `requested` tokens."""
@@ -172,22 +160,21 @@ class Estimate:
 
     def drafted(self, tokens: int, seconds: float) -> None:
         if tokens:
-            self._token.note(seconds / tokens)
+            self.draft_token = _smoothed(self.draft_token, seconds / tokens)
 
     def verified(self, verify_seconds: float, network_seconds: float | None) -> None:
         """Records a remote verification: seconds at the target, and of the network if known."""
-        self._verify.note(verify_seconds)
+        self.verification = _smoothed(self.verification, verify_seconds)
         if network_seconds is not None:
-            self._rtt.note(network_seconds)
+            self.travelled(network_seconds)
 
     def travelled(self, network_seconds: float) -> None:
-        self._rtt.note(network_seconds)
+        self.rtt = _smoothed(self.rtt, network_seconds)
 
     @property
-    def times(self) -> Times | None:
-        """The times of a remote pair; None until all are measured."""
-        draft, verify, rtt = self._token.value, self._verify.value, self._rtt.value
-        return None if draft is None or verify is None or rtt is None else Times(draft, verify, rtt)
+    def timed(self) -> bool:
+        """Whether all times of a remote pair are measured."""
+        return not math.isnan(self.draft_token + self.verification + self.rtt)
 
     def steps(self, most: int) -> list[float]:
         """Returns the seconds of target steps that verify 0 to `most` draft tokens of a row."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,38 +23,11 @@ class DrafterLate(RuntimeError):
     """A drafter missed a deadline too short to prove a failure."""
 
 
-@dataclass(slots=True)
-class Attempt:
-    """A drafter's call, whose outcome must be reported. `trial`: tests whether a failed drafter is back."""
-
-    health: DrafterHealth
-    trial: bool = False
-    _open: bool = True
-
-    def failed(self, error: Exception) -> None:
-        self._open = False
-        self.health.failed(error, self.trial)
-
-    def succeeded(self) -> None:
-        self._open = False
-        if not self.health.backoff.up:
-            self.health.succeeded()
-
-    def refused(self, backoff: Backoff, reason: object) -> None:
-        """Reports a refusal, which is an answer, to the request with this `backoff`."""
-        self.succeeded()
-        if backoff.failed(trial=not backoff.up):
-            log.debug("drafter %s refused a request: %s", self.health.name, reason)
-
-    def ended(self) -> None:
-        """Ends a trial without outcome, so that another may soon follow; no effect after a report."""
-        if self.trial and self._open:
-            self.health.backoff.given_up()
-        self._open = False
-
-
 class DrafterHealth:
-    """The health of one drafter, shared by a process's requests; logs each change once."""
+    """The health of one drafter, shared by a process's requests; logs each change once.
+
+    A call that `attempt` allows must be reported: `failed`, `succeeded`, `refused`, or else `ended`.
+    """
 
     def __init__(self, name: str, backoff: Backoff | None = None) -> None:
         self.name, self.backoff = name, backoff or Backoff()
@@ -65,22 +37,18 @@ class DrafterHealth:
     def up(self) -> bool:
         return self.backoff.up
 
-    def attempt(self, own: Backoff | None = None) -> Attempt | None:
-        """Returns a call, a trial if one is due, or None. A request that waits by its `own` backoff takes no trial."""
-        if own and not own.up and not own.ready():
-            return None
-        if self.backoff.up:
-            return Attempt(self)
-        return Attempt(self, trial=True) if self.backoff.due() else None
+    def attempt(self, own: Backoff | None = None) -> bool:
+        """Whether to call: the drafter is up, or a trial is due. A request waits by its `own` backoff."""
+        return not (own and not own.ready()) and (self.backoff.up or self.backoff.due())
 
     def skipped(self, stats: SpeculationStats) -> None:
         """Counts an undrafted round, here and in its request's statistics."""
         self.undrafted += 1
         stats.undrafted_rounds += 1
 
-    def failed(self, error: Exception, trial: bool = False) -> None:
+    def failed(self, error: Exception) -> None:
         self.failures += 1
-        if self.backoff.failed(trial):
+        if self.backoff.failed():
             reason = " ".join(f"{error}".split()) or type(error).__name__
             log.warning(
                 "drafter %s failed (%s): decoding without drafts, next trial in %.0f s",
@@ -95,6 +63,16 @@ class DrafterHealth:
             log.info(
                 "drafter %s is back after %.1f s; %d rounds went undrafted so far", self.name, down, self.undrafted
             )
+
+    def refused(self, backoff: Backoff, reason: object) -> None:
+        """Reports a refusal, which is an answer, to the request with this `backoff`."""
+        self.succeeded()
+        if backoff.refused():
+            log.debug("drafter %s refused a request: %s", self.name, reason)
+
+    def ended(self) -> None:
+        """Ends a call without outcome; if it was a trial, another may soon follow. No effect after a report."""
+        self.backoff.given_up()
 
 
 class FallibleDrafter(Drafter):
@@ -116,7 +94,7 @@ class FallibleDrafter(Drafter):
 
     async def open(self, prompt: Sequence[int]) -> None:
         if self._health.up:
-            await self._draft(prompt, _nothing, attempt=Attempt(self._health))
+            await self._draft(prompt, _nothing, allowed=True)
 
     def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Coroutine[Any, Any, Draft]:
         call = partial(self._drafter.propose, k=k, model_k=model_k) if k else _nothing
@@ -132,24 +110,22 @@ class FallibleDrafter(Drafter):
         self._opened = False
         await self._drafter.close()
 
-    def _attempt(self, tokens: Sequence[int], call: _Call) -> Attempt | None:
-        """Returns the attempt to make now, or starts a due trial in the background."""
+    def _may_call(self, tokens: Sequence[int], call: _Call) -> bool:
+        """Returns whether to call now; starts a due trial in the background."""
         if self._trial and not self._trial.done():
-            return None  # one call at a time
-        attempt = self._health.attempt(self._backoff)
-        if attempt is None or (self._backoff.up and not attempt.trial):
-            return attempt
+            return False  # one call at a time
+        up = self._backoff.up and self._health.up
+        if not self._health.attempt(self._backoff) or up:
+            return up
         # A trial runs beside the rounds and brings the drafter up to date; its proposal comes too late to be used.
-        self._trial = asyncio.create_task(self._draft(list(tokens), call, attempt=attempt), name="drafter trial")
-        self._trial.add_done_callback(lambda _: attempt.ended())
-        return None
+        self._trial = asyncio.create_task(self._draft(list(tokens), call, allowed=True), name="drafter trial")
+        self._trial.add_done_callback(lambda _: self._health.ended())
+        return False
 
-    async def _draft(
-        self, tokens: Sequence[int], call: _Call, counts: bool = False, attempt: Attempt | None = None
-    ) -> Draft:
-        """Drafts if an attempt may be made, and reports its outcome. `counts`: a failure is an undrafted round."""
+    async def _draft(self, tokens: Sequence[int], call: _Call, counts: bool = False, allowed: bool = False) -> Draft:
+        """Drafts if a call is allowed, and reports its outcome. `counts`: a failure is an undrafted round."""
         draft = None
-        if attempt := attempt or self._attempt(tokens, call):
+        if allowed or self._may_call(tokens, call):
             try:
                 if not self._opened:
                     await self._drafter.close()  # frees what a failed `open` may hold
@@ -157,13 +133,13 @@ class FallibleDrafter(Drafter):
                     self._opened = True
                 draft = await call(tokens)
                 self._backoff.succeeded()
-                attempt.succeeded()
+                self._health.succeeded()
             except DrafterLate:
-                self._backoff.failed(trial=not self._backoff.up)
+                self._backoff.refused()
             except self._refusals as error:
-                attempt.refused(self._backoff, error)
+                self._health.refused(self._backoff, error)
             except Exception as error:  # no error of a drafter may end a request
-                attempt.failed(error)
+                self._health.failed(error)
         if draft is None and counts:
             self._health.skipped(self._stats)
         return draft or Draft()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from dataclasses import dataclass
 
@@ -13,14 +12,6 @@ from tandem.speculation.sampling import InvalidField
 
 MAX_LAYERS = 8
 DEFAULT_CONTEXT = 256
-_SCALE = 4  # bytes
-
-
-class FeatureFormat(enum.Enum):
-    """Number format on the wire. The values are used on the command line and in reports."""
-
-    BFLOAT16 = "bfloat16"
-    INT8 = "int8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +20,6 @@ class FeatureSpec:
 
     layers: tuple[int, ...]
     hidden_size: int
-    format: FeatureFormat
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.layers) <= MAX_LAYERS:
@@ -37,8 +27,7 @@ class FeatureSpec:
 
     @property
     def position_bytes(self) -> int:
-        plain = self.format is FeatureFormat.BFLOAT16
-        return len(self.layers) * (2 * self.hidden_size if plain else _SCALE + self.hidden_size)
+        return len(self.layers) * 2 * self.hidden_size
 
     def positions(self, data: bytes) -> int:
         count, rest = divmod(len(data), self.position_bytes)
@@ -47,34 +36,18 @@ class FeatureSpec:
         return count
 
     def encode(self, values: NDArray[np.float32]) -> bytes:
-        """Encodes values [positions, layers, hidden]."""
-        values = _finite(values.astype(np.float32))
-        if self.format is FeatureFormat.BFLOAT16:
-            return _as_bfloat16(values).tobytes()
-        scales = (np.abs(values).max(axis=-1, keepdims=True) / 127).astype("<f4")
-        numbers = np.rint(values / np.where(scales > 0, scales, 1)).clip(-127, 127).astype(np.int8)
-        return np.concatenate([scales.view(np.int8), numbers], axis=-1).tobytes()
+        """Encodes values [positions, layers, hidden] in bfloat16, rounded to nearest, ties to even."""
+        bits = np.ascontiguousarray(_finite(values.astype(np.float32))).view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()
 
     def decode(self, data: bytes) -> NDArray[np.float32]:
         """Decodes to values [positions, layers * hidden]. Raises InvalidField."""
-        count = self.positions(data)
-        if self.format is FeatureFormat.BFLOAT16:
-            wide = np.frombuffer(data, dtype="<u2").astype(np.uint32) << 16
-            return _finite(wide.view(np.float32)).reshape(count, -1)
-        rows = np.frombuffer(data, dtype=np.int8).reshape(count, len(self.layers), -1)
-        scales = _finite(np.ascontiguousarray(rows[..., :_SCALE]).view("<f4").astype(np.float32))
-        with np.errstate(over="ignore"):
-            return _finite(rows[..., _SCALE:] * scales).reshape(count, -1)
+        wide = np.frombuffer(data, dtype="<u2").astype(np.uint32) << 16
+        return _finite(wide.view(np.float32)).reshape(self.positions(data), -1)
 
 
 def _finite(values: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
-
-
-def _as_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    # Rounded to nearest, ties to even
-    bits = np.ascontiguousarray(values).view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
 
 
 class FeatureInbox:

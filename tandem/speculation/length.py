@@ -5,10 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from tandem.speculation.estimate import REQUEST_FADING, Acceptance, Estimate, best_length, expected_by_length, source_of
+from tandem.speculation.estimate import (
+    REQUEST_FADING,
+    AcceptanceRates,
+    Estimate,
+    best_length,
+    expected_by_length,
+    source_of,
+)
 from tandem.speculation.types import Draft, Proposer, Verdict
 
 FIRST = 3  # draft tokens of a process's first round
@@ -31,38 +37,32 @@ class LengthPlan(NamedTuple):
         return max(self.copied, self.model_k)
 
 
-class LengthPolicy(Protocol):
-    """Chooses a session's draft lengths, perhaps before the round under way is reported."""
+class FixedLength:
+    """Draft lengths of one session: always `length`. A policy may choose before the round under way is reported."""
+
+    def __init__(self, length: int) -> None:
+        if length < 0:
+            raise ValueError(f"speculation_length: {length} is below 0")
+        self._most = length
 
     def choose(self, remaining: int) -> LengthPlan:
         """Returns a length of 0 to `remaining` - 1; `remaining` >= 1 tokens are left."""
+        length = min(self._most, remaining - 1)
+        return LengthPlan(length, length)
 
     def observe(self, requested: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
         """Reports the oldest unreported round, of `requested` draft tokens and `seconds` in all."""
 
 
-@dataclass(frozen=True, slots=True)
-class FixedLength:
-    length: int
-
-    def __post_init__(self) -> None:
-        if self.length < 0:
-            raise ValueError(f"speculation_length: {self.length} is below 0")
-
-    def choose(self, remaining: int) -> LengthPlan:
-        length = min(self.length, remaining - 1)
-        return LengthPlan(length, length)
-
-    def observe(self, requested: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
-        """Does nothing."""
-
-
-class AdaptiveLength:
+class AdaptiveLength(FixedLength):
     """Lengths of at most `most` for one session; sessions share `estimate`."""
 
     def __init__(self, most: int, estimate: Estimate) -> None:
-        self._most, self._estimate = most, estimate
-        self._acceptance = {source: Acceptance(known, REQUEST_FADING) for source, known in estimate.acceptance.items()}
+        super().__init__(most)
+        self._estimate = estimate
+        self._acceptance = {
+            source: AcceptanceRates(known, REQUEST_FADING) for source, known in estimate.acceptance.items()
+        }
         self._credit, self._trial = math.inf, 0.0  # seconds that trials may cost, and that one does
 
     def choose(self, remaining: int) -> LengthPlan:

@@ -10,7 +10,7 @@ from tandem.speculation.drafters import Drafter, NgramDrafter, PredictionDrafter
 from tandem.speculation.estimate import (
     PRIOR_COPIES,
     REQUEST_FADING,
-    Acceptance,
+    AcceptanceRates,
     Estimate,
     best_length,
     expected_by_length,
@@ -31,7 +31,7 @@ class PolicedLookup:
         self, estimate: Estimate, only_grows: bool = False, prediction: PredictionDrafter | None = None
     ) -> None:
         self._estimate = estimate
-        self._acceptance = {size: Acceptance(known, REQUEST_FADING) for size, known in estimate.copies.items()}
+        self._acceptance = {size: AcceptanceRates(known, REQUEST_FADING) for size, known in estimate.copies.items()}
         self._lookup = prediction or NgramDrafter(LONGEST, only_grows=only_grows)
         self._lock = threading.Lock()
         self._expected: tuple[int, ...] = ()  # after `_matched` tokens, of which `_size` matched

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import Any, Protocol
 
-from tandem.speculation.length import LengthPlan, LengthPolicy
+from tandem.speculation.length import FixedLength, LengthPlan
 from tandem.speculation.stopping import Stopping
 from tandem.speculation.types import Chunk, Draft, SpeculationStats, Verdict
 
@@ -18,7 +18,7 @@ TOGETHER = 1 / 60
 class Rounds(Protocol):
     """Rounds of draft and verification, wherever the models run."""
 
-    lengths: LengthPolicy | None = None  # chooses draft lengths, if the rounds do
+    lengths: FixedLength | None = None  # chooses draft lengths, if the rounds do
 
     def plan(self, length: LengthPlan) -> None:
         """Sets the lengths of rounds after the one under way."""
@@ -35,7 +35,7 @@ class Rounds(Protocol):
 
 
 async def speculate(
-    prompt: Sequence[int], lengths: LengthPolicy, rounds: Rounds, stopping: Stopping, stats: SpeculationStats
+    prompt: Sequence[int], lengths: FixedLength, rounds: Rounds, stopping: Stopping, stats: SpeculationStats
 ) -> AsyncGenerator[Chunk, None]:
     """Yields what rounds commit, up to the stop; updates `stats`; closes `rounds`."""
     tokens = list(prompt)

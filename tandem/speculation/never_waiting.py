@@ -11,26 +11,16 @@ from typing import Protocol
 
 from tandem.speculation.ahead import DraftingAhead
 from tandem.speculation.drafters import Drafter
-from tandem.speculation.lookahead import LookaheadPolicy
 from tandem.speculation.loop import Rounds
 from tandem.speculation.rounds import ATTEMPTS, OutOfStep, RoundsLost, TargetSession
 from tandem.speculation.run_on import RunMessage
 from tandem.speculation.types import Draft, Proposer, SpeculationStats, Verdict
+from tandem.speculation.verification_mode import LookaheadPolicy
 
 REJECTED = -1  # stands for a rejected draft token: only the number counts
 
 
-@dataclass(frozen=True, slots=True)
-class RunStep:
-    """A step's verdict on `drafted` draft tokens."""
-
-    verdict: Verdict
-    drafted: int
-    rtt: float | None = None  # round trip, if measured
-    copied: bool = False  # by the target, from the text
-
-
-OnStep = Callable[[RunStep | Exception], None]
+OnStep = Callable[[Verdict | Exception], None]
 
 
 class RunVerifier(TargetSession, Protocol):
@@ -69,7 +59,7 @@ class NeverWaitingRounds(Rounds):
     _end: int = 0
     _prompt: list[int] = field(default_factory=list)
     _ahead: DraftingAhead | None = None
-    _steps: asyncio.Queue[RunStep | Exception] = field(default_factory=asyncio.Queue)
+    _steps: asyncio.Queue[Verdict | Exception] = field(default_factory=asyncio.Queue)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _ended: float = 0.0
     _drafter_open: bool = False
@@ -107,8 +97,8 @@ class NeverWaitingRounds(Rounds):
             self._wait_counts(found, waited)
             self.stats.run_steps += 1
             draft = self._draft_of(found, self._ahead)
-            self._ahead.was_used(found.verdict.token_ids)
-            return draft, found.verdict
+            self._ahead.was_used(found.token_ids)
+            return draft, found
 
     async def suspend(self, tokens: Sequence[int]) -> None:
         """Ends the run; the session then holds `tokens`."""
@@ -145,16 +135,15 @@ class NeverWaitingRounds(Rounds):
             parts.append(partial(self.elsewhere, self._ahead, len(self._prompt)))
         self._tasks = [asyncio.create_task(self._reported(part), name="draft ahead") for part in parts]
 
-    def _on_step(self, ahead: DraftingAhead, step: RunStep | Exception) -> None:
+    def _on_step(self, ahead: DraftingAhead, step: Verdict | Exception) -> None:
         if ahead is not self._ahead:  # it was left meanwhile
-            self.stats.wasted_steps += isinstance(step, RunStep)
+            self.stats.wasted_steps += isinstance(step, Verdict)
             return
-        if isinstance(step, RunStep):
+        if isinstance(step, Verdict):
             self._verified += 0 if step.copied else step.drafted
-            self.lookahead.stepped(step.drafted, step.verdict)
-            beside_target = step.verdict.queue_seconds + step.verdict.compute_seconds
-            self.lookahead.estimate.verified(beside_target, step.rtt)
-            ahead.arrived(step.verdict.token_ids)
+            self.lookahead.stepped(step.drafted, step)
+            self.lookahead.estimate.verified(step.queue_seconds + step.compute_seconds, step.network_seconds)
+            ahead.arrived(step.token_ids)
         self._steps.put_nowait(step)
 
     async def _draft(self, ahead: DraftingAhead) -> None:
@@ -174,18 +163,18 @@ class NeverWaitingRounds(Rounds):
             await self.drafter.open(self._prompt)
             self._drafter_open = True
 
-    def _draft_of(self, step: RunStep, ahead: DraftingAhead) -> Draft:
-        accepted = step.verdict.token_ids[: step.verdict.accepted]
+    def _draft_of(self, step: Verdict, ahead: DraftingAhead) -> Draft:
+        accepted = step.token_ids[: step.accepted]
         rejected = (REJECTED,) * (step.drafted - len(accepted))
         by = (Proposer.NGRAM,) * step.drafted if step.copied else ahead.proposers(step.drafted)
         return Draft((*accepted, *rejected), proposed_by=by, ahead=True)
 
-    def _wait_counts(self, step: RunStep, waited: float) -> None:
+    def _wait_counts(self, step: Verdict, waited: float) -> None:
         # Network time is waiting that a remote target's own time does not explain.
         now = self.clock()
-        beside_target = step.verdict.queue_seconds + step.verdict.compute_seconds
-        if step.rtt is not None:
-            self.stats.network_seconds += max(0.0, now - max(waited, self._ended) - beside_target)
+        if step.network_seconds is not None:
+            at_target = step.queue_seconds + step.compute_seconds
+            self.stats.network_seconds += max(0.0, now - max(waited, self._ended) - at_target)
         self._ended = now
 
     async def _leave(self) -> None:
@@ -198,4 +187,4 @@ class NeverWaitingRounds(Rounds):
             self._verified = 0
         self._ahead = None
         while not self._steps.empty():  # read, and never used
-            self.stats.wasted_steps += isinstance(self._steps.get_nowait(), RunStep)
+            self.stats.wasted_steps += isinstance(self._steps.get_nowait(), Verdict)

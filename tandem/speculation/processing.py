@@ -39,8 +39,8 @@ class Processing:
         self, sampling: SamplingParams, prompt_length: int, matcher: Matcher | None = None, output: Sequence[int] = ()
     ) -> None:
         self._sampling, self._prompt_length = sampling, prompt_length
-        self._seen = Counts() if sampling.repetition_penalty != 1 else None
-        self._generated = Counts() if sampling.presence_penalty or sampling.frequency_penalty else None
+        self._seen = TokenCounts() if sampling.repetition_penalty != 1 else None
+        self._generated = TokenCounts() if sampling.presence_penalty or sampling.frequency_penalty else None
         self._structure = None if matcher is None else StructureMasks(matcher, output)
         self._bias_ids = np.array([token for token, _ in sampling.logit_bias], dtype=np.int64)
         self._biases = np.array([bias for _, bias in sampling.logit_bias], dtype=np.float32)
@@ -119,7 +119,7 @@ class Processing:
                 counts.add(token)
             self._followed.append(token)
 
-    def _counting(self, position: int) -> Iterator[Counts]:
+    def _counting(self, position: int) -> Iterator[TokenCounts]:
         if self._seen:
             yield self._seen
         if self._generated and position >= self._prompt_length:
@@ -143,7 +143,7 @@ class Processor:
         return self.processing.mask(self.tokens, draft)
 
 
-class Counts:
+class TokenCounts:
     """Occurrences by token; the last one added is the first removed."""
 
     def __init__(self) -> None:

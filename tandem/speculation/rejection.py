@@ -15,12 +15,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.speculation.draws import BadLogits, Drawn, Floats, Ids, Purpose, draw, likeliest, probabilities, uniform
+from tandem.speculation.draws import BadLogits, Floats, Ids, Purpose, draw, likeliest, probabilities, uniform
 from tandem.speculation.types import SamplingParams, SparseDistribution, Verdict
 
 # A draft's distribution is cut to at most SUPPORT tokens, each at least FLOOR times as likely as the likeliest.
@@ -98,27 +97,18 @@ def residual(p: Distribution, q: Distribution) -> Distribution:
     return Distribution(p.ids, left / mass) if mass > 0 else p
 
 
-class Chance(Protocol):
-    """The random decisions at draft token i of a round."""
+class Chance:
+    """The random decisions at draft token i of a round, by seed and absolute position. `start`: of draft token 0."""
+
+    def __init__(self, seed: int, start: int) -> None:
+        self.seed, self.start = seed, start
 
     def accept(self, i: int, probability: float) -> bool:
         """Returns True with this probability."""
-
-    def correct(self, i: int, distribution: Distribution) -> int:
-        """Draws a token from `distribution`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Seeded:
-    """Chance by seed and absolute position. `start`: the position of draft token 0."""
-
-    seed: int
-    start: int
-
-    def accept(self, i: int, probability: float) -> bool:
         return uniform(self.seed, self.start + i, Purpose.ACCEPT) < probability
 
     def correct(self, i: int, distribution: Distribution) -> int:
+        """Draws a token from `distribution`."""
         return distribution.at(uniform(self.seed, self.start + i, Purpose.RESIDUAL))
 
 
@@ -126,7 +116,7 @@ def reject(
     draft: Sequence[int],
     drawn_from: Sequence[Distribution],
     target: Callable[[int], Distribution],
-    bonus: Callable[[int], Drawn],
+    bonus: Callable[[int], int],
     chance: Chance,
 ) -> Verdict:
     """Commits drafts up to the first rejection and its correction, or all and a bonus. target(i): p after draft[:i]."""
@@ -134,7 +124,7 @@ def reject(
         p = target(i)
         if not chance.accept(i, acceptance_probability(p.of(token), q.of(token))):
             return Verdict((*draft[:i], chance.correct(i, residual(p, q))), accepted=i)
-    return Verdict((*draft, bonus(len(draft)).token), accepted=len(draft))
+    return Verdict((*draft, bonus(len(draft))), accepted=len(draft))
 
 
 def reject_seeded(
@@ -151,7 +141,7 @@ def reject_seeded(
         drawn_from,
         lambda i: warped(logits(i), params),
         lambda i: draw(logits(i), params, start + i),
-        Seeded(params.seed, start),
+        Chance(params.seed, start),
     )
 
 

@@ -6,8 +6,9 @@ import math
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
+RETRY_SECONDS, ATTEMPTS = 60.0, 12  # of a request without progress; so many at least, if their waits fit
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # between its attempts
 FIRST_SECONDS, LONGEST_SECONDS = 1.0, 30.0
 FULL_SECONDS = 0.2  # wait for a full server that does not state one
 MOST_PATIENT = 64  # longest wait for a server / first wait
@@ -18,32 +19,18 @@ def doubled(first: float, longest: float, times: int) -> float:
     return min(longest, first * 2.0 ** min(times, 30))
 
 
-@dataclass(frozen=True, slots=True)
-class Persistence:
-    """How long a request retries without progress: `seconds`, and at least `attempts` if their waits fit into that."""
-
-    seconds: float = 60.0
-    first: float = 0.05
-    longest: float = 2.0
-    attempts: int = 12
-
-    def __post_init__(self) -> None:
-        if not self.seconds >= 0:
-            raise ValueError(f"reconnect_seconds: {self.seconds} is below 0")
-
-
 class RetryBudget:
-    """The retries of one request since its last progress; full servers are retried for `admission` seconds."""
+    """One request's retries, for `retry_seconds` without progress, or `admission` seconds at full servers."""
 
     def __init__(
         self,
-        persistence: Persistence | None = None,
+        retry_seconds: float = RETRY_SECONDS,
         deadline: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
         admission: float = 600.0,
     ) -> None:
-        self._persistence, self._clock, self._chance = persistence or Persistence(), clock, chance
+        self._retry_seconds, self._clock, self._chance = retry_seconds, clock, chance
         self._deadline, self._admission = deadline, admission
         self._admission_ends = clock() + admission
         self._since: float | None = None
@@ -65,18 +52,18 @@ class RetryBudget:
 
     def wait(self) -> float | None:
         """Returns the seconds before the next attempt (0.0 before the first); None: give up."""
-        now, persistence = self._clock(), self._persistence
+        now = self._clock()
         if self._since is None:
             self._since, self._waited, self._end = now, 0.0, math.inf
             if self._deadline is not None:
                 self._end = self._deadline - min(0.2, 0.1 * max(0.0, self._deadline - now))
         pause = 0.0
         if self.attempts:
-            longest = doubled(persistence.first, persistence.longest, self.attempts - 1)
+            longest = doubled(FIRST_PAUSE, LONGEST_PAUSE, self.attempts - 1)
             pause = longest * (0.5 + 0.5 * self._chance())  # clients of one lost server must not return together
         # Until enough attempts were made, only the waits between them count, not how long each took.
-        spent = now - self._since if self.attempts >= persistence.attempts else self._waited
-        if spent + pause >= persistence.seconds or now + pause >= self._end:
+        spent = now - self._since if self.attempts >= ATTEMPTS else self._waited
+        if spent + pause >= self._retry_seconds or now + pause >= self._end:
             return None
         self._waited += pause
         self.attempts += 1
@@ -117,7 +104,7 @@ class Backoff:
         self.wait_seconds = 0.0
         self._changed = -longest
         self._next_trial = 0.0
-        self.up = True
+        self.up, self._trying = True, False
 
     @property
     def seconds(self) -> float:
@@ -130,17 +117,25 @@ class Backoff:
         """Returns True to one caller per wait, which must make the trial."""
         if self.up or not self.ready():
             return False
-        self._next_trial = self._clock() + self.wait_seconds
+        self._next_trial, self._trying = self._clock() + self.wait_seconds, True
         return True
 
     def given_up(self) -> None:
-        self._next_trial = min(self._next_trial, self._clock() + self.first)
+        """Ends a trial without outcome."""
+        if self._trying:
+            self._next_trial, self._trying = min(self._next_trial, self._clock() + self.first), False
 
-    def failed(self, trial: bool = False) -> bool:
+    def refused(self) -> bool:
+        """Like `failed`, where each call is a trial."""
+        self._trying = not self.up
+        return self.failed()
+
+    def failed(self) -> bool:
         """Records a failure; returns whether the state changes. Earlier calls that fail later are ignored."""
-        if not self.up and not trial:
+        if not self.up and not self._trying:
             return False
-        changed, again = self.up, trial or self.seconds < self._longest
+        changed, again = self.up, self._trying or self.seconds < self._longest
+        self._trying = False
         self.wait_seconds = min(2 * self.wait_seconds, self._longest) if again and self.wait_seconds else self.first
         if changed:
             self.up, self._changed = False, self._clock()
@@ -149,6 +144,7 @@ class Backoff:
 
     def succeeded(self) -> float | None:
         """Records a success; returns the seconds of downtime, or None if it was up."""
+        self._trying = False
         if self.up:
             return None
         down = self.seconds

@@ -25,7 +25,7 @@ ATTEMPTS = 3  # stale rounds, each after a reopening, before the request fails
 
 
 class RoundsLost(Exception):
-    """The rounds in flight, and perhaps the session, are lost. `cause`: the error if recovery fails."""
+    """The rounds in flight are stale, or lost with their session. `cause`: the error if recovery fails."""
 
     def __init__(self, cause: Exception) -> None:
         super().__init__(str(cause))
@@ -34,15 +34,6 @@ class RoundsLost(Exception):
 
 class OutOfStep(RuntimeError):
     """The verifier holds other tokens than were committed, even after a reopening."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A round's answer; no verdict if stale. `network_seconds`: time not spent at the target."""
-
-    verdict: Verdict | None
-    committed_length: int
-    network_seconds: float = 0.0
 
 
 class TargetSession(Protocol):
@@ -61,8 +52,8 @@ class TargetSession(Protocol):
 class Verifier(TargetSession, Protocol):
     """Answers rounds in order."""
 
-    def send(self, tokens: Sequence[int], draft: Draft) -> asyncio.Future[Answer]:
-        """Sends a round that extends `tokens`, which must not change. The answer may raise RoundsLost."""
+    def send(self, tokens: Sequence[int], draft: Draft) -> asyncio.Future[Verdict]:
+        """Sends a round that extends `tokens`, which must not change. The verdict may raise RoundsLost."""
 
 
 class VerifierHere(Verifier):
@@ -73,11 +64,8 @@ class VerifierHere(Verifier):
     ) -> Verdict:
         raise NotImplementedError
 
-    def send(self, tokens: Sequence[int], draft: Draft) -> asyncio.Future[Answer]:
-        return asyncio.ensure_future(self._answer(tokens, draft))
-
-    async def _answer(self, tokens: Sequence[int], draft: Draft) -> Answer:
-        return Answer(await self.verify(tokens, draft.token_ids, draft.distributions), 0)
+    def send(self, tokens: Sequence[int], draft: Draft) -> asyncio.Future[Verdict]:
+        return asyncio.ensure_future(self.verify(tokens, draft.token_ids, draft.distributions))
 
     async def resume(self, tokens: Sequence[int], cause: Exception) -> None:
         raise cause
@@ -88,7 +76,7 @@ class _Flight:
     """A round in flight. `ahead`: it begins with a drafted bonus token."""
 
     draft: Draft
-    answer: asyncio.Future[Answer]
+    verdict: asyncio.Future[Verdict]
     sent: float
     ahead: bool
 
@@ -128,23 +116,19 @@ class DraftedRounds(Rounds):
         stale = 0
         while True:
             try:
-                answer = await self._first_answer()
+                verdict = await self._first_verdict()
             except RoundsLost as lost:
-                error = lost.cause
-            else:
-                if answer.verdict is not None:
-                    flight = self._flights.popleft()
-                    if not self._follows(tokens, flight, answer.verdict, answer.network_seconds):
-                        await self._drop_in_flight()
-                    return flight.draft, answer.verdict
-                held = answer.committed_length
-                error = OutOfStep(f"round at {len(tokens)} is stale: the verifier holds {held} tokens")
-                stale += 1
+                stale += isinstance(lost.cause, OutOfStep)
                 if stale == ATTEMPTS:
-                    raise error
-            again = self._flights.popleft()
-            await self._drop_in_flight()
-            await self.verifier.resume(tokens, error)
+                    raise lost.cause from None
+                again = self._flights.popleft()
+                await self._drop_in_flight()
+                await self.verifier.resume(tokens, lost.cause)
+            else:
+                flight = self._flights.popleft()
+                if not self._follows(tokens, flight, verdict):
+                    await self._drop_in_flight()
+                return flight.draft, verdict
             self._path = tokens
             self._send(again.draft, ahead=False)
 
@@ -156,21 +140,21 @@ class DraftedRounds(Rounds):
         finally:
             await self.verifier.close()
 
-    async def _first_answer(self) -> Answer:
+    async def _first_verdict(self) -> Verdict:
         """Waits for the oldest round in flight, and drafts ahead as far as it pays."""
-        answer = self._flights[0].answer
-        while not answer.done():
+        verdict = self._flights[0].verdict
+        while not verdict.done():
             deepest = self.depth.of(self._k) if self.depth else 1
             room = len(self._path) + 1 < self._end
             if self._ahead is None and not self._no_bonus and room and len(self._flights) < deepest:
                 self._ahead = asyncio.create_task(self._draft_ahead(), name="draft ahead")
             if self._ahead is None:
-                return await answer
-            either: list[asyncio.Future[Any]] = [answer, self._ahead]
+                return await verdict
+            either: list[asyncio.Future[Any]] = [verdict, self._ahead]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if self._ahead.done():
                 await self._ahead_sent()
-        return answer.result()
+        return verdict.result()
 
     async def _draft_ahead(self) -> bool:
         """Drafts and sends a bonus token and a round after it; returns False without bonus."""
@@ -202,13 +186,14 @@ class DraftedRounds(Rounds):
     def _send(self, draft: Draft, ahead: bool) -> None:
         if self.depth:
             self.stats.sent(len(self._flights))
-        answer = self.verifier.send(self._path, draft)
-        self._flights.append(_Flight(draft, answer, self.clock(), ahead))
+        verdict = self.verifier.send(self._path, draft)
+        self._flights.append(_Flight(draft, verdict, self.clock(), ahead))
         self._path = [*self._path, *draft.token_ids]
 
-    def _follows(self, tokens: Sequence[int], flight: _Flight, verdict: Verdict, network_seconds: float) -> bool:
+    def _follows(self, tokens: Sequence[int], flight: _Flight, verdict: Verdict) -> bool:
         """Records a verdict; returns whether the rounds in flight still follow."""
         now, beside_target = self.clock(), verdict.queue_seconds + verdict.compute_seconds
+        network_seconds = verdict.network_seconds or 0.0
         waited = now - max(flight.sent, self._answered) - beside_target
         self._answered = now
         self.stats.network_seconds += min(network_seconds, max(0.0, waited))  # overlapping rounds do not wait twice
@@ -228,5 +213,5 @@ class DraftedRounds(Rounds):
             self._ahead = None
         for flight in self._flights:
             self.stats.stale(flight.draft, flight.ahead)
-            flight.answer.cancel()
+            flight.verdict.cancel()
         self._flights.clear()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from tandem.speculation import rejection
-from tandem.speculation.draws import BadLogits, Drawn, best_token, draw, greedy_token, largest
+from tandem.speculation.draws import BadLogits, best_token, draw, largest, margin
 from tandem.speculation.elementary import exp, log, total
 from tandem.speculation.processing import Processor
 from tandem.speculation.rejection import Logits
@@ -60,7 +60,7 @@ def draft_token(
     if request.drafts_sample:
         return rejection.draft_token(logits, params, position, target_vocab_size)
     try:
-        return draw(logits, params, position).token, None
+        return draw(logits, params, position), None
     except BadLogits:
         return 0, None
 
@@ -82,34 +82,31 @@ def verify_draft(
     def processed(i: int) -> Logits:
         return logits(i) if processor is None else processor.logits(logits(i), draft[:i])
 
-    def drawn(i: int) -> Drawn:
-        if params.greedy and not request.margins:
-            token = best(i)
-            return Drawn(token if settled(token, params, processor, draft[:i]) else greedy_token(processed(i)), 0.0)
+    def drawn(i: int) -> int:
+        if params.greedy and settled(token := best(i), params, processor, draft[:i]):
+            return token
         return draw(processed(i), params, start + i)
 
     if draft and request.drafts_sample:
         verdict = rejection.reject_seeded(draft, sent, processed, params, start)
     else:
-        verdict = agree(draft, drawn, request.margins)
+        verdict = agree(draft, drawn)
+        if request.margins:
+            verdict.margins = tuple(margin(processed(i), params, start + i) for i in range(len(verdict.token_ids)))
     if request.logprobs is not None:
         tokens = verdict.token_ids
         verdict.logprobs = logprobs_of([logits(i) for i in range(len(tokens))], tokens, request.logprobs)
     return verdict
 
 
-def agree(draft: Sequence[int], target_draw: Callable[[int], Drawn], margins: bool = False) -> Verdict:
+def agree(draft: Sequence[int], target_draw: Callable[[int], int]) -> Verdict:
     """Commits draws i = 0, 1, ... of the target after draft[:i] while they equal draft[i], then one more."""
-    drawn: list[Drawn] = []
+    drawn: list[int] = []
     for i in range(len(draft) + 1):
         drawn.append(target_draw(i))
-        if i == len(draft) or drawn[i].token != draft[i]:
+        if i == len(draft) or drawn[i] != draft[i]:
             break
-    return Verdict(
-        token_ids=tuple(d.token for d in drawn),
-        accepted=len(drawn) - 1,
-        margins=tuple(d.margin for d in drawn) if margins else (),
-    )
+    return Verdict(token_ids=tuple(drawn), accepted=len(drawn) - 1)
 
 
 def known_prefix(draft: Sequence[int], vocab_size: int) -> tuple[int, ...]:

@@ -85,6 +85,9 @@ class Verdict:
     logprobs: tuple[TokenLogprobs, ...] = ()
     features: bytes = b""  # of the last token fed before, and of the accepted ones
     ended: float = 0.0  # perf_counter; 0: unknown
+    network_seconds: float | None = None  # not spent at the target, if measured
+    drafted: int = 0  # draft tokens of a run's step
+    copied: bool = False  # of a run's step: by the target, from the text
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +115,13 @@ def model_part(k: int, model_k: int | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens committed together, and the text that they complete."""
+    """Tokens committed together, and the text that they complete. `rounds`: tokens of each round."""
 
     token_ids: tuple[int, ...] = ()
     text: str = ""
     margins: tuple[float, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
+    rounds: tuple[int, ...] = ()
 
     def __add__(self, after: Chunk) -> Chunk:
         return Chunk(
@@ -125,6 +129,7 @@ class Chunk:
             self.text + after.text,
             self.margins + after.margins,
             self.logprobs + after.logprobs,
+            self.rounds + after.rounds,
         )
 
 

@@ -40,7 +40,6 @@ class FeatureFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FEATURE_FORMAT_UNSPECIFIED: _ClassVar[FeatureFormat]
     FEATURE_FORMAT_BFLOAT16: _ClassVar[FeatureFormat]
-    FEATURE_FORMAT_INT8: _ClassVar[FeatureFormat]
 STRUCTURE_KIND_UNSPECIFIED: StructureKind
 STRUCTURE_KIND_JSON_SCHEMA: StructureKind
 STRUCTURE_KIND_REGEX: StructureKind
@@ -61,7 +60,6 @@ FINISH_REASON_STOP_STRING: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 FEATURE_FORMAT_UNSPECIFIED: FeatureFormat
 FEATURE_FORMAT_BFLOAT16: FeatureFormat
-FEATURE_FORMAT_INT8: FeatureFormat
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "seed", "logit_bias", "presence_penalty", "frequency_penalty", "repetition_penalty", "structure")

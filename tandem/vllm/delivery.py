@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from tandem.rpc.propose_stream import StreamedDrafts
-from tandem.speculation.ahead import DraftingAhead, GivenPlan
+from tandem.speculation.ahead import DraftingAhead
 from tandem.speculation.drafters import NgramDrafter
-from tandem.speculation.lookahead import DraftPlan
+from tandem.speculation.estimate import Estimate
 from tandem.speculation.types import Proposer, Request, SpeculationStats
+from tandem.speculation.verification_mode import DraftPlan, LookaheadPolicy
 from tandem.vllm.rows import Held, Row
 from tandem.vllm.workers import RowWorker, RowWorkers
 
@@ -98,9 +99,9 @@ class RowSession(DraftingAhead):
     """Follows `row` from its `known` tokens; drafts go to `row.held`, of which steps verify `k` tokens."""
 
     def __init__(self, worker: RowWorker, row: Row, known: list[int], k: int, budget_seconds: float) -> None:
-        plan, end = GivenPlan(DraftPlan(AHEAD_LENGTHS * k, k, k)), worker.target.max_sequence_length
-        stats, nobody = SpeculationStats(), NgramDrafter()
-        super().__init__(nobody, plan, lambda message: None, stats, known, end, k, drafts_here=False)
+        plan, end = DraftPlan(AHEAD_LENGTHS * k, k, k), worker.target.max_sequence_length
+        given, stats, nobody = LookaheadPolicy(k, Estimate(), given=plan), SpeculationStats(), NgramDrafter()
+        super().__init__(nobody, given, lambda message: None, stats, known, end, k, drafts_here=False)
         self.worker = worker
         self.awaited: Arrivals | None = None
         self._row, self._budget = row, budget_seconds

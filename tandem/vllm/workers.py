@@ -45,16 +45,16 @@ class RowWorker(DraftClient):
             self._late_steps, self._last_late = self._late_steps + 1, step
 
     async def try_again(self) -> None:
-        if self.health.up or not (attempt := self.health.attempt()):
+        if self.health.up or not self.health.attempt():
             return
         self.forget()
         try:
             await self.info(self.seconds, wait=False)
-            attempt.succeeded()
+            self.health.succeeded()
         except (TandemError, TokenizerMismatch) as error:
-            attempt.failed(error)
+            self.health.failed(error)
         finally:
-            attempt.ended()
+            self.health.ended()
 
 
 class RowWorkers:

@@ -12,38 +12,9 @@ from tandem.clients.completion import check_request
 
 NOWHERE = "127.0.0.1:1"
 KINDS = (tandem.Client, tandem.AsyncClient)
-DEFAULTS = {
-    "prompt": None,
-    "sampling": None,
-    "stop": (),
-    "timeout": None,
-    "max_new_tokens": None,
-    "chat": False,
-    "messages": None,
-    "ignore_end_of_sequence": False,
-    "speculation_length": None,
-    "rule": "agreement",
-    "logprobs": None,
-    "adapter": "",
-    "drafts": "auto",
-    "prediction": "",
-    "receipt": False,
-}
 
 
 # --- signatures ---
-
-
-@pytest.mark.parametrize("name", ["generate", "stream"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_signature_has_every_argument_with_its_type_and_default(kind: Any, name: str) -> None:
-    signature = inspect.signature(getattr(kind, name))
-    _, *arguments = signature.parameters.values()
-    assert {each.name: each.default for each in arguments} == DEFAULTS
-    assert all(each.annotation not in (inspect.Parameter.empty, "...") for each in arguments)
-    assert {each.name for each in arguments if each.kind is inspect.Parameter.KEYWORD_ONLY} == (
-        DEFAULTS.keys() - {"prompt", "sampling"}
-    )
 
 
 def test_the_clients_do_not_drift_apart() -> None:
@@ -64,14 +35,10 @@ def test_the_clients_do_not_drift_apart() -> None:
 
 WRONG_TYPES = [
     ({"max_new_tokens": "12"}, "max_new_tokens must be a positive integer, or None, not '12'"),
-    ({"max_new_tokens": 12.0}, "max_new_tokens must be a positive integer, or None, not 12.0"),
     ({"max_new_tokens": True}, "max_new_tokens must be a positive integer, or None, not True"),
-    ({"prompt": 7}, "prompt must be a text, or a list of token ids, not 7"),
     ({"prompt": ["a", "b"]}, "prompt must be a text, or a list of token ids, not ['a', 'b']"),
-    ({"prompt": [1.5]}, "prompt must be a text, or a list of token ids, not [1.5]"),
     ({"prompt": ["x" * 500]}, "prompt must be a text, or a list of token ids, not ['xxx"),
     ({"sampling": {"temperature": 1}}, "sampling must be a tandem.SamplingParams, or None, not {'temperature': 1}"),
-    ({"stop": 5}, "stop must be a string, or a list of strings, not 5"),
     ({"stop": ["a", None]}, "stop must be a string, or a list of strings, not ['a', None]"),
     ({"timeout": "3"}, "timeout must be a number of seconds above 0, or None, not '3'"),
     ({"chat": "yes"}, "chat must be True or False, not 'yes'"),
@@ -102,7 +69,6 @@ def test_an_argument_of_the_wrong_type_is_named_with_what_was_expected(arguments
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: tandem.Client(7), "endpoints must be a string"),  # type: ignore[arg-type]
         (lambda: tandem.Client([]), "endpoints must be a string"),
         (lambda: tandem.Client("a:1,a:1"), "endpoints: 'a:1,a:1' names a server twice"),
         (lambda: tandem.Client(NOWHERE, service="Nobody"), "service: 'Nobody' is not one of TargetVerifier"),
@@ -112,10 +78,6 @@ def test_an_argument_of_the_wrong_type_is_named_with_what_was_expected(arguments
         (lambda: tandem.Client(NOWHERE, wait_seconds=None), "wait_seconds must be a number"),  # type: ignore[arg-type]
         (lambda: tandem.DraftSession(NOWHERE, None), "drafter must be an object with a method propose"),  # type: ignore[arg-type]
         (lambda: tandem.SamplingParams(temperature="0.8"), "temperature must be a number, not '0.8'"),  # type: ignore[arg-type]
-        (lambda: tandem.SamplingParams(seed=1.5), "seed must be an integer, not 1.5"),  # type: ignore[arg-type]
-        (lambda: tandem.SamplingParams(top_p=None), "top_p must be a number, not None"),  # type: ignore[arg-type]
-        (lambda: tandem.SamplingParams(temperature=-1), "temperature: -1 is not a finite number >= 0"),
-        (lambda: tandem.SamplingParams(logit_bias={5: 1.0}), "logit_bias must be pairs of token id and bias"),  # type: ignore[arg-type]
         (lambda: tandem.SamplingParams(logit_bias=(("a", 1.0),)), "logit_bias must be pairs of token id"),  # type: ignore[arg-type]
         (lambda: tandem.Credentials(ca=7), "ca must be a string, or None, not 7"),  # type: ignore[arg-type]
         (lambda: tandem.SamplingParams(structure="x"), "structure must be a tandem.Structure, or None, not 'x'"),  # type: ignore[arg-type]

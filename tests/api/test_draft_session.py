@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -89,34 +88,12 @@ def test_text_needs_a_tokenizer_and_streams_with_one() -> None:
     assert text == completion.text == Bytes().decode(SAID)
 
 
-def test_threads_share_a_session() -> None:
-    prompts = [f"prompt {i}".encode() for i in range(6)]
-
-    def ask(address: str) -> list[tuple[int, ...]]:
-        found: dict[bytes, tuple[int, ...]] = {}
-
-        def one(prompt: bytes) -> None:
-            found[prompt] = session.generate(list(prompt), max_new_tokens=6).token_ids
-
-        with tandem.DraftSession(address, Oracle()) as session:
-            threads = [threading.Thread(target=one, args=(prompt,)) for prompt in prompts]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        return [found[prompt] for prompt in prompts]
-
-    assert with_target(ask) == [oracle(prompt, GREEDY, 6) for prompt in prompts]
-
-
 def test_a_drafter_that_is_wrong_about_its_contract_is_told() -> None:
     def ask(address: str) -> None:
         with tandem.DraftSession(address, TooMany()) as session, pytest.raises(tandem.TandemError, match="at most"):
             session.generate(list(PROMPT), max_new_tokens=20)
 
     with_target(ask)
-    with pytest.raises(tandem.TandemError, match="drafter must be an object with a method propose"):
-        tandem.DraftSession("127.0.0.1:1", object())  # type: ignore[arg-type]
 
 
 def test_a_length_above_the_targets_maximum_is_refused() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 
@@ -36,13 +35,6 @@ def test_a_public_name_is_there_and_documented(name: str) -> None:
     value = getattr(tandem, name)
     assert value.__name__ == name and value.__doc__ and not value.__doc__.startswith(f"{name}(")
     assert name in dir(tandem)
-
-
-def test_the_names_that_type_checkers_see_are_those_that_are_imported() -> None:
-    tree = ast.parse((REPOSITORY / "tandem" / "__init__.py").read_text(encoding="utf-8"))
-    (checking,) = [node for node in tree.body if isinstance(node, ast.If)]
-    seen = {alias.name: node.module for node in checking.body for alias in node.names}
-    assert seen == tandem._MODULES and sorted(seen) == tandem.__all__
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

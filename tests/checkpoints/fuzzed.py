@@ -29,6 +29,7 @@ from tandem.checkpoints.head_config import is_head, read_head_config
 from tandem.checkpoints.locate import CheckpointError, check_sizes, find, frequent_tokens
 from tandem.checkpoints.scaled_weights import ScaledWeights, check_dense, quantisation_of
 from tandem.checkpoints.tensors import Tensors
+from tests.gguf_files import write_gguf
 
 MOST_BYTES = 200 << 20
 EXTREMES = (0, 1, 2, -1, 31, 255, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
@@ -42,34 +43,25 @@ VALUES: tuple[Any, ...] = (
 
 def gguf_file(folder: Path) -> bytes:
     """A llama of one layer with values of every type, matrices in three formats and 8 tokens."""
-    writer, kinds = gguf.GGUFWriter(folder / "made.gguf", "llama"), gguf.GGUFValueType
-    for name, kind, value in (
-        *(
-            ("general.alignment", kinds.UINT32, 32),
-            ("llama.block_count", kinds.UINT32, 1),
-            ("a.bool", kinds.BOOL, True),
-        ),
-        *(("llama.embedding_length", kinds.UINT64, 32), ("llama.feed_forward_length", kinds.INT64, 32)),
-        *(("llama.attention.head_count", kinds.UINT32, 2), ("llama.attention.head_count_kv", kinds.UINT16, 1)),
-        *(("llama.rope.freq_base", kinds.FLOAT32, 1e4), ("llama.epsilon", kinds.FLOAT64, 1e-5)),
-        *(("a.byte", kinds.UINT8, 3), ("a.signed", kinds.INT32, -3)),
-    ):
-        writer.add_key_value(name, value, kind)
-    for name, listed in (("tokens", ["t"] * 8), ("scores", [0.5] * 8), ("token_type", [1] * 8)):
-        writer.add_array(f"tokenizer.ggml.{name}", listed)
+    kinds = gguf.GGUFValueType
+    values: dict[str, Any] = {
+        **{"general.alignment": 32, "llama.block_count": 1, "a.bool": True, "llama.attention.head_count": 2},
+        **{"llama.embedding_length": (32, kinds.UINT64), "llama.feed_forward_length": (32, kinds.INT64)},
+        **{"llama.attention.head_count_kv": (1, kinds.UINT16), "llama.rope.freq_base": 1e4},
+        **{"llama.epsilon": (1e-5, kinds.FLOAT64), "a.byte": (3, kinds.UINT8), "a.signed": (-3, kinds.INT32)},
+        **{"tokenizer.ggml.tokens": ["t"] * 8, "tokenizer.ggml.scores": [0.5] * 8},
+        "tokenizer.ggml.token_type": [1] * 8,
+    }
+    tensors: dict[str, Any] = {
+        "blk.0.attn_v.weight": np.zeros((32, 32), np.float32),
+        "blk.0.ffn_up.weight": np.zeros((32, 32), np.float16),
+        "token_embd.weight": np.zeros((8, 32), np.float32),
+    }
     formats = {"attn_q": "Q8_0", "attn_k": "Q4_0", "attn_output": "Q4_1", "ffn_gate": "Q8_0", "ffn_down": "Q8_0"}
-    for name, rows in (("attn_q", 32), ("attn_k", 16), ("attn_output", 32), ("ffn_gate", 32), ("ffn_down", 32)):
-        form = gguf.GGMLQuantizationType[formats[name]]
-        blocks = gguf.quantize(np.zeros((rows, 32), np.float32), form)
-        writer.add_tensor(f"blk.0.{name}.weight", blocks, raw_dtype=form)
-    writer.add_tensor("blk.0.attn_v.weight", np.zeros((32, 32), np.float32))
-    writer.add_tensor("blk.0.ffn_up.weight", np.zeros((32, 32), np.float16))
-    writer.add_tensor("token_embd.weight", np.zeros((8, 32), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return (folder / "made.gguf").read_bytes()
+    for name, form in formats.items():
+        kind, rows = gguf.GGMLQuantizationType[form], 16 if name == "attn_k" else 32
+        tensors[f"blk.0.{name}.weight"] = (gguf.quantize(np.zeros((rows, 32), np.float32), kind), kind)
+    return write_gguf(folder / "made.gguf", "llama", values, tensors).read_bytes()
 
 
 def read_gguf(folder: Path) -> None:

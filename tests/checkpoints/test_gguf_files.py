@@ -16,6 +16,7 @@ from tandem.checkpoints.family_weights import GgufWeights, check_complete
 from tandem.checkpoints.generation_config import all_end_ids
 from tandem.checkpoints.gguf_blocks import REPACKED, StoredWeights, repacked
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_sizes, find, weights_revision
+from tests.gguf_files import write_gguf
 
 HIDDEN, LAYERS = 32, 2
 PARTS = ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf")
@@ -42,27 +43,21 @@ def write(
     **more: Any,
 ) -> Path:
     """`split`: the part, the parts, and the tensors of all. `more`: keys, with __ for a dot."""
-    writer = gguf.GGUFWriter(file, kind)
+    values: dict[str, Any] = {}
     if split is None or not split[0]:
-        said: dict[str, Any] = {"context_length": 64, "embedding_length": HIDDEN, "block_count": LAYERS}
-        said |= {"feed_forward_length": 64, "attention.head_count": 4}
-        for name, value in said.items():
-            writer.add_uint32(f"{kind}.{name}", value)
-        writer.add_layer_norm_rms_eps(1e-5)
-        writer.add_token_list(more.pop("tokens", TOKENS))
+        said = {"context_length": 64, "embedding_length": HIDDEN, "block_count": LAYERS, "feed_forward_length": 64}
+        values = {f"{kind}.{name}": value for name, value in (said | {"attention.head_count": 4}).items()}
+        values |= {
+            f"{kind}.attention.layer_norm_rms_epsilon": 1e-5,
+            "tokenizer.ggml.tokens": more.pop("tokens", TOKENS),
+        }
         if "types" in more:
-            writer.add_token_types(more.pop("types"))
-    for name, value in more.items():
-        writer.add_uint32(name.replace("__", "."), value)
+            values["tokenizer.ggml.token_type"] = more.pop("types")
+    values |= {name.replace("__", "."): value for name, value in more.items()}
     for name, value in zip(("no", "count", "tensors.count"), split or (), strict=False):
-        (writer.add_int32 if "." in name else writer.add_uint16)(f"split.{name}", value)
-    for name, values in content.items():
-        writer.add_tensor(name, values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return file
+        sort = gguf.GGUFValueType.INT32 if "." in name else gguf.GGUFValueType.UINT16
+        values[f"split.{name}"] = (value, sort)
+    return write_gguf(file, kind, values, content)
 
 
 def split(folder: Path, **second: Any) -> Path:
@@ -173,14 +168,9 @@ def test_experts_and_unknown_architectures_are_refused_by_name(tmp_path: Path) -
 
 
 def test_repacked_matrices_run_as_stored(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     kind = gguf.GGMLQuantizationType.Q5_0
     data = gguf.quants.quantize(tensors()["token_embd.weight"], kind)
-    writer.add_tensor("output.weight", data, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_gguf(tmp_path / "m.gguf", "llama", {}, {"output.weight": (data, kind)})
     stored = StoredWeights(tmp_path / "m.gguf")
     head = stored.head()
     assert stored.runs_as_stored and stored.formats() == ("q5_0",) and head is not None and head.format == "q8_0"

@@ -12,7 +12,7 @@ import pytest
 from tandem.checkpoints.gguf_tokenizer import rules
 from tandem.checkpoints.locate import CheckpointError
 from tandem.checkpoints.tokenizers import HuggingFaceTokenizer
-from tests.checkpoints.test_tokenizer_parity import write_gguf
+from tests.checkpoints.test_tokenizer_parity import tokenizer_file
 
 RECORDED: dict[str, Any] = json.loads(Path(__file__).with_name("llama_text.json").read_text(encoding="utf-8"))
 """Vocabularies, texts, and digests of the tokens that llama.cpp made of them; `how` it was done."""
@@ -49,7 +49,7 @@ def digest(tokens: list[list[int]]) -> str:
 @pytest.mark.parametrize("name", CASES)
 def test_text_becomes_the_tokens_of_llama_cpp(name: str, tmp_path: Path) -> None:
     values = values_of(CASES[name])
-    tokenizer = HuggingFaceTokenizer(write_gguf(tmp_path / "m.gguf", "llama", **values))
+    tokenizer = HuggingFaceTokenizer(tokenizer_file(tmp_path / "m.gguf", "llama", **values))
     assert digest([tokenizer.encode(text, chat=False) for text in RECORDED["texts"]]) == RECORDED["digests"][name]
     assert tokenizer.vocab_size == len(values["tokens"])
 
@@ -70,5 +70,5 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
 def test_what_is_not_known_is_refused_by_name(changed: dict[str, Any], reason: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         values = {name: value for name, value in (values_of({}) | changed).items() if value is not None}
-        HuggingFaceTokenizer(write_gguf(tmp_path / "m.gguf", "llama", **values))
+        HuggingFaceTokenizer(tokenizer_file(tmp_path / "m.gguf", "llama", **values))
     assert reason in str(caught.value) and "\n" not in str(caught.value)

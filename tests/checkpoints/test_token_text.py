@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from tandem.checkpoints.locate import Checkpoint
 from tandem.checkpoints.tokenizers import HuggingFaceTokenizer, decoding_steps, held_tokens
-from tandem.speculation.stopping import Stopping, StopRules
+from tandem.speculation.stopping import Stopping
 
 SCRIPTS = (
     "漢字かな交じり文",
@@ -137,7 +137,7 @@ def test_text_ends_before_a_stop_string(tokenizer: HuggingFaceTokenizer) -> None
     for ids in answers(tokenizer, TEXTS[:15], 15):
         answer = decode(ids)
         for stop in {answer[at : at + 3] for at in range(0, len(answer), 4)}:
-            stopping = Stopping(StopRules(len(ids), stop_strings=(stop,)), tokenizer.stream())
+            stopping = Stopping(tokenizer.stream(), len(ids), stop_strings=(stop,))
             text = "".join(stopping.push([token]).text for token in ids)
             assert text == answer[: answer.find(stop)], (stop, ids)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gguf
+import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, GPT2Tokenizer, LlamaTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
@@ -16,6 +16,7 @@ from tandem.checkpoints.locate import EMBEDDED_DRAFT, Checkpoint, find
 from tandem.checkpoints.tokenizers import HuggingFaceTokenizer, fingerprint
 from tandem.checkpoints.tool_prompts import with_tools
 from tests.daily import daily
+from tests.gguf_files import write_gguf
 
 TEXTS = (
     "",
@@ -85,33 +86,17 @@ def sentencepiece_tokens() -> list[str]:
     return ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces, "<|end|>", "<think>"]
 
 
-def write_gguf(file: Path, architecture: str, **values: Any) -> Checkpoint:
+def tokenizer_file(file: Path, architecture: str, **values: Any) -> Checkpoint:
     """A GGUF file of metadata alone, besides one small tensor."""
-    writer = gguf.GGUFWriter(file, architecture)
-    for name, number in (
-        *(("context_length", 64), ("block_count", 1), ("feed_forward_length", 16), ("embedding_length", 16)),
-        *(("attention.head_count", 1), ("attention.head_count_kv", 1), ("vocab_size", len(values["tokens"]))),
-    ):
-        writer.add_uint32(f"{architecture}.{name}", number)
-    writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-5)
+    count = len(values["tokens"])
+    sizes = {"context_length": 64, "block_count": 1, "feed_forward_length": 16, "embedding_length": 16}
+    sizes |= {"attention.head_count": 1, "attention.head_count_kv": 1, "vocab_size": count}
+    keys: dict[str, Any] = {f"{architecture}.{name}": value for name, value in sizes.items()}
+    keys[f"{architecture}.attention.layer_norm_rms_epsilon"] = 1e-5
     for name, value in values.items():
         key = f"tokenizer.{name}" if name == "chat_template" else f"tokenizer.ggml.{name}"
-        key = name if "." in name else key
-        if isinstance(value, list):
-            writer.add_array(key, value)
-        elif isinstance(value, bool):
-            writer.add_bool(key, value)
-        elif isinstance(value, int):
-            writer.add_uint32(key, value)
-        else:
-            writer.add_string(key, value)
-    import numpy as np
-
-    writer.add_tensor("token_embd.weight", np.zeros((len(values["tokens"]), 16), dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+        keys[name if "." in name else key] = value
+    write_gguf(file, architecture, keys, {"token_embd.weight": np.zeros((count, 16), dtype=np.float32)})
     return Checkpoint(file.stem, str(file.parent), file.name)
 
 
@@ -123,7 +108,7 @@ def byte_level_gguf(architecture: str, pre: str, **more: Any) -> Callable[[Path]
         values: dict[str, Any] = {"model": "gpt2", "pre": pre, "tokens": tokens, "token_type": kinds}
         values |= {"merges": [" ".join(pair) for pair in merges], "bos_token_id": 1, "eos_token_id": 2}
         values |= {"unknown_token_id": 0, "padding_token_id": 2, "chat_template": CHATML}
-        return write_gguf(folder / f"{pre}.gguf", architecture, **values, **more)
+        return tokenizer_file(folder / f"{pre}.gguf", architecture, **values, **more)
 
     return make
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -66,9 +67,21 @@ def test_lines_within_an_output_keep_their_prompts_number(capsys: pytest.Capture
 
 
 def test_token_by_token_each_token_has_a_line_and_the_text_follows(capsys: pytest.CaptureFixture[str]) -> None:
-    assert show("hello big world", token_by_token=True) == 0
+    assert show("hello big world", token_text="<{}>".format) == 0
     out = capsys.readouterr().out
-    assert out == "token 0: 'hello '\ntoken 0: ''\ntoken 1: 'big world '\n\n\nhello big world \n"
+    assert out == "token 0: '<0>'\ntoken 0: '<0>'\ntoken 1: '<1>'\n\n\nhello big world \n"
+
+
+def test_quiet_answers_come_alone_and_json_is_an_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert show("hello big world", quiet=True) == 0
+    assert capsys.readouterr() == ("hello big world \n", "")
+    assert show("one two", "three", quiet=True, json=True) == 0
+    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(each["prompt"], each["text"], each["tokens"]) for each in printed] == [
+        (0, "one two ", 2),
+        (1, "three ", 1),
+    ]
+    assert printed[0]["finish_reason"] == "stop_string" and printed[0]["error"] is None
 
 
 @pytest.mark.parametrize("error", [TandemError("UNAVAILABLE", "gone"), RowFailed("nan"), DeviceLost("no device")])

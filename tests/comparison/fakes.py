@@ -10,7 +10,7 @@ from typing import Any
 from tandem.comparison.measuring.architectures import CONNECTABLE
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint
-from tandem.comparison.measuring.environment import Machine, Versions
+from tandem.comparison.measuring.environment import Machine
 from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.measuring.records import Measurement, Record, Seconds
 from tandem.comparison.measuring.workloads import Prompt
@@ -116,5 +116,5 @@ def run_of(records: Sequence[Record], connect: Mapping[str, str] | None = None) 
     )
     prompts = tuple(Prompt(name, "code", "text", False) for name in dict.fromkeys(r.prompt for r in records))
     config = ComparisonConfig(prompts, Path("nowhere"), tuple(names), connect, head="a head")
-    machine, versions = Machine("Linux", "x86_64", "a processor", 2, None), Versions("3.11")
-    return RunData(config, machine, versions, "2026-01-01T00:00:00+00:00", endpoints, records=list(records), ended=True)
+    machine = Machine("Linux", "x86_64", "a processor", 2, None, "3.11")
+    return RunData(config, machine, "2026-01-01T00:00:00+00:00", endpoints, records=list(records), ended=True)

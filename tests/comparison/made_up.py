@@ -14,12 +14,11 @@ from tandem.comparison.links.link import LinkOverhead
 from tandem.comparison.measuring.architectures import CONNECTABLE, PIPELINED, PLAIN, WIDTH_1
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint
-from tandem.comparison.measuring.environment import Machine, Versions
-from tandem.comparison.measuring.identity import MarginTrace
+from tandem.comparison.measuring.environment import Machine
 from tandem.comparison.measuring.record_log import RunData
-from tandem.comparison.measuring.records import Calibration, Failure, Measurement, Record, Seconds
+from tandem.comparison.measuring.records import Failure, Measurement, Record, Seconds
 from tandem.speculation.types import Rule
-from tests.comparison.fakes import MODEL, prompt
+from tests.comparison.fakes import MEASUREMENT, MODEL, prompt
 
 NAMES = tuple(CONNECTABLE)
 TIMES = st.one_of(st.just(0.0), st.sampled_from((5e-324, 1e-300, 1e-9, 1.0)), st.floats(0, 1e5))
@@ -86,7 +85,7 @@ def measured(shape: Shape, times: Sequence[float], random: Random, folder: Path)
         for i, n in enumerate(shape.names, 1)
     )
     made = RunData(
-        config, Machine("Linux", "x86_64", "a processor", 2, None), Versions("3.11"), "2026-01-01T00:00:00+00:00",
+        config, Machine("Linux", "x86_64", "a processor", 2, None, "3.11"), "2026-01-01T00:00:00+00:00",
         endpoints, ended=True, cut_short=None if shape.keep == 1 else "interrupted by SIGINT",
     )  # fmt: skip
     for condition in config.conditions:
@@ -113,10 +112,9 @@ def measured(shape: Shape, times: Sequence[float], random: Random, folder: Path)
         for length in (0,) if name in PLAIN else range(1, 6):
             for _ in range(2):
                 if name != PIPELINED.name and random.random() < shape.calibrated:
-                    made.calibrations.append(
-                        Calibration(name, length, request(name, length, shape.longest_answer, times, random))
-                    )
-    made.margins["base", "code/p0"] = MarginTrace((1, 2), (0.5, 0.0))
+                    found = request(name, length, shape.longest_answer, times, random)
+                    made.add("calibration", name, length, found)
+    made.margins["base", "code/p0"] = replace(MEASUREMENT, output_token_ids=(1, 2), margins=(0.5, 0.0))
     return made
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,18 +10,6 @@ from tandem.comparison.analysis.comparison import read_comparison
 from tandem.comparison.api import compare
 from tandem.comparison.measuring.driver import Unreachable
 from tandem.comparison.measuring.identity import TokenIdentity
-
-
-def test_settings_are_the_fields_of_the_configuration(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="max_tokens"):
-        compare(["one"], output_dir=tmp_path, max_tokens=4)
-    with pytest.raises(ValueError, match="max-new-tokens: 0 is below 1"):
-        compare(["one"], output_dir=tmp_path, max_new_tokens=0)
-
-
-@pytest.fixture(autouse=True)
-def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)  # plots take seconds
 
 
 def test_a_comparison_is_measured_written_and_returned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,9 +27,9 @@ def test_a_comparison_is_measured_written_and_returned(tmp_path: Path, capsys: p
     assert [summary.architecture for summary in found.base.summaries] == names
     assert len(found.records) == 12 and not found.failed and found.missing is None
     assert capsys.readouterr() == ("", "")
-    assert [verdict.at.condition for verdict in found.verdicts] == ["base", "RTT 8 ms"]
+    assert [decision.condition for decision in found.decisions] == ["base", "RTT 8 ms"]
     lines = str(found).splitlines()
-    assert lines[:2] == [f"{verdict.sentence} ({verdict.sureness})" for verdict in found.verdicts]
+    assert lines[:2] == [f"{decision.sentence} ({decision.sureness})" for decision in found.decisions]
     assert [line.partition(":")[0] for line in lines[2:]] == names
     written = read_comparison(tmp_path / "comparison.json")
     assert len(written.records) == 12
@@ -59,6 +46,10 @@ def test_without_a_folder_nothing_is_left_behind() -> None:
 
 
 def test_what_cannot_be_measured_raises_at_once(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="max_tokens"):
+        compare(["one"], output_dir=tmp_path, max_tokens=4)
+    with pytest.raises(ValueError, match="max-new-tokens: 0 is below 1"):
+        compare(["one"], output_dir=tmp_path, max_new_tokens=0)
     with pytest.raises(ValueError, match="architectures: 'x' is not one of"):
         compare(["one"], output_dir=tmp_path, architectures=("x",))
     with pytest.raises(Unreachable, match=r"127.0.0.1:9 does not answer: UNAVAILABLE: nothing listens at 127.0.0.1:9 "):

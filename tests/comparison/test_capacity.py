@@ -11,16 +11,16 @@ import pytest
 from tandem.cli import compare
 from tandem.cli.compare import build_config
 from tandem.cli.compare_flags import build_parser
+from tandem.comparison.analysis.capacity import most_clients
 from tandem.comparison.analysis.comparison import read_comparison
-from tandem.comparison.analysis.loads import Point, most_clients
 from tandem.comparison.measuring.conditions import Load, plan
 from tandem.comparison.measuring.config import CLIENTS, ComparisonConfig
-from tandem.comparison.measuring.loading import LoadRequest, measure_loads
+from tandem.comparison.measuring.loading import measure_loads
 from tandem.comparison.measuring.records import Record
 from tandem.comparison.measuring.run import Contender
-from tests.comparison.fakes import ASKED, FakeGenerator
+from tests.comparison.fakes import ASKED, FakeGenerator, prompt
 
-MEASURED = (Point(1, 0.020, 50.0), Point(4, 0.040, 100.0), Point(8, 0.080, 100.0))
+MEASURED = ((1, 0.020, 50.0), (4, 0.040, 100.0), (8, 0.080, 100.0))
 
 
 def config(*flags: str) -> ComparisonConfig:
@@ -58,7 +58,7 @@ def test_what_a_capacity_cannot_be_is_refused_in_one_line(flags: tuple[str, ...]
 def test_every_user_asks_a_draft_of_its_own() -> None:
     first, second, third = generators = [FakeGenerator(name) for name in ("first", "second", "third")]
     contender = Contender("distributed", cast(Any, first), own=cast(Any, (second, third)))
-    asked = [LoadRequest(f"p{number}", "code", 0, ASKED) for number in range(6)]
+    asked = [(0, prompt(f"p{number}")) for number in range(6)]
     condition = plan(ASKED)[0].under(Load(6, concurrency=3))
     records = list[Record]()
     asyncio.run(measure_loads([contender], asked, [condition], 0, lambda name, load: None, records.append))

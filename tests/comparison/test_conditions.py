@@ -16,7 +16,12 @@ def asked(**sampling: float) -> GenerationRequest:
 
 
 def test_links_and_sampling_are_varied_one_at_a_time() -> None:
-    found = plan(asked(temperature=0.5, seed=7), (0.0, 20.0), 100.0, (0.5, 1.0), (Rule.AGREEMENT, Rule.REJECTION))
+    found = plan(
+        asked(temperature=0.5, seed=7),
+        [LinkSettings(rtt, 100.0) for rtt in (0.0, 20.0)],
+        (0.5, 1.0),
+        (Rule.AGREEMENT, Rule.REJECTION),
+    )
     assert [condition.name for condition in found] == [
         "base",
         "RTT 20 ms, 100 Mbit/s",

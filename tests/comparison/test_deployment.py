@@ -76,36 +76,26 @@ def test_six_servers_are_started_for_six_architectures() -> None:
         "remote_draft": "target",
     }
     assert names(endpoints) == DEFAULTS
+    assert [endpoint.architecture.split for endpoint in endpoints] == [False, False, True, True, False, True]
+    worker = next(endpoint for endpoint in endpoints if endpoint.architecture.name == "distributed")
+    assert value(commands["remote_draft"], "--draft_host") == worker.address
+    assert "--propose_only" not in commands["distributed"]
     baseline = baseline_of(endpoints)
-    assert baseline is not None
-    assert baseline.architecture.name == "autoregressive"
+    assert baseline is not None and baseline.architecture.name == "autoregressive"
 
 
 def test_every_server_flag_reaches_every_server() -> None:
-    commands, _ = deployed(
-        model="TARGET",
-        draft_model="DRAFT",
-        draft="model",
-        dtype="bfloat16",
-        weights="int8",
-        threads=2,
-        batch=3,
-        speculation_length=7,
-    )
+    settings = {"dtype": "bfloat16", "weights": "int8", "threads": 2, "batch": 3}
+    commands, _ = deployed(model="TARGET", draft_model="DRAFT", draft="model", speculation_length=7, **settings)
     for command in commands.values():
-        assert value(command, "--dtype") == "bfloat16"
-        assert value(command, "--weights") == "int8"
-        assert value(command, "--threads") == "2"
-        assert value(command, "--batch") == "3"
+        assert {name: value(command, f"--{name}") for name in settings} == {k: str(v) for k, v in settings.items()}
         assert value(command, "--max_speculation_length") == "7"
-        assert value(command, "--sequence_length") == "512"
-        assert value(command, "--port") == "0"
+        assert (value(command, "--sequence_length"), value(command, "--port")) == ("512", "0")
     for name in ("autoregressive", "remote_draft"):
         assert value(commands[name], "--model") == "TARGET"
     for name in ("fused", "distributed"):
-        assert value(commands[name], "--target_model") == "TARGET"
-        assert value(commands[name], "--draft_model") == "DRAFT"
-        assert value(commands[name], "--draft") == "model"
+        drafting = [value(commands[name], flag) for flag in ("--target_model", "--draft_model", "--draft")]
+        assert drafting == ["TARGET", "DRAFT", "model"]
 
 
 PLACED = HostPlacement(CoreGroup("0-7", 8), CoreGroup("0-3", 4), CoreGroup("7"))
@@ -170,21 +160,18 @@ def test_the_draft_worker_is_told_where_the_target_is() -> None:
 
 
 def test_a_head_stands_beside_the_draft_model_at_the_same_target() -> None:
-    chosen = {"draft": "model", "draft_model": "D", "head": "H", "feature_format": "int8", "feature_context": 64}
+    chosen = {"draft": "model", "draft_model": "D", "head": "H", "feature_context": 64}
     commands, endpoints = deployed(architectures=("distributed", "distributed_head"), **chosen)
     assert names(endpoints) == ["distributed", "distributed_head"]
     assert value(commands["autoregressive"], "--hand_out_features") == "on"
     assert [value(commands[name], "--draft_model") for name in commands if name != "autoregressive"] == ["D", "H"]
     head = commands["distributed_head"]
-    assert (value(head, "--draft"), value(head, "--feature_format"), value(head, "--feature_context")) == (
-        *("eagle", "int8", "64"),
-    )
+    assert (value(head, "--draft"), value(head, "--feature_context")) == ("eagle", "64")
     assert value(head, "--target_port") == value(commands["distributed"], "--target_port")
-    assert "--feature_format" not in commands["distributed"]
+    assert "--feature_context" not in commands["distributed"]
     for drafting in ({"draft": "eagle", "draft_model": "H"}, {"draft": "hybrid", "draft_model": str(EMBEDDED_HEAD)}):
         commands, _ = deployed(architectures=("distributed", "fused"), **drafting)
         assert value(commands["autoregressive"], "--hand_out_features") == "on"
-        assert value(commands["distributed"], "--feature_format") == "bfloat16"
     assert "--hand_out_features" not in deployed(architectures=("distributed",))[0]["autoregressive"]
     with pytest.raises(ValueError, match="head: distributed_head needs --head DIR"):
         deployed(architectures=("distributed_head",))
@@ -196,8 +183,7 @@ def test_a_wide_target_gets_a_width_one_baseline() -> None:
     assert value(commands["autoregressive_width_1"], "--role") == "target"
     assert names(endpoints) == ["autoregressive_width_1", *DEFAULTS]
     baseline = baseline_of(endpoints)
-    assert baseline is not None
-    assert baseline.architecture.name == "autoregressive_width_1"
+    assert baseline is not None and baseline.architecture.name == "autoregressive_width_1"
 
 
 def test_connected_architectures_are_not_started() -> None:
@@ -206,14 +192,6 @@ def test_connected_architectures_are_not_started() -> None:
     assert commands == {}
     assert [endpoint.address for endpoint in endpoints] == [f"10.0.0.{i}:{i}" for i in range(1, 7)]
     assert all(endpoint.log is None for endpoint in endpoints)
-
-
-def test_the_target_that_drives_asks_the_draft_worker_of_distributed() -> None:
-    commands, endpoints = deployed()
-    worker = next(endpoint for endpoint in endpoints if endpoint.architecture.name == "distributed")
-    assert value(commands["remote_draft"], "--draft_host") == worker.address
-    assert "--propose_only" not in commands["distributed"]
-    assert [endpoint.architecture.split for endpoint in endpoints] == [False, False, True, True, False, True]
 
 
 def test_without_distributed_a_draft_worker_is_started_that_only_proposes() -> None:
@@ -234,9 +212,5 @@ def test_servers_started_here_show_certificates_and_tokens_to_connected_ones_alo
     assert "--token_env" not in commands["remote_draft"], "its draft worker was started here and asks for none"
     commands, _ = deployed(connect={"distributed": "127.0.0.1:7001"}, credentials=credentials)
     assert value(commands["remote_draft"], "--token_env") == "TANDEM_TEST_TOKEN"
-
-
-def test_credentials_without_a_connected_server_are_refused(monkeypatch) -> None:
-    monkeypatch.setenv("TANDEM_TEST_TOKEN", "a-token-for-comparing")
     with pytest.raises(ValueError, match="connect: certificates and tokens are only for connected servers"):
-        deployed(credentials=Credentials(token_env="TANDEM_TEST_TOKEN"))
+        deployed(credentials=credentials)

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import pytest
 
 from tandem.comparison.analysis import comparison
@@ -21,6 +20,7 @@ from tandem.comparison.analysis.comparison import analyse
 from tandem.comparison.measuring import commands, driver
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.measurement import Measuring
+from tandem.comparison.measuring.progress import Progress
 from tandem.comparison.measuring.record_log import read_records
 from tandem.comparison.measuring.workloads import Prompt, given_prompts
 from tandem.comparison.report import plots, tables
@@ -59,7 +59,6 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ComparisonConfig:
     main = tmp_path / "main.py"
     main.write_text(STAND_IN)
     monkeypatch.setattr(commands, "LAUNCH", (sys.executable, str(main)))
-    monkeypatch.setitem(sys.modules, "matplotlib", None)  # plots take seconds
     return ComparisonConfig(prompts=(prompt("one"), prompt("two", "prose")), output_dir=tmp_path / "out")
 
 
@@ -113,15 +112,16 @@ def is_running(pid: int) -> bool:
 def test_a_comparison_starts_servers_measures_writes_and_stops_them(
     config: ComparisonConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_comparison(config, Network().connect) == 0
+    progress = Progress(verbose=True)
+    assert run_comparison(config, Network().connect, progress=progress) == 0
     found = written(config)
     names = ["autoregressive", "lookup", "distributed", "never_waiting", "fused", "remote_draft"]
     assert servers_of(found) == names
     assert [summary["architecture"] for summary in found["conditions"][0]["summaries"]] == names
     assert len(found["records"]) == 12
     output = capsys.readouterr()
-    assert str(config.output_dir / "comparison.json") in output.out
-    assert "distributed is ready on 127.0.0.1:1003" in output.err
+    assert f"wrote report.html and comparison.json to {config.output_dir}" in output.out
+    assert "distributed is ready on 127.0.0.1:1003" in output.err and "[12/12] " in output.err
     assert no_server_is_left(config)
 
 
@@ -151,8 +151,7 @@ def test_placed_servers_run_in_turn_and_plain_decoding_last(
     assert any("draft one length, 3 tokens a round: auto, the default" in one for one in found["remarks"])
     assert found["config"]["speculation_length"] == 3
     assert gaps_of(found) == [0.5, 0.5]
-    calibrations = [line["calibration"] for line in lines_of(config, "calibration")]
-    calibrated = {(one["architecture"], one["length"]) for one in calibrations}
+    calibrated = {(line["architecture"], line["length"]) for line in lines_of(config, "calibration")}
     assert {("autoregressive", 0), ("fused", 1), ("distributed", 3)} <= calibrated, "a prediction needs both"
     logs = sorted(str(path.relative_to(config.output_dir / "logs")) for path in config.output_dir.rglob("*.log"))
     assert logs[:2] == ["autoregressive/autoregressive.log", "autoregressive_width_1/autoregressive_width_1.log"]
@@ -340,14 +339,13 @@ def test_an_analysis_that_fails_is_a_remark_in_a_report_of_all_the_rest(
     def broken(*arguments: object, **named: object) -> None:
         raise ZeroDivisionError("float division by zero")
 
-    monkeypatch.setitem(sys.modules, "matplotlib", matplotlib)
-    for name in ("theory_of", "measured_verdict"):
+    for name in ("theory_of", "measured_decision"):
         monkeypatch.setattr(comparison, name, broken)
-    for module, name in ((plots, "_figure"), (tables, "cause_table")):
+    for module, name in ((plots, "_row"), (tables, "cause_table")):
         monkeypatch.setattr(module, name, broken)
     assert run_comparison(config, Network().connect) == 0
     found = written(config)
-    assert (found["theory"], found["verdicts"], found["missing"]) == (None, [], None)
+    assert (found["theory"], found["conditions"][0]["decision"], found["missing"]) == (None, None, None)
     assert found["remarks"][0].startswith("12 of 12 answers ended under 8 tokens")
     assert [str(r).partition(" (")[0] for r in found["remarks"][1:]] == [
         "Theory beside measurement could not be made: ZeroDivisionError: float division by zero",
@@ -365,4 +363,3 @@ def test_a_file_that_cannot_be_written_costs_no_other_and_is_told(
     assert run_comparison(config, Network().connect) == 1
     assert "error: comparison.json could not be made: IsADirectoryError" in capsys.readouterr().err
     assert (config.output_dir / "report.html").exists()
-    assert (config.output_dir / "comparison.csv").exists()

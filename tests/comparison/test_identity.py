@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from tandem.comparison.measuring.identity import Divergence, MarginTrace, identity
+from dataclasses import replace
+
+from tandem.comparison.measuring.identity import Divergence, identity
 from tandem.comparison.measuring.records import Failure, Record
-from tests.comparison.fakes import record
+from tests.comparison.fakes import MEASUREMENT, record
 
 
 def test_a_divergence_names_both_tokens_and_the_logit_gap() -> None:
     plain = [record("autoregressive", output_token_ids=(1, 2, 3))]
-    trace = MarginTrace((1, 2, 3), (4.0, 0.125, 6.0))
+    trace = replace(MEASUREMENT, output_token_ids=(1, 2, 3), margins=(4.0, 0.125, 6.0))
     found = identity([record("fused", output_token_ids=(1, 9, 3))], plain, {"code/a": trace})
     assert (found.count, found.total) == (0, 1)
     assert found.divergences == (Divergence("code/a", 0, 1, autoregressive_token=2, token=9, logit_gap=0.125),)
@@ -25,7 +27,7 @@ def test_the_token_of_a_sequence_that_had_ended_is_none() -> None:
 
 def test_a_trace_of_other_tokens_gives_no_gap() -> None:
     plain = [record("autoregressive", output_token_ids=(1, 2, 3))]
-    trace = MarginTrace((1, 7, 3), (4.0, 0.125, 6.0))
+    trace = replace(MEASUREMENT, output_token_ids=(1, 7, 3), margins=(4.0, 0.125, 6.0))
     (found,) = identity([record("fused", output_token_ids=(1, 9, 3))], plain, {"code/a": trace}).divergences
     assert found.logit_gap is None
 

@@ -13,7 +13,7 @@ from tandem.cli.compare_flags import build_parser
 from tandem.comparison.links.delay_proxy import Wire
 from tandem.comparison.links.settings import (
     SEGMENT_BYTES,
-    Impairments,
+    LinkSettings,
     TracedLink,
     described,
     read_trace,
@@ -51,17 +51,17 @@ def test_a_recorded_link_begins_where_it_is_told_to(proxy: Proxy, listener: sock
     trace = written(tmp_path, [*range(1, 1000), 60_000])  # good for a second, then out for a minute
     near, far = proxy.connected(listener)
     with near, far:
-        proxy.set(0, None, Impairments(trace_down=trace))
+        proxy.set(0, trace_down=trace)
         far.sendall(b"x")
         near.settimeout(5.0)
         assert near.recv(1) == b"x"
-        proxy.set(0, None, Impairments(trace_down=trace, trace_from=0.5))
+        proxy.set(0, trace_down=trace, trace_from=0.5)
         far.sendall(b"y")
         near.settimeout(0.5)
         with pytest.raises(TimeoutError):
             near.recv(1)
     with pytest.raises(ValueError, match=r"trace-from: 1\.5 is not between 0 and 1"):
-        Impairments(trace_from=1.5).check()
+        LinkSettings(trace_from=1.5).check()
 
 
 @pytest.mark.parametrize(

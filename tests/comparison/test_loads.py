@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
-from tandem.comparison.analysis.loads import LoadPoint, load_figures, load_point
 from tandem.comparison.analysis.summary import summarize
+from tandem.comparison.analysis.verdict import Decision, loaded_decision
 from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring.conditions import Condition, Load
 from tandem.comparison.measuring.config import ComparisonConfig
-from tandem.comparison.measuring.loading import LoadRequest, arrivals, load_requests, measure_loads
+from tandem.comparison.measuring.loading import arrivals, load_turns, measure_loads
 from tandem.comparison.measuring.records import Failure, Record
 from tandem.comparison.measuring.run import Contender
+from tandem.comparison.measuring.workloads import Prompt
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, SamplingParams
 from tests.comparison.fakes import ASKED, FakeGenerator, prompt, record
 
-BASE = Condition("base", "base", LinkSettings(), ASKED)
+BASE = Condition("base", "base", LinkSettings(), replace(ASKED, max_new_tokens=16))
 
 
 class Words:
@@ -43,8 +44,8 @@ def config(**changes: object) -> ComparisonConfig:
     return replace(settings, **changes)  # type: ignore[arg-type]
 
 
-def asked(count: int, of: ComparisonConfig | None = None) -> tuple[LoadRequest, ...]:
-    return load_requests(of or config(), count, Words())
+def asked(count: int, of: ComparisonConfig | None = None) -> Sequence[tuple[int, Prompt]]:
+    return load_turns(of or config(), count, Words())
 
 
 @dataclass
@@ -75,7 +76,7 @@ def test_a_closed_loop_has_as_many_requests_under_way_as_users_and_answers_all()
     generator = Counting("fused")
     records = measured(BASE.under(Load(7, concurrency=3)), contenders=[Contender("fused", generator)], count=7)
     assert generator.counts[1] == 3
-    assert sorted((r.prompt, r.run) for r in records) == sorted((a.prompt, a.run) for a in asked(7))
+    assert sorted((r.prompt, r.run) for r in records) == sorted((p.name, run) for run, p in asked(7))
     assert {r.condition for r in records} == {"concurrency 3"}
     assert all(r.sent_s is not None and r.ended_s is not None and 0 <= r.sent_s <= r.ended_s for r in records)
 
@@ -114,14 +115,15 @@ def test_bytes_of_a_request_are_its_own_although_others_run_beside_it() -> None:
 def test_prompts_are_cut_to_exactly_the_drawn_length_and_outputs_ignore_the_end() -> None:
     of = config(mean_input_tokens=40, stddev_input_tokens=10, mean_output_tokens=20, stddev_output_tokens=5)
     found = asked(200, of)
-    inputs = [len(a.request.token_ids or ()) for a in found]
-    outputs = [a.request.max_new_tokens or 0 for a in found]
+    requests = [each.into(ASKED, run) for run, each in found]
+    inputs = [len(request.token_ids or ()) for request in requests]
+    outputs = [request.max_new_tokens or 0 for request in requests]
     assert sum(inputs) / 200 == pytest.approx(40, abs=3) and len(set(inputs)) > 10
     assert sum(outputs) / 200 == pytest.approx(20, abs=2) and len(set(outputs)) > 5
-    assert all(a.request.ignore_end_of_sequence and a.request.text is None for a in found)
+    assert all(request.ignore_end_of_sequence and request.text is None for request in requests)
     assert found == asked(200, of) != asked(200, replace(of, sampling=SamplingParams(seed=1)))
-    assert len({a.prompt for a in found}) == 200
-    assert "".join(map(chr, found[1].request.token_ids or ())).startswith("text of two\n\ntext of three")
+    assert len({each.name for _, each in found}) == 200
+    assert "".join(map(chr, requests[1].token_ids or ())).startswith("text of two\n\ntext of three")
 
 
 @pytest.mark.parametrize("sequence_length", [12, 20, 200])
@@ -130,9 +132,8 @@ def test_no_draw_exceeds_the_sequence(sequence_length: int) -> None:
         mean_input_tokens=6, stddev_input_tokens=6, mean_output_tokens=6, stddev_output_tokens=6,
         sequence_length=sequence_length, max_new_tokens=4,
     )  # fmt: skip
-    for one in asked(300, of):
-        assert one.request.token_ids and one.request.max_new_tokens
-        assert len(one.request.token_ids) + one.request.max_new_tokens <= sequence_length
+    for _, one in asked(300, of):
+        assert one.token_ids and one.new_tokens and len(one.token_ids) + one.new_tokens <= sequence_length
 
 
 def loaded(architecture: str, name: str, sent: float, ended: float, tokens: int = 10, users: int = 2) -> Record:
@@ -140,19 +141,18 @@ def loaded(architecture: str, name: str, sent: float, ended: float, tokens: int 
     return replace(found, condition=f"concurrency {users}", sent_s=sent, ended_s=ended)
 
 
-def decided(*records: Record, requests: int = 2, users: int = 2) -> LoadPoint:
-    condition = BASE.under(Load(requests, concurrency=users))
+def decided(*records: Record, requests: int = 2, users: int = 2) -> Decision | None:
+    condition = BASE.under(load := Load(requests, concurrency=users))
     names = dict.fromkeys(record.architecture for record in records)
     summaries = [summarize(name, records, "autoregressive") for name in names]
-    assert condition.load is not None
-    return load_point(condition, condition.load, summaries, records)
+    return loaded_decision(condition, load, summaries, records)
 
 
 def test_figures_are_over_the_time_from_the_first_request_to_the_last_end() -> None:
     failed = replace(loaded("fused", "c", 1.0, 5.0), measurement=None, error=Failure("UNAVAILABLE", "gone"))
-    found = load_figures([loaded("fused", "a", 1.0, 2.0), loaded("fused", "b", 1.5, 4.0, 30), failed])
-    assert (found.num_requests_started, found.num_completed_requests, found.number_errors) == (3, 2, 1)
-    assert found.seconds == 4.0
+    records = [loaded("fused", "a", 1.0, 2.0), loaded("fused", "b", 1.5, 4.0, 30), failed]
+    found = summarize("fused", records, None)
+    assert (found.requests, found.failed) == (3, 1)
     assert found.num_completed_requests_per_minute == 30.0
     assert found.mean_output_throughput_token_per_s == 10.0
     assert found.error_code_frequency == {"UNAVAILABLE": 1}
@@ -162,7 +162,7 @@ def test_the_most_tokens_per_second_decide_a_load() -> None:
     found = decided(
         loaded("autoregressive", "a", 0.0, 2.0), loaded("autoregressive", "b", 0.0, 2.0),
         loaded("fused", "a", 0.0, 1.0), loaded("fused", "b", 0.0, 1.0),
-    ).verdict  # fmt: skip
+    )  # fmt: skip
     assert found is not None and (found.architecture, found.ratio, found.sureness) == ("fused", 2.0, "weak")
     said = "draft and target in one server: 2.00 times the tokens per second of plain decoding."
     assert found.sentence == f"With 2 at once, use fused, {said}"
@@ -172,12 +172,11 @@ def test_among_equal_throughputs_the_least_latency_decides() -> None:
     found = decided(
         loaded("fused", "a", 0.0, 1.0), loaded("fused", "b", 1.0, 10.0),
         loaded("distributed", "a", 0.0, 1.0), loaded("distributed", "b", 9.0, 10.1),
-    ).verdict  # fmt: skip
+    )  # fmt: skip
     assert found is not None and found.architecture == "distributed"
     assert found.sentence.startswith("With 2 at once, distributed or fused, too close to call")
 
 
 def test_a_load_that_was_cut_short_is_not_decided() -> None:
     whole = [loaded("autoregressive", name, 0.0, 2.0) for name in "ab"]
-    found = decided(*whole, loaded("fused", "a", 0.0, 1.0))
-    assert found.verdict is None and found.figures["fused"].num_completed_requests == 1
+    assert decided(*whole, loaded("fused", "a", 0.0, 1.0)) is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,7 +60,7 @@ def test_a_recorded_link_begins_at_the_turn_so_that_all_meet_the_same_stretch(tm
         settings = LinkSettings()
 
         async def set(self, settings: LinkSettings) -> None:
-            begun.append((settings.but.trace_from, len(calls)))
+            begun.append((settings.trace_from, len(calls)))
 
         async def overhead(self) -> None:
             return None
@@ -124,14 +123,11 @@ def test_a_cancelled_run_is_not_recorded_as_a_failure(tmp_path: Path) -> None:
         records_of(tmp_path, Cancelled("fused"))
 
 
-@pytest.mark.parametrize(("fails", "gaps"), [(False, [3.0]), (True, [])])
-def test_diverged_prompts_are_repeated_for_their_margins_where_they_can_be_had(
-    fails: bool, gaps: list[float], tmp_path: Path
-) -> None:
+def test_margins_of_diverged_prompts_that_cannot_be_had_cost_nothing_else(tmp_path: Path) -> None:
     class Plain(FakeGenerator):
         async def generate(self, request: GenerationRequest, timeout: float | None = None):  # type: ignore[no-untyped-def]
             async for event in super().generate(request, timeout):
-                if request.margins and fails:
+                if request.margins:
                     raise ValueError("no margins")
                 yield event
 
@@ -139,7 +135,7 @@ def test_diverged_prompts_are_repeated_for_their_margins_where_they_can_be_had(
     other = FakeGenerator("fused", ((1, 2, 8, 4, 5),))
     contenders = [Contender("autoregressive", plain), Contender("fused", other)]
     run = run_of(tmp_path, contenders, "one", architectures=("autoregressive", "fused"))
-    assert [trace.margins[2] for trace in run.margins.values()] == gaps
+    assert len(run.records) == 2 and not run.margins
     assert [request.margins for _, request in plain.calls].count(True) == 1
 
 
@@ -151,9 +147,8 @@ def test_every_length_is_calibrated_often_enough_by_short_requests_however_few_t
     names = ("autoregressive", "fused")
     contenders = [Contender(name, FakeGenerator(name, calls=calls, fail_on="p99")) for name in names]
     found = run_of(tmp_path, contenders, *(f"p{i}" for i in range(count)), architectures=names, max_new_tokens=64)
-    counted = Counter((one.architecture, one.length) for one in found.calibrations)
-    assert counted["autoregressive", 0] == count
-    assert all(counted["fused", length] >= CALIBRATIONS for length in range(1, 6))
+    assert len(found.calibrations["autoregressive"][0]) == count
+    assert all(len(found.calibrations["fused"][length]) >= CALIBRATIONS for length in range(1, 6))
     assert {request.max_new_tokens for _, request in calls} == {8, 64, CALIBRATION_TOKENS}
 
 

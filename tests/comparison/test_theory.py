@@ -10,7 +10,7 @@ from tandem.comparison.analysis.summary import summarize
 from tandem.comparison.analysis.theory import Theory, costs_by_architecture, line, theory_of
 from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring.conditions import plan
-from tandem.comparison.measuring.records import Calibration, Measurement, Record, Seconds
+from tandem.comparison.measuring.records import Measurement, Record, Seconds
 from tests.comparison.fakes import ASKED, MEASUREMENT
 
 FIXED, SLOPE, DRAFT_FIXED, DRAFT, OVERHEAD, RPC = 0.036, 0.004, 0.001, 0.002, 0.0005, 0.001
@@ -46,7 +46,7 @@ def request(name: str, length: int, rounds: int = 20, rtt: float = 0.0) -> Measu
 
 
 def theory(rtts: tuple[float, ...] = (0.0, 20.0, 60.0)) -> Theory:
-    conditions = plan(ASKED, rtts)
+    conditions = plan(ASKED, [LinkSettings(rtt) for rtt in rtts])
     names = ("autoregressive", *DRAFTING)
     records = [
         Record(name, f"code/{i}", "code", 0, request(name, 3 if name in DRAFTING else 0, 20, c.link.seconds),
@@ -55,8 +55,8 @@ def theory(rtts: tuple[float, ...] = (0.0, 20.0, 60.0)) -> Theory:
         for name in names
         for i in range(4)
     ]  # fmt: skip
-    found = [Calibration(name, g, request(name, g)) for name in DRAFTING for g in range(1, 6)]
-    found.append(Calibration("autoregressive", 0, request("autoregressive", 0)))
+    found = {name: {g: [request(name, g)] for g in range(1, 6)} for name in DRAFTING}
+    found["autoregressive"] = {0: [request("autoregressive", 0)]}
     summaries = {
         c.name: [summarize(name, [r for r in records if r.condition == c.name], "autoregressive") for name in names]
         for c in conditions
@@ -68,8 +68,8 @@ def theory(rtts: tuple[float, ...] = (0.0, 20.0, 60.0)) -> Theory:
 
 @pytest.mark.parametrize("link", [LinkSettings(), LinkSettings(50.0), LinkSettings(50.0, 0.4)])
 def test_component_times_are_found_again_and_a_link_that_was_there_is_taken_out(link: LinkSettings) -> None:
-    found = [Calibration("distributed", g, request("distributed", g, rtt=link.round_trip(50))) for g in range(1, 6)]
-    of = costs_by_architecture(found, link)["distributed"]
+    found = {g: [request("distributed", g, rtt=link.round_trip(50))] for g in range(1, 6)}
+    of = costs_by_architecture({"distributed": found}, link)["distributed"]
     assert (of.verify_fixed_s, of.verify_slope_s) == pytest.approx((FIXED, SLOPE))
     assert (of.draft_fixed_s, of.draft_slope_s) == pytest.approx((DRAFT_FIXED, DRAFT))
     assert (of.overhead_s, of.rpc_s) == pytest.approx((OVERHEAD, RPC))
@@ -107,9 +107,9 @@ def test_without_plain_decoding_or_drafts_nothing_is_predicted() -> None:
     conditions = plan(ASKED)
     records = [Record("fused", "code/a", "code", 0, request("fused", 3))]
     summaries = {"base": [summarize("fused", records, None)]}
-    assert theory_of(conditions, summaries, [Calibration("fused", 3, request("fused", 3))]) is None
+    assert theory_of(conditions, summaries, {"fused": {3: [request("fused", 3)]}}) is None
     plain = {"base": [summarize("autoregressive", [record_of("autoregressive")], "autoregressive")]}
-    assert theory_of(conditions, plain, [Calibration("autoregressive", 0, request("autoregressive", 0))]) is None
+    assert theory_of(conditions, plain, {"autoregressive": {0: [request("autoregressive", 0)]}}) is None
 
 
 def record_of(name: str) -> Record:

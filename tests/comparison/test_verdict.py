@@ -136,13 +136,13 @@ def test_what_was_measured_is_not_predicted_and_what_is_predicted_is_marked() ->
     found = comparison(LINKED, rtts=(0.0, 20.0))
     near, far = found.decide(0.0), found.decide(20.0)
     assert near is not None and near is found.decision and near.architecture == "distributed"
-    assert far is not None and far.architecture == "fused" and far.at.condition
+    assert far is not None and far.architecture == "fused" and far.condition
     between = found.decide(10.0)
-    assert between is not None and not between.at.condition and between.architecture == "fused"
+    assert between is not None and not between.condition and between.architecture == "fused"
     assert between.sentence.startswith("At 10 ms, use fused") and between.sentence.endswith("(predicted).")
     assert between.sureness == "weak" and "at round trips of 0, 20 ms" in between.doubt.reasons[0]
     crowd = found.decide(0.0, clients=8)
-    assert crowd is not None and crowd.sentence.startswith("At 0 ms with 8 clients, ") and not crowd.at.condition
+    assert crowd is not None and crowd.sentence.startswith("At 0 ms with 8 clients, ") and not crowd.condition
 
 
 def test_a_draft_apart_pays_the_round_trip_once_a_round_and_never_less_than_nothing() -> None:
@@ -154,7 +154,7 @@ def test_a_draft_apart_pays_the_round_trip_once_a_round_and_never_less_than_noth
     found = comparison(base, rtts=(20.0,))
     for rtt, chosen in ((0.0, "distributed"), (500.0, "autoregressive")):
         verdict = found.decide(rtt)
-        assert verdict is not None and verdict.architecture == chosen and verdict.at.rtt_ms == rtt
+        assert verdict is not None and verdict.architecture == chosen and verdict.rtt_ms == rtt
     verdict = found.decide(0.0)
     assert verdict is not None and verdict.ratio == pytest.approx(0.01 / 0.005)  # less what the network took
 
@@ -197,7 +197,7 @@ def test_page_terminal_and_advice_print_the_same_decision_and_it_agrees_with_the
         capsys.readouterr()
         for rtt in (0.0, 20.0):
             verdict = found.decide(rtt)
-            assert verdict is not None and verdict.at.condition
+            assert verdict is not None and verdict.condition
             run_advice(tmp_path / "comparison.json", rtt)
             advice = capsys.readouterr().out
             assert all(verdict.sentence in text for text in (advice, page, screen.file.getvalue())), seed

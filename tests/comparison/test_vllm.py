@@ -21,11 +21,6 @@ FAKE = Path(__file__).with_name("fake_vllm.py")
 URLS = {"autoregressive": "http://a:1", "lookup": "http://a:2"}
 
 
-@pytest.fixture(autouse=True)
-def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)  # they take seconds
-
-
 @contextlib.contextmanager
 def running(drafts: int = 0, plan: str = "") -> Iterator[str]:
     """The URL of a server of vLLM that drafts so many tokens."""

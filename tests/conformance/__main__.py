@@ -44,7 +44,7 @@ def main() -> int:
     parser.add_argument("--service", choices=(TARGET, FUSED, DRAFT), default=TARGET)
     parser.add_argument("--transport", choices=TRANSPORTS, help="of rounds, at a TargetVerifier; all if not given")
     parser.add_argument("--case", action="append", default=[], choices=[entry.name for entry in CASES])
-    parser.add_argument("--table", action="store_true", help="print the table of docs/reliability.md")
+    parser.add_argument("--table", action="store_true", help="print the cases as a table")
     arguments = parser.parse_args()
     if arguments.table:
         print(table())

@@ -136,7 +136,7 @@ CASES = (
 
 
 def table() -> str:
-    """The cases as the table of docs/reliability.md."""
+    """The cases as a Markdown table."""
     lines = [
         "| case | proves | says | distributed | fused | draft_worker | real pair |",
         "|---|---|---|---|---|---|---|",

@@ -10,7 +10,7 @@ from google.rpc.code_pb2 import Code
 from tandem.services.errors import _TABLE
 from tandem.services.http.errors import REASONS
 from tests.conformance.bench import COMBINATIONS, Combination
-from tests.conformance.cases import CASES, Entry, table
+from tests.conformance.cases import CASES, Entry
 from tests.conformance.deployments import deployed
 from tests.support import REPOSITORY
 
@@ -73,17 +73,8 @@ def test_every_guarantee_has_a_case() -> None:
     assert proved == {f"G{n}" for n in range(1, 12)}, "G12 is proved with processes: tests/services/test_stopping.py"
 
 
-def test_the_page_lists_every_case() -> None:
-    page = (REPOSITORY / "docs" / "reliability.md").read_text(encoding="utf-8")
-    assert table() in page, "python -m tests.conformance --table prints what docs/reliability.md should hold"
-    for entry in CASES:
-        for combination in COMBINATIONS:
-            reason = entry.left_out(combination)
-            assert not reason or reason in page, f"{entry.name} on {combination}: not in docs/reliability.md: {reason}"
-
-
 def test_the_page_lists_every_status_that_a_server_gives() -> None:
-    page = (REPOSITORY / "docs" / "reliability.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs" / "sessions.md").read_text(encoding="utf-8")
     http = [(None, code, reason) for reason, (code, *_) in REASONS.items()]
     for _, code, reason in (*_TABLE, *http):
         rows = [line for line in page.splitlines() if line.startswith(f"| {Code.Name(code)} |")]

@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from tandem.comparison.measuring.json_form import encoded
+from tandem.comparison.measuring.records import Failure, Record
 from tandem.comparison.measuring.workloads import built_in_prompts
+from tests.comparison.fakes import record
 from tests.deploy.manifests import ROOT
 
 SCRIPT = ROOT / "deploy" / "cloudwatch.py"
-COLUMNS = [
-    *("condition", "architecture", "prompt", "error_code", "number_input_tokens", "output_tokens"),
-    *("ttft_s", "inter_token_latency_s", "end_to_end_latency_s", "request_output_throughput_token_per_s"),
-]
 UNITS = {"Seconds", "Count", "Count/Second"}  # of MetricDatum's StandardUnit
 
 
-def asked(folder: Path, rows: list[list[object]], *arguments: str) -> subprocess.CompletedProcess[str]:
-    with (folder / "comparison.csv").open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([COLUMNS, *rows])
+def asked(folder: Path, records: list[Record], *arguments: str) -> subprocess.CompletedProcess[str]:
+    (folder / "comparison.json").write_text(json.dumps({"records": encoded(records)}), encoding="utf-8")
     return subprocess.run(
         [sys.executable, str(SCRIPT), str(folder), *arguments], capture_output=True, text=True, check=False
     )
 
 
-def row(prompt: str, architecture: str, ttft: float, condition: str = "base", error: str = "") -> list[object]:
-    return [condition, architecture, prompt, error, 64, 512, *([""] * 4 if error else [ttft, 0.5, 2.0, 256.0])]
+def row(prompt: str, architecture: str, ttft: float, condition: str = "base", error: str = "") -> Record:
+    made = replace(record(architecture, ttft_s=ttft, output_tokens=512), prompt=prompt, condition=condition)
+    return replace(made, measurement=None, error=Failure(error, "")) if error else made
 
 
 def by_name(done: subprocess.CompletedProcess[str]) -> dict[tuple[str, ...], dict[str, Any]]:
@@ -69,19 +66,7 @@ def test_a_prompt_of_a_load_has_the_name_of_the_prompt_that_it_was_cut_from(tmp_
     assert found["TTFT", "SD", "function"]["Sum"] == 1.0 + 4.0
 
 
-@pytest.mark.parametrize(
-    ("columns", "arguments", "said"),
-    [
-        (COLUMNS, ("--condition", "base"), "condition: 'base' has no request; there are: none"),
-        (["condition", "error_code", "prompt"], (), "there is no column 'architecture' in it"),
-    ],
-)
-def test_what_is_no_comparison_is_one_line(
-    tmp_path: Path, columns: list[str], arguments: tuple[str, ...], said: str
-) -> None:
-    rows = [",".join(columns), *(["base,,eks_sample/cat"] if columns != COLUMNS else [])]
-    (tmp_path / "comparison.csv").write_text("\n".join(rows) + "\n", "utf-8")
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(tmp_path), *arguments], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and said in done.stderr
+def test_what_is_no_comparison_is_one_line(tmp_path: Path) -> None:
+    done = asked(tmp_path, [])
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "condition: 'base' has no request; there are: none" in done.stderr

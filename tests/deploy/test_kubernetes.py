@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import shutil
-import subprocess
-from typing import Any
 
 import pytest
-import yaml
 
 from tandem.cli import compare, main
 from tandem.comparison.measuring.architectures import CONNECTABLE, OPENAI
-from tests.daily import daily
-from tests.deploy import in_image
-from tests.deploy.kustomize import LOADER, containers
 from tests.deploy.manifests import (
     FOLDERS,
-    K8S,
     NEWEST,
     OLDEST,
     ROOT,
+    containers,
     filled,
     objects,
     valid,
     values_of,
 )
-
-KUBECTL = shutil.which("kubectl")
 
 
 def programs() -> list[tuple[str, str, list[str]]]:
@@ -35,7 +26,7 @@ def programs() -> list[tuple[str, str, list[str]]]:
     found = []
     for folder in FOLDERS:
         models = values_of(folder)
-        for container in containers(objects(folder)):
+        for container in containers(folder):
             words = [*container.get("command", ()), *container.get("args", ())]
             line = [filled(word, models) for word in words]
             if any(word.endswith(".py") for word in line):
@@ -58,20 +49,6 @@ def test_every_object_is_valid(folder: str, version: str) -> None:
         valid(each, version)
 
 
-@pytest.mark.skipif(KUBECTL is None, reason="kubectl is absent: overlays are built by tests/deploy/kustomize.py alone")
-@pytest.mark.parametrize("folder", daily(FOLDERS, *range(0, len(FOLDERS), 5)))
-def test_kubectl_builds_the_same_objects(folder: str) -> None:
-    built = subprocess.run(
-        [KUBECTL or "", "kustomize", str(K8S / folder)], capture_output=True, text=True, check=True, timeout=60
-    )
-    theirs = list(yaml.load_all(built.stdout, LOADER))
-
-    def by_name(each: dict[str, Any]) -> tuple[str, str]:
-        return each["kind"], each["metadata"]["name"]
-
-    assert sorted(theirs, key=by_name) == sorted(objects(folder), key=by_name)
-
-
 @pytest.mark.parametrize(("folder", "container", "line"), PROGRAMS, ids=lambda value: str(value)[:40])
 def test_a_programs_flags_are_its_own(folder: str, container: str, line: list[str]) -> None:
     at = next(i for i, word in enumerate(line) if word.endswith(".py"))
@@ -88,11 +65,3 @@ def test_a_programs_flags_are_its_own(folder: str, container: str, line: list[st
     else:
         asked = set(arguments.architectures.split(","))
         assert asked == {each.partition("=")[0] for each in arguments.connect} <= {*CONNECTABLE, OPENAI.name}
-
-
-@pytest.mark.parametrize("image", in_image.BASES)
-def test_an_image_has_what_servers_and_comparison_jobs_import(image: str) -> None:
-    present = in_image.closure([*in_image.BASES[image], *in_image.installs(image)])
-    assert {"grpcio", "prometheus-client", "protobuf", "torch", "h11", "uvicorn", "llguidance"} <= present
-    assert {"jinja2", "matplotlib", "rich", "cryptography"} <= present
-    assert not {"pytest", "ray"} & present

@@ -13,13 +13,11 @@ from tandem.checkpoints.locate import CheckpointError
 from tandem.engine.adapter_registry import MOST
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
-from tandem.engine.fused_rounds import FusedPair, FusedRounds
-from tandem.engine.model_drafter import ModelDrafter
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.engine.sequences import LocalVerifier
 from tandem.speculation.types import InvalidField, Request, SamplingParams, SpeculationStats
 from tests.support import GREEDY, SAMPLED, oracle, toy
-from tests.toy import BACKEND, VOCAB_SIZE, ToyConfig
+from tests.toy import BACKEND, ToyConfig
 
 PROMPT = tuple(b"a prompt that is longer than two pages of tokens, by some")
 NAMES = ("", "red", "blue")
@@ -72,35 +70,6 @@ async def test_a_kept_prefix_is_found_by_requests_of_the_same_adapter_alone(samp
             assert await said(engine, first, sampling, 6, prompt) == (truth(first, sampling, 6, prompt), 0)
             found = len(prompt) // 16 * 16 if first == then else 0
             assert await said(engine, then, sampling, 6, prompt) == (truth(then, sampling, 6, prompt), found)
-
-
-async def test_a_draft_has_its_own_adapter_of_the_same_name_or_none_and_no_token_changes() -> None:
-    async with engine_with("red", "blue") as engine:
-        draft = Engine(toy(), engine.batcher)
-        await add(draft, "red")
-        accepted = {}
-        for name in NAMES:
-            rounds, tokens, drafted = (
-                FusedRounds(FusedPair(engine, draft), Request(GREEDY, adapter=name)),
-                list(PROMPT),
-                0,
-            )
-            drafter, asked = ModelDrafter(draft, Request(GREEDY, adapter=name), VOCAB_SIZE), list(PROMPT)
-            accepted[name] = 0
-            await drafter.open(PROMPT)
-            await rounds.open(PROMPT)
-            for _ in range(6):
-                expected, alone = truth(name, GREEDY, 4, tokens), await drafter.propose(asked, 3)
-                proposed, verdict = await rounds.round(tokens, 3)
-                assert alone.token_ids == proposed.token_ids
-                assert verdict.token_ids == expected[: len(verdict.token_ids)]
-                tokens, asked = [*tokens, *verdict.token_ids], [*asked, *verdict.token_ids]
-                accepted[name], drafted = accepted[name] + verdict.accepted, drafted + len(proposed.token_ids)
-            await rounds.close()
-            await drafter.close()
-            assert drafted == 18
-        assert accepted["red"] == accepted[""] == 18 and accepted["blue"] < 9
-        assert draft.adapters.running == [] and draft.adapters.loaded["red"].requests == 2
 
 
 async def test_what_cannot_be_added_is_refused_by_name_and_changes_nothing() -> None:

@@ -33,12 +33,11 @@ def test_the_head_is_chosen_where_it_is_ahead_and_else_the_reason_is_said(
     assert why in said
 
 
-def test_where_prompts_are_computed_elsewhere_the_draft_model_drafts() -> None:
+def test_prompts_computed_elsewhere_take_the_draft_model_and_nothing_shipped_lookup(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found, said = beside_target(OWN, native=True, prefill=True)
     assert found.draft_model == embedded_draft() and "--prefill" in said
-
-
-def test_without_the_shipped_draft_lookup_is_what_remains(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "embedded_head", lambda: None)
     monkeypatch.setattr(module, "embedded_draft", lambda: None)
     found, said = beside_target(OWN, native=True)

@@ -9,21 +9,16 @@ from typing import Any
 import pytest
 
 from tandem.checkpoints.adapter_files import AdapterChoice
-from tandem.engine.batcher import Batcher
 from tandem.engine.compatibility import able
-from tandem.engine.generators import load_drafting
-from tandem.engine.loading import load_pair
-from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.rpc.errors import TandemError
 from tandem.runners.capabilities import No, Pages
-from tandem.runners.loading import Shape
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import RowFailed, VerifyRow
 from tandem.speculation.request import Drafts
 from tandem.speculation.types import Verdict
 from tests.engine.test_adapters import truth
-from tests.support import GREEDY, SAMPLED, answer, fused_site, ids, oracle, run, toy
+from tests.support import GREEDY, SAMPLED, answer, fused_site, ids, oracle, toy
 from tests.toy import BACKEND, ToyConfig, ToyRunner
 from tests.toy_head import ToyHead
 
@@ -101,33 +96,3 @@ async def test_requests_with_an_adapter_are_drafted_by_lookup_and_the_others_by_
                 assert ("model" in stats.drafted_by) == (not name)
         with pytest.raises(TandemError, match="head is not available"):
             await answer(client.generate, ids(PROMPT, 4, adapter="red", drafts=Drafts.HEAD))
-
-
-def test_a_drafter_is_chosen_by_its_model_and_served_beside_a_target_alone() -> None:
-    def config(kind: str, model: str | None) -> ModelConfig:
-        return ModelConfig(shape=Shape(2), draft=DraftChoice(kind, model), backend="toy")
-
-    async def loaded(config: ModelConfig) -> str:
-        batcher = Batcher("test")
-        try:
-            _, draft = await load_pair(config, batcher)
-            assert draft is not None
-            return type(draft.runner).__name__
-        finally:
-            await batcher.close()
-
-    async def test() -> None:
-        for kind in ("eagle", "hybrid", "model", "auto"):
-            assert await loaded(config(kind, "head,miss=0.1")) == "ToyHead"
-        assert await loaded(config("hybrid", "miss=0.1")) == "ToyRunner"
-        with pytest.raises(ValueError, match="eagle needs an EAGLE-3 head"):
-            await loaded(config("eagle", "miss=0.1"))
-        assert await loaded(config("eagle", None)) == "ToyHead"
-        batcher = Batcher("test")
-        try:
-            drafting = await load_drafting(config("eagle", "head"), batcher)
-            assert drafting.draft and not isinstance(drafting.draft.engine.can.features_in, No)
-        finally:
-            await batcher.close()
-
-    run(test())

@@ -16,10 +16,10 @@ from tandem.checkpoints.adapter_files import AdapterChoice
 from tandem.engine.batcher import Batcher, DeviceLost, StepHung
 from tandem.engine.engine import Engine
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
-from tandem.engine.kv_memory import limit_kv_memory
 from tandem.engine.model_drafter import ModelDrafter
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.engine.sequences import LocalVerifier
+from tandem.engine.slots import limit_kv_memory
 from tandem.engine.step_watch import StepBound, StepWatch
 from tandem.rpc import wire
 from tandem.runners.pages import PAGE

@@ -117,7 +117,6 @@ def test_a_fused_pair_of_other_tokenizers_is_refused() -> None:
     [
         ((0, 8, 2, 4, 9), "batch: 0"),
         ((1, 1, 0, 4, 9), "sequence_length: 1"),
-        ((1, 8, -1, 4, 9), "speculation_length: -1"),
         ((1, 8, 8, 4, 9), "speculation_length: 8"),
         ((1, 8, 2, 0, 9), "chunk: 0"),
         ((1, 800, 257, 4, 9), "speculation_length: 257 is above 256"),

@@ -7,7 +7,6 @@ import contextlib
 import random
 import threading
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,12 +14,10 @@ import pytest
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
-from tandem.engine.kv_memory import KVMemory, limit_kv_memory
 from tandem.engine.model_drafter import ModelDrafter
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.engine.sequences import LocalVerifier
-from tandem.engine.slots import HOLD_SECONDS, MAX_PASSED, NoFreeSlot, SlotPool
-from tandem.runners.capabilities import Capabilities, Trait
+from tandem.engine.slots import HOLD_SECONDS, MAX_PASSED, KVMemory, NoFreeSlot, SlotPool, limit_kv_memory
 from tandem.runners.protocol import PrefillRow, RowFailed, VerifyRow
 from tandem.speculation.types import Request
 from tests.daily import daily
@@ -52,12 +49,6 @@ class Watched(ToyRunner):
         return result
 
 
-class OfGraphs(ToyRunner):
-    @property
-    def capabilities(self) -> Capabilities:
-        return replace(super().capabilities, traits=frozenset({Trait.GRAPHS}))
-
-
 def pool_of(limit: int, slots: int = 4, most: int = 100) -> tuple[SlotPool, list[int]]:
     """A pool whose tokens take a byte each, and the slots whose pages were given back."""
     pool, given = SlotPool(slots), list[int]()
@@ -87,17 +78,6 @@ async def shared(limit: int, drafts: bool = False, prefixes: bool = False) -> As
 
 
 # --- who gets memory, and when ---
-
-
-async def test_a_sequence_waits_until_its_own_length_fits_beside_the_others() -> None:
-    pool, _ = pool_of(limit=100)
-    assert [await pool.acquire(tokens=n) for n in (60, 30)] == [0, 1]
-    third = asyncio.ensure_future(pool.acquire(tokens=40))
-    await asyncio.sleep(0)
-    assert (pool.waiting, pool.free, pool.memory.reserved) == (1, 2, 90)
-    pool.release(1)
-    assert await third == 1
-    assert pool.memory.reserved == 100
 
 
 def test_who_says_nothing_of_its_length_reserves_a_whole_slot() -> None:
@@ -133,26 +113,6 @@ def test_a_long_sequence_is_passed_by_some_then_has_its_turn_and_holds_others_ba
         assert not short.done()
         pool.release(slot)
         assert await short == slot
-
-    in_virtual_time(test())
-
-
-def test_those_that_a_long_sequence_held_back_go_on_when_it_leaves() -> None:
-    async def test() -> None:
-        pool, _ = pool_of(limit=100)
-        first = await pool.acquire(tokens=50)
-        long = asyncio.ensure_future(pool.acquire(1.0, "long", 100))
-        await asyncio.sleep(0)
-        later = await pool.acquire(tokens=10)
-        pool.release(first)
-        for _ in range(MAX_PASSED):
-            pool.release(await pool.acquire(tokens=10))
-        short, began = asyncio.ensure_future(pool.acquire(tokens=10)), asyncio.get_running_loop().time()
-        with pytest.raises(NoFreeSlot):
-            await long
-        pool.release(await short)
-        assert asyncio.get_running_loop().time() - began <= 1.0
-        pool.release(later)
 
     in_virtual_time(test())
 
@@ -258,11 +218,3 @@ def test_too_little_memory_for_one_sequence_is_refused_by_name() -> None:
     limit_kv_memory(SlotPool(SLOTS), Batcher("test"), [runner, runner], 2 * WHOLE)
     with pytest.raises(ValueError, match="kv_cache_mb: 0 is too little for a sequence of sequence_length 160, which"):
         limit_kv_memory(SlotPool(SLOTS), Batcher("test"), [runner, runner], 2 * WHOLE - 1)
-
-
-def test_slots_that_are_reserved_whole_are_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="kv_cache_mb: toy reserves its KV slots whole: compiled graphs need whole"):
-        limit_kv_memory(SlotPool(4), Batcher("test"), [toy(kind=OfGraphs)], 10 * WHOLE)
-
-
-# --- a long prompt beside others ---

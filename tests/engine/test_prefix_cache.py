@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from tandem.runners.capabilities import Capabilities
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import PrefillRow
 from tandem.speculation.types import Request, SamplingParams, SpeculationStats
-from tests.support import GREEDY, SAMPLED, oracle, run, toy
+from tests.support import GREEDY, SAMPLED, oracle, toy
 from tests.toy import ToyRunner
 
 PROMPT = list(b"these are four pages of a prompt that many callers begin with ..and its end")
@@ -121,23 +120,6 @@ async def test_pages_are_replaced_while_a_row_goes_on_from_them(sampling: Sampli
         assert engine.prefixes and engine.prefixes.tree.evicted >= 4
 
 
-def test_callers_find_only_what_is_in_their_scope_unless_all_share() -> None:
-    async def test(sharing: str) -> list[int]:
-        scope = ["alice"]
-        async with engine_with(sharing=sharing, scope=scope) as (engine, _):
-            found = []
-            for name in ("alice", "bob", "alice", "bob"):
-                scope.append(name)
-                tokens, cached = await said(engine, PROMPT)
-                assert tokens == truth(PROMPT)
-                found.append(cached)
-            return found
-
-    assert run(test("identity")) == [0, 0, 4 * PAGE, 4 * PAGE]
-    assert run(test("all")) == [0, 4 * PAGE, 4 * PAGE, 4 * PAGE]
-    assert run(test("off")) == [0, 0, 0, 0]
-
-
 async def test_what_is_kept_stays_within_the_memory_that_was_given() -> None:
     async with engine_with(max_length=400) as (engine, _):
         assert engine.prefixes
@@ -161,23 +143,6 @@ def test_the_memory_is_divided_so_that_all_models_keep_the_same_tokens() -> None
     assert small == large == 8 * MIB // (128 + 100_000 + 2 * 1024)
     assert none == 0
     assert page_counts(PrefixSharing("off", 8), runners) == [0, 0, 0]
-
-
-def test_a_runner_that_cannot_copy_pages_works_without_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    class Unable(Noting):
-        capabilities = Capabilities()
-
-    async def test() -> None:
-        engine = Engine(toy(kind=Unable), Batcher("test"))
-        await share_prefixes([engine], PrefixSharing(), lambda: "")
-        assert engine.prefixes is None
-        assert [await said(engine, PROMPT) for _ in range(2)] == [(truth(PROMPT), 0)] * 2
-        await engine.batcher.close()
-
-    with caplog.at_level(logging.INFO, "tandem.engine"):
-        run(test())
-    (line,) = [record.getMessage() for record in caplog.records if "prefixes" in record.getMessage()]
-    assert line.startswith("prefixes of toy are not kept: its steps cannot")
 
 
 @both_samplings

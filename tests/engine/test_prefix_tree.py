@@ -77,11 +77,6 @@ class Pages(RuleBasedStateMachine):
         self.tree.remove(scope, text(letters))
         self.model = {at: page for at, page in self.model.items() if at[0] != scope or at[1][:1] != letters[:1]}
 
-    @rule()
-    def forgets_all(self) -> None:
-        self.tree.clear()
-        self.model.clear()
-
     @invariant()
     def holds_as_many_pages_as_the_model(self) -> None:
         assert len(self.tree) == len(self.model) <= COUNT

@@ -12,66 +12,11 @@ import pytest
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.model_drafter import ModelDrafter
-from tandem.engine.sequences import KVSequence
-from tandem.runners.protocol import PrefillRow
 from tandem.speculation.types import Request
 from tests.support import GREEDY, SAMPLED, oracle, toy
-from tests.toy import ToyConfig, ToyRunner
+from tests.toy import ToyConfig
 
 PROMPT = list(b"a prompt that is longer than one chunk")
-
-
-class Noting(ToyRunner):
-    """Notes every prefill."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.prefills: list[PrefillRow] = []
-
-    def prefill(self, rows: Sequence[PrefillRow]) -> Any:
-        self.prefills += rows
-        return super().prefill(rows)
-
-
-def sequence(held: Sequence[int] = ()) -> tuple[KVSequence, Noting]:
-    runner = toy(kind=Noting)
-    kv = KVSequence(Engine(runner, Batcher("test")), 1, Request())
-    kv.held = list(held)
-    return kv, runner
-
-
-@pytest.mark.parametrize(
-    ("held", "tokens", "kept"),
-    [
-        ([], [1, 2], 0),
-        ([1, 2, 3], [1, 2, 3], 3),
-        ([1, 2, 3], [1, 2], 2),
-        ([1, 2], [1, 2, 3], 2),
-        ([1, 2, 3], [1, 9, 3], 1),
-        ([1, 2, 3], [9], 0),
-        ([1, 2, 3], [], 0),
-    ],
-)
-def test_keep_forgets_from_the_first_difference(held: list[int], tokens: list[int], kept: int) -> None:
-    kv, _ = sequence(held)
-    assert kv.truncate_to(tokens) == kept
-    assert kv.held == held[:kept]
-
-
-async def test_fill_works_chunk_by_chunk_on_what_is_missing_only() -> None:
-    kv, runner = sequence()
-    await kv.fill(PROMPT)
-    sizes = [(row.slot, row.start, len(row.tokens)) for row in runner.prefills]
-    assert sizes == [(1, 0, 16), (1, 16, 16), (1, 32, 6)]
-    assert kv.held == PROMPT
-    assert kv.compute_seconds > 0
-    runner.prefills.clear()
-    await kv.fill(PROMPT)
-    assert not runner.prefills
-    kv.truncate_to(PROMPT[:10])
-    await kv.fill(PROMPT[:12])
-    assert runner.prefills == [PrefillRow(1, 10, tuple(PROMPT[10:12]))]
-    await kv.engine.batcher.close()
 
 
 async def drafted(drafter: ModelDrafter, tokens: Sequence[int], k: int) -> tuple[int, ...]:
@@ -109,15 +54,5 @@ async def test_a_drafter_survives_a_cancelled_proposal() -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert await drafted(drafter, PROMPT, 4) == oracle(PROMPT, GREEDY, 4, past_the_end=True)
-    await drafter.close()
-    await engine.batcher.close()
-
-
-async def test_a_drafter_with_a_shorter_sequence_stops_drafting_when_it_is_full() -> None:
-    engine = Engine(toy(max_length=44), Batcher("test"))
-    drafter = ModelDrafter(engine, Request(GREEDY), 258)
-    await drafter.open(PROMPT)  # 38 tokens
-    lengths = [len(await drafted(drafter, [*PROMPT, *range(n)], 5)) for n in range(9)]
-    assert lengths == [5, 5, 4, 3, 2, 1, 0, 0, 0]
     await drafter.close()
     await engine.batcher.close()

@@ -27,7 +27,8 @@ from tandem.runners.protocol import PrefillRow
 from tandem.speculation.types import GenerationRequest, Request, Rule, SamplingParams
 from tests.adapters import lora_tensors, write_adapter
 from tests.daily import daily
-from tests.runners.test_eagle import folder, models, said, target, with_pair  # noqa: F401
+from tests.runners.conftest import folder, target  # noqa: F401
+from tests.runners.test_eagle import models, said, with_pair
 from tests.runners.test_native import GREEDY, module_of, native, sequence
 from tests.runners.test_quantised import WIDE
 

@@ -102,19 +102,6 @@ async def test_a_step_beyond_its_bound_fails_its_rows_those_that_wait_and_newcom
         assert (bench.engine.batcher.hung_steps, bench.lost, bench.engine.lost.is_set()) == (1, [], False)
 
 
-async def test_a_step_that_comes_back_in_time_is_forgiven_and_the_device_used_again() -> None:
-    async with benched() as bench:
-        tasks = await bench.hang(ROWS[0])
-        bench.look_for(BOUND + 2)
-        await asyncio.gather(*tasks, return_exceptions=True)
-        bench.runner.gate.set()
-        await until(lambda: len(bench.said) == 2)
-        assert bench.said == [False, True]
-        await bench.engine.run(bench.engine.runner.prefill, ROWS[1], prefill=True)
-        bench.look_for(10 * BOUND)
-        assert (bench.said, bench.lost) == ([False, True], [])
-
-
 async def test_a_step_that_does_not_come_back_loses_the_engine_once() -> None:
     async with benched() as bench:
         tasks = await bench.hang(ROWS[0])

@@ -17,7 +17,6 @@ from tandem.engine.local_run import LocalRunVerifier
 from tandem.engine.sequences import LocalVerifier, RunStepper
 from tandem.engine.stepper import MOST_AHEAD
 from tandem.speculation.estimate import Estimate
-from tandem.speculation.never_waiting import RunStep
 from tandem.speculation.run_on import DRAFTING, RunMessage, SelfPacedRun
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, Request, Verdict
 from tests.support import GREEDY, oracle, toy
@@ -187,7 +186,7 @@ class Steps:
 
     def __init__(self, device: Engine, count: int) -> None:
         self.verifier = LocalVerifier(device, Request(GREEDY, max_new_tokens=count))
-        self.steps, self.text = list[RunStep](), [*PROMPT, *expected_of(PROMPT, GREEDY, count)]
+        self.steps, self.text = list[Verdict](), [*PROMPT, *expected_of(PROMPT, GREEDY, count)]
         self.run = LocalRunVerifier(self.verifier, Estimate())
         self.until = len(self.text)
 
@@ -199,13 +198,13 @@ class Steps:
         self.run.begin(PROMPT, self.told)
         self.send(len(PROMPT))
 
-    def told(self, step: RunStep | Exception) -> None:
-        assert isinstance(step, RunStep), step
+    def told(self, step: Verdict | Exception) -> None:
+        assert isinstance(step, Verdict), step
         self.steps.append(step)
 
     @property
     def tokens(self) -> list[int]:
-        return [*PROMPT, *(token for step in self.steps for token in step.verdict.token_ids)]
+        return [*PROMPT, *(token for step in self.steps for token in step.token_ids)]
 
 
 async def test_a_run_steps_on_while_the_loop_is_held_and_is_read_together_unless_drafts_come() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tandem.engine import structure_process as limits
-from tandem.engine.structure_worker import Follower, grammar, vocabulary_of
+from tandem.engine.structure_worker import StructureFollower, grammar, vocabulary_of
 from tandem.engine.structures import Structures
 from tandem.speculation.draws import StructureFailed
 from tandem.speculation.processing import Matcher
@@ -126,13 +126,10 @@ def matches(schema: object, text: str) -> bool:
     ("schema", "allowed", "refused"),
     [
         (ONE, '{"a":1}', '{"a":1,"b":2}'),
-        ({"type": "object", "properties": {}}, "{}", '{"a":1}'),
         ({"type": "array", "items": ONE}, '[{"a":1}]', '[{"a":1,"b":2}]'),
-        ({"type": "array", "prefixItems": [ONE, OTHER]}, '[{"a":1},{"b":1}]', '[{"a":1,"b":2}]'),
         ({"properties": {"in": OTHER}}, '{"in":{"b":1}}', '{"in":{"b":1,"c":1}}'),
         ({"type": "object", "additionalProperties": ONE}, '{"any":{"a":1}}', '{"any":{"a":1,"b":2}}'),
         ({"anyOf": [ONE, OTHER]}, '{"b":2}', '{"a":1,"b":2}'),
-        ({"allOf": [ONE]}, '{"a":1}', '{"a":1,"b":2}'),
         ({"$ref": "#/a~1b/c~0", "a/b": {"c~": ONE}}, '{"a":1}', '{"a":1,"b":2}'),
     ],
 )
@@ -144,12 +141,9 @@ def test_an_object_has_only_the_properties_that_its_schema_names(schema: object,
     "schema",
     [
         ONE | {"additionalProperties": True},
-        ONE | {"additionalProperties": NUMBER},
         {"type": "object"},
         {"type": "object", "properties": {"b": NUMBER}, "required": ["a"]},
-        {"allOf": [ONE, OTHER]},
         {"allOf": [ONE], "properties": {"b": NUMBER}},
-        {"$defs": {"base": ONE}, "$ref": "#/$defs/base", "properties": {"b": NUMBER}},
         {"$defs": {"base": ONE}, "allOf": [{"$ref": "#/$defs/base"}, OTHER]},
         {"anyOf": [ONE, OTHER], "properties": {"b": NUMBER}},
         {"properties": {"b": NUMBER}, "allOf": [{"anyOf": [{"allOf": [ONE]}]}]},
@@ -188,7 +182,7 @@ async def test_whatever_is_asked_in_whatever_order_the_answers_are_those_of_a_ma
     structure = chance.choice([WORDS, choice("ab", "abc", "b"), Structure(GRAMMAR, 'start: ("x" | "(" start ")")+')])
     remote, pid = await followed(structures, structure)
     vocabulary = vocabulary_of(ToyTokenizer().spelling(), VOCAB_SIZE, END)
-    local = Follower(
+    local = StructureFollower(
         llguidance.LLMatcher(vocabulary, grammar(structure.kind.value, structure.text), log_level=0),
         VOCAB_SIZE,
         (END, OTHER_END),

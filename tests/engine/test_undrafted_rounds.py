@@ -49,7 +49,7 @@ class Lookup:
     def __init__(self, kind: type[Noting], most: int | None = None) -> None:
         self.runner = toy(kind=kind, max_length=200)
         assert isinstance(self.runner, Noting)
-        self.device, self.chunks = Engine(self.runner, Batcher("undrafted")), 0
+        self.device = Engine(self.runner, Batcher("undrafted"))
         self.generator = fused_generator(Loaded(self.device, ToyTokenizer()), None, most, DraftChoice("ngram"))
 
     def generate(self, **options: Any) -> Any:
@@ -61,7 +61,6 @@ class Lookup:
         async for event in self.generate(**options):
             if isinstance(event, Chunk):
                 tokens += event.token_ids
-                self.chunks += 1
         assert isinstance(event, GenerationEnd)
         return tuple(tokens), event.stats
 

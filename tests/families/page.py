@@ -31,7 +31,7 @@ def text(results: Sequence[Result]) -> str:
     )
     recorded = json.loads(TEXT.read_text(encoding="utf-8"))
     return TEMPLATE.read_text(encoding="utf-8").format(
-        families="".join(_family(name, [each for each in models if each.family == name]) for name in served),
+        families=_families(served, models),
         refused="".join(f"| {why} | {', '.join(names)} |\n" for why, names in table()["refused"].items()),
         partly=_partly(partly),
         equal=", ".join(equal),
@@ -49,7 +49,15 @@ def _folder(result: Result) -> bool:
     return result.file.endswith("folder")
 
 
-def _family(name: str, results: Sequence[Result]) -> str:
+def _families(served: Sequence[str], models: Sequence[Result]) -> str:
+    """Rows of the table: families of which all cells are equal share one."""
+    rows: dict[str, list[str]] = {}
+    for name in served:
+        rows.setdefault(_cells([each for each in models if each.family == name]), []).append(name)
+    return "".join(f"| {', '.join(names)} | {cells} |\n" for cells, names in rows.items())
+
+
+def _cells(results: Sequence[Result]) -> str:
     folders = [each for each in results if _folder(each) and each.verdict != "refused"]
     usual = "native" if any(each.runs == "native" for each in folders) else "module code"
     others = dict.fromkeys(each.variant for each in folders if each.runs != usual)
@@ -58,7 +66,7 @@ def _family(name: str, results: Sequence[Result]) -> str:
     files = [each for each in results if not _folder(each)]
     gguf = "yes" if any(each.verdict != "refused" for each in files) else "refused" if files else ""
     exact = "yes" if all(each.exact for each in folders) else "no"
-    return f"| {name} | {runs} | {variants} | {exact} | {gguf} |\n"
+    return f"{runs} | {variants} | {exact} | {gguf}"
 
 
 def _partly(results: Sequence[Result]) -> str:

@@ -25,5 +25,5 @@ class Row:
         assert error.code == self.code and error.message
 
 
-FULL, LIMIT = Row(429, "queue_full"), Row(429, "identity_limit")
+FULL = Row(429, "queue_full")
 DRAIN, LOST, HUNG = Row(503, "draining"), Row(503, "engine_lost"), Row(503, "step_hung")

@@ -138,6 +138,18 @@ async def test_a_predicted_output_drafts_and_the_usage_counts_it_alone(site: Sit
     assert error["param"] == "prediction"
 
 
+@at_door(drafts=True)
+async def test_a_part_of_a_stream_has_its_tokens_and_how_they_divide_into_rounds(site: Site) -> None:
+    ask = {"messages": HELLO, "max_tokens": 60, "return_token_ids": True, "stream_options": {"include_usage": True}}
+    *events, last = await site.events(CHAT, ask)
+    parts = [choice for each in events for choice in each["choices"] if "token_ids" in choice]
+    assert all(sum(each["rounds"]) == len(each["token_ids"]) for each in parts)
+    rounds = [count for each in parts for count in each["rounds"]]
+    assert sum(rounds) == last["usage"]["completion_tokens"]
+    accepted = last["usage"]["completion_tokens_details"]["accepted_prediction_tokens"]
+    assert sum(count - 1 for count in rounds) == accepted > 0
+
+
 @at_door()
 async def test_what_ends_a_line_for_some_clients_ends_none_of_an_event(site: Site) -> None:
     text = "a\x85b"

@@ -17,7 +17,6 @@ import httpx2
 import openai
 import pytest
 
-from tests.http.overload import DRAIN
 from tests.support import HANG, ServerProcess, launch, server_process
 
 pytestmark = pytest.mark.thorough
@@ -68,22 +67,6 @@ def no_answer(client: openai.OpenAI, **body: Any) -> openai.APIError:
 def gone(client: openai.OpenAI) -> None:
     """Checks that nobody listens any more."""
     assert isinstance(no_answer(client).__cause__, httpx2.ConnectError)
-
-
-def test_what_the_drain_does_not_wait_for_ends_with_an_error(tmp_path: Path) -> None:
-    with (
-        server_process(tmp_path, *SLOW, "--drain_seconds", "0.5") as server,
-        asking(server) as (client, stream, plain),
-    ):
-        server.process.send_signal(signal.SIGTERM)
-        with pytest.raises(openai.APIError) as event:
-            list(stream)
-        DRAIN.broke(event.value)
-        status = plain.exception()
-        assert isinstance(status, openai.APIStatusError)
-        DRAIN.refused(status)
-        assert server.process.wait(HANG) == 0
-        gone(client)
 
 
 @pytest.mark.parametrize(

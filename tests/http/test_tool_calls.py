@@ -13,9 +13,9 @@ from tandem.checkpoints.tokenizers import ByteText
 from tandem.checkpoints.tool_prompts import INTRODUCTION, Shown, shown_by, with_tools
 from tandem.engine.structures import Structures
 from tandem.services.http.tool_calls import FORMATS, MarkedCalls, MarkedText, folded
-from tandem.services.http.tools import ToolChoice, ToolUse
+from tandem.services.http.tools import ToolUse
 from tandem.speculation.draws import StructureFailed
-from tandem.speculation.stopping import Stopping, StopRules
+from tandem.speculation.stopping import Stopping
 from tandem.speculation.types import InvalidField
 from tests.toy import VOCAB_SIZE, ToyTokenizer
 
@@ -159,9 +159,8 @@ def test_marks_that_are_special_tokens_stand_in_the_text_alike_wherever_rounds_e
         ([*b"a\n"], ("\n\n",), "a\n"),
     ):
         tokens = [*before, 1000, *body.encode(), 1001, *b" ."]
-        stopping = Stopping(
-            StopRules(len(tokens), stop_strings=stops), ByteText(lambda t: bytes([t] if t < 256 else []))
-        )
+        text = ByteText(lambda t: bytes([t] if t < 256 else []))
+        stopping = Stopping(text, len(tokens), stop_strings=stops)
         marked = MarkedText(ByteText(lambda t: bytes([t] if t < 256 else [])), marks)
         parser, deltas, at = MarkedCalls(FORMATS["hermes"], frozenset({"add"})), [], 0
         for size in sizes:
@@ -176,7 +175,7 @@ def test_marks_that_are_special_tokens_stand_in_the_text_alike_wherever_rounds_e
 
 async def test_from_where_a_call_begins_the_output_matches_its_schema() -> None:
     structures = Structures(ToyTokenizer(), VOCAB_SIZE)
-    structure = ToolUse((TOOL,), ToolChoice("auto")).structure
+    structure = ToolUse((TOOL,), "auto").structure
     assert structure
     good = 'Any <text> "b.<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call> and'
     compact = good.replace(": ", ":").replace(", ", ",")
@@ -209,7 +208,7 @@ async def test_what_a_grammar_cannot_say_of_arguments_is_checked_as_soon_as_the_
     tools = tuple({"function": {"name": name, "parameters": its}} for name, its in functions.items())
     begin = '<tool_call>\n{"name": "f.g", "arguments": '
     structures = Structures(ToyTokenizer(), VOCAB_SIZE)
-    structure = ToolUse(tools, ToolChoice("auto")).structure
+    structure = ToolUse(tools, "auto").structure
     assert structure
     text = f"So: {begin}{good}}}\n</tool_call>\n{begin}"
     matcher = await structures.matcher(structure, list(text.encode()))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tandem.checkpoints.locate import EMBEDDED_DRAFT
-from tests.openai.door import COMPLETIONS, LOG, READY, wait_ready
 from tests.packaging.environments import build_wheels, environment, output, pins, pip, run
 from tests.support import GREEDY, HANG, REPOSITORY, ServerProcess, oracle, server_process
 
@@ -132,23 +129,3 @@ def test_an_installed_tandem_runs_the_embedded_pair(wheels: Path, user: Path) ->
     installed = output(python, user, "-c", "import tandem.services as s; print(s.__file__)")
     assert Path(installed).is_relative_to(user / "venv")
     assert "six" in serve_and_ask(python, user, "fused_target")
-
-
-def test_an_installed_tandem_serves_openai_clients_with_one_command(wheel: Path, user: Path) -> None:
-    pytest.importorskip("uvicorn")
-    python = environment(user / "venv", borrow=True)
-    pip(python, "install", "--quiet", "--no-deps", "--no-index", wheel)
-    said = output(python, user, "-c", "import tandem; print('tandem', tandem.__version__)")
-    assert output(python, user, "tandem", "--version") == said == f"tandem {wheel.name.split('-')[1]}"
-    command = [python.parent / "tandem", "serve", "salt=0", "--backend", "toy"]
-    clean = os.environ | {"PYTHONPATH": str(user)}
-    with (user / LOG).open("w") as log:
-        more = ("--http_port", "0", "--ready_file", str(user / READY))
-        process = subprocess.Popen([*command, *more], cwd=user, env=clean, stdout=log, stderr=log, text=True)
-    try:
-        gate = wait_ready(process, user)
-        answer = gate.post(COMPLETIONS, prompt="hi", max_tokens=4, temperature=0)
-        assert (gate.model, answer["usage"]["completion_tokens"]) == ("toy", 4)
-    finally:
-        process.terminate()
-        process.wait(timeout=HANG)

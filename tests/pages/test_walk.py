@@ -1,4 +1,4 @@
-"""The commands of README and of the pages for users run as they are written."""
+"""The commands of README and of the pages for users run as they are written, those of recipes with stand-ins."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ import pytest
 
 from tandem.cli import compare
 from tests.pages import walk
-from tests.pages.blocks import ROOT, snippets_of
+from tests.pages.commands import RECIPES, ROOT, commands_of
+from tests.pages.recipe import Recipe
 
-COMMANDS = [snippet.text for page in walk.PAGES for snippet in snippets_of(page) if snippet.kind == "bash"]
+COMMANDS = [command for page in walk.PAGES for command in commands_of(page)]
+LINES = [command.line for command in COMMANDS if command.kind == "bash"]
 ALONE = ["unshare", "-rn", "--pid", "--fork", "--kill-child", "--mount-proc"]
 """A network of its own, in which the ports of the pages are free, and whose processes end with the first one."""
+NEEDS_CURL = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is absent: apt install curl")
 
 
 def walked(*pages: Path) -> subprocess.CompletedProcess[str]:
@@ -34,18 +37,14 @@ def walked(*pages: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.alone
 @pytest.mark.timeout(1800)
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is absent: apt install curl")
+@NEEDS_CURL
 def test_every_command_of_the_pages_runs_as_it_is_written(capsys: pytest.CaptureFixture[str]) -> None:
     done = walked()
     with capsys.disabled():
         print("\n" + done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
-    ran, elsewhere, failed = map(int, re.findall(r"\d+", done.stdout.splitlines()[-1]))
-    assert ran > 40 and ran + elsewhere == len(COMMANDS) + python_blocks() and failed == 0
-
-
-def python_blocks() -> int:
-    return sum(snippet.kind == "python" for page in walk.PAGES for snippet in snippets_of(page))
+    ran, checked, elsewhere, failed = map(int, re.findall(r"\d+", done.stdout.splitlines()[-1]))
+    assert ran > 40 and ran + elsewhere == len(COMMANDS) and checked == failed == 0
 
 
 @pytest.mark.thorough
@@ -57,20 +56,29 @@ def test_a_wrong_command_fails_the_walk_and_the_next_ones_run(tmp_path: Path) ->
     done = walked(page)
     verdicts = re.findall(r"^  (\w+) +[\d.]+ s  (\S+)", done.stdout, re.MULTILINE)
     assert verdicts == [("failed", "python"), ("failed", "curl"), ("ran", "python"), ("failed", "python:")]
-    assert done.returncode == 1 and done.stdout.splitlines()[-1] == "1 ran, 0 elsewhere, 3 failed"
+    assert done.returncode == 1 and done.stdout.splitlines()[-1] == "1 ran, 0 checked, 0 elsewhere, 3 failed"
 
 
 @pytest.mark.parametrize("begins", walk.ELSEWHERE)
-def test_a_command_said_to_run_elsewhere_is_on_a_page(begins: str) -> None:
-    assert [line for line in COMMANDS if re.match(begins, line)]
+def test_a_command_that_runs_elsewhere_is_on_a_page(begins: str) -> None:
+    assert [line for line in LINES if re.match(begins, line)]
 
 
-COMPARISONS = [line for line in dict.fromkeys(COMMANDS) if walk.COMPARISON.match(line)]
-
-
-@pytest.mark.parametrize("line", [line for line in COMPARISONS if not walk.why_elsewhere(line)])
+@pytest.mark.parametrize(
+    "line", [line for line in dict.fromkeys(LINES) if walk.COMPARISON.match(line) and not walk.why_elsewhere(line)]
+)
 def test_a_shortened_comparison_of_a_page_is_one_that_can_be_configured(line: str) -> None:
     words = shlex.split(walk.shortened(line), comments=True)
     arguments = shlex.split(words[2].removeprefix("ARGS=")) if words[0] == "make" else words[2:]
     config = compare.build_config(compare.build_parser().parse_args(arguments))
-    assert config.max_new_tokens == 8 and len(config.prompts) in (2, 5)
+    assert config.max_new_tokens == 8 and len(config.prompts) <= 2
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(1800)
+@NEEDS_CURL
+@pytest.mark.parametrize("page", RECIPES, ids=lambda page: page.stem)
+def test_a_recipe_can_be_walked(page: Path, tmp_path: Path) -> None:
+    steps = list(walk.walk(page, Recipe(page, tmp_path)))
+    assert [(step.command.line, step.how) for step in steps if step.verdict not in ("ran", "checked")] == []
+    assert sum(step.verdict == "ran" for step in steps) >= 10

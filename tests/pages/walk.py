@@ -1,14 +1,16 @@
-"""Runs the commands of README and of the pages for users as they are written, with the models and ports that they name.
+"""Runs the commands of pages, in their order.
 
-    python -m tests.pages.walk [PAGE...]       # default: all of PAGES
+    python -m tests.pages.walk [PAGE...]       # default: README and the pages for users
 
-Every page begins without servers. A command that starts a server starts it beside what follows, until another one takes
-its port or the page ends; every other command must end with 0. Prints each command with `ran`, `elsewhere` or `failed`,
-then those that run elsewhere with the reason (ELSEWHERE), and exits with 1 if one failed.
+Commands of README and of the pages for users run as they are written, with their models and ports; those of recipes
+with stand-ins (recipe.py). Every page begins without servers. A command that starts a server starts it beside the
+following ones, until another one takes its port or the page ends; every other command must end with 0. Prints each
+command with `ran`, `checked`, `elsewhere` or `failed`, then the reasons of ELSEWHERE, and exits with 1 if one failed.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -19,81 +21,123 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.cli import main as cli
-from tests.pages.blocks import ROOT, Snippet, snippets_of
-from tests.pages.desk import Desk
+from tests.pages import models
+from tests.pages.commands import RECIPES, ROOT, Command, commands_of
+from tests.pages.machine import Machine
+from tests.pages.recipe import Recipe
 
 PAGES = (
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("openai", "python", "running", "receipts", "comparison")),
+    *(ROOT / "docs" / f"{name}.md" for name in ("tutorials", "openai", "python", "running", "receipts", "comparison")),
 )
-
 PLACEHOLDERS = {
-    r"(?<=--draft-model )DIR\b|\bDRAFT_DIR\b": "a draft of 2 layers over bytes (tests/recipes/models.py)",
-    r"\bDIR\b": "a target of 2 layers over bytes",
-    r"\bcomparison\.json\b": "the file of the comparison that ran last",
+    r"(?<=--draft-model )DIR\b|\bDRAFT_DIR\b|/models/Qwen3-0\.6B": "Llama-1B",
+    r"\bDIR\b|/models/Qwen3-4B": "Llama-8B",
 }
-"""What stands in a page for a file of the reader's, and which file that is here. Nothing else of a command changes."""
-
+"""A page's names of a reader's models, and the models of 2 layers over bytes that are there instead."""
+INSTEAD = {"--device neuron": "--device cpu", "--tp_degree 4": "--tp_degree 2"}
+"""Flags of a server that need a device, and their place here."""
 ELSEWHERE = {
-    r"make test\b": "the suite that this test belongs to; .ci/run runs it",
+    r"make test\b": "the suite that this test belongs to",
     r"make wheels": "needs the package index; tests/packaging/ builds the same wheels by packages/build.py",
-    r"pip install ": "changes the environment; tests/packaging/ installs wheels in fresh ones, with and without extras",
-    r"python compare_architectures\.py --device cuda ": "needs two CUDA devices",
+    r"pip install ": "changes the environment; tests/packaging/ installs wheels in fresh ones",
+    r"ssh ": "needs a second machine; the servers of both are on this one",
+    r"python deploy/first-hour/first_hour\.py trn2\.3xlarge$": "needs a Trainium instance; --print runs here",
     r"python compare_architectures\.py --device neuron ": "needs a Trainium or Inferentia instance",
     r"python compare_architectures\.py --backend nxdi ": "needs a Trainium or Inferentia instance",
 }
-"""Commands that this machine cannot run, or that run in another place, by how they begin. All are parsed by
-tests/test_readme.py."""
-
-SHORT = "--prompts-per-workload 1 --max-new-tokens 8"
-"""What the comparison's page says makes a comparison short: added to each one; to own prompts only the second half."""
-SHORT_LOAD = "--max-num-completed-requests 2"
-"""The same for each load, by the page's table of flags."""
+"""Commands that cannot run here, by their beginning. tests/pages/test_commands.py checks them."""
 COMPARISON = re.compile(r"(?:make compare|python compare_architectures\.py|tandem compare)\b")
+SHORT = "--max-new-tokens 8"
+SHORT_PROMPTS = "--workloads chat --prompts-per-workload 1"
+SHORT_LOAD = "--max-num-completed-requests 2 --mean-output-tokens 8"
+"""Added to each comparison; to one of its own prompts not the second, the third to one with loads."""
 SERVERS = ("target", "fused_target", "draft_worker", "prefill", "serve")
+ARGUMENTS_OF_MAKE = frozenset({"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "ARGS"})
+"""`make thorough ARGS=...` hands its arguments to every make beneath it; a reader's shell has none of them."""
+CHAT = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
+TANDEM = "#!/bin/sh\nexec python -c 'import sys; from tandem.cli.main import console; sys.exit(console())' \"$@\"\n"
+"""The command that an installation adds; the wheel's own is run by tests/packaging/."""
 
 
 @dataclass(frozen=True)
 class Step:
-    snippet: Snippet
+    command: Command
     verdict: str
     how: str
     seconds: float
 
     def __str__(self) -> str:
-        return f"  {self.verdict:9} {self.seconds:5.1f} s  {self.snippet.title}{self.how and f' ({self.how})'}"
+        return f"  {self.verdict:9} {self.seconds:5.1f} s  {self.command.title[:160]}{self.how and f' ({self.how})'}"
 
 
-def walk(page: Path, folder: Path, done: set[str]) -> Iterator[Step]:
-    """Runs a page in `folder`. `done`: comparisons of earlier pages, which are not run again."""
-    with Desk(folder) as desk:
-        for snippet in snippets_of(page):
-            began = time.monotonic()
+class Desk:
+    """A folder like a checkout after `make setup`, where a page's commands run as they are written.
+
+    `results`, `done`: of all pages: a comparison of an earlier page is not run again.
+    """
+
+    def __init__(self, folder: Path, results: Path, done: set[str]) -> None:
+        (folder / "results").symlink_to(results)
+        for path in ROOT.iterdir():
+            if path.name not in (".git", ".venv", "results", "__pycache__"):
+                (folder / path.name).symlink_to(path)
+        venv, installed = folder / ".venv", folder / "installed"
+        venv.mkdir()
+        for path in Path(sys.prefix).iterdir():
+            (venv / path.name).symlink_to(path)
+        (venv / ".set-up").unlink(missing_ok=True)
+        (venv / ".set-up").touch()  # later than every pin: nothing is due
+        installed.mkdir()
+        (installed / "tandem").write_text(TANDEM)
+        (installed / "tandem").chmod(0o755)
+        own = {name: value for name, value in os.environ.items() if name not in ARGUMENTS_OF_MAKE}
+        path = os.pathsep.join([str(venv / "bin"), str(installed), os.environ["PATH"]])
+        self.machine = Machine(folder, {**own, "PATH": path, "PYTHONPATH": str(folder), "HF_HUB_OFFLINE": "1"})
+        self.done = done
+
+    def step(self, command: Command) -> str:
+        if command.kind == "python":
+            self.machine.run(["python", "-"], command.line)
+            return "ran"
+        if why_elsewhere(command.line):
+            return "elsewhere"
+        line = self._with_files(command.line)
+        if COMPARISON.match(line):
+            if command.line not in self.done:
+                self.machine.run(["bash", "-c", shortened(line)])
+                self.done.add(command.line)
+        elif ports := ports_of(line):
+            for flag, here in INSTEAD.items():
+                line = line.replace(flag, here)
+            self.machine.serve(["bash", "-c", line], *ports)
+        else:
+            output = self.machine.run(["bash", "-c", line])
+            assert not line.startswith("curl ") or '"error"' not in output, output
+        return "ran"
+
+    def _with_files(self, line: str) -> str:
+        """The line with models, and the newest comparison.json, of this machine."""
+        folder = self.machine.folder
+        for pattern, name in PLACEHOLDERS.items():
+            if re.search(pattern, line):
+                (folder / "models").mkdir(exist_ok=True)
+                model = models.write(folder / "models" / name)
+                (model / "chat_template.jinja").write_text(CHAT)
+                line = re.sub(pattern, str(model), line)
+        reports = sorted(folder.glob("results/*/comparison.json"))
+        return re.sub(r"(?<!/)\bcomparison\.json\b", str(reports[-1]), line) if reports else line
+
+
+def walk(page: Path, place: Desk | Recipe) -> Iterator[Step]:
+    with place.machine:
+        for command in commands_of(page):
+            began, how = time.monotonic(), ""
             try:
-                verdict, how = _step(snippet, desk, done)
+                verdict = place.step(command)
             except (Exception, SystemExit) as error:
                 verdict, how = "failed", f"{type(error).__name__}: {error}"
-            yield Step(snippet, verdict, how, time.monotonic() - began)
-
-
-def _step(snippet: Snippet, desk: Desk, done: set[str]) -> tuple[str, str]:
-    if snippet.kind == "python":
-        desk.run(["python", "-"], snippet.text)
-        return "ran", ""
-    if reason := why_elsewhere(snippet.text):
-        return "elsewhere", reason
-    line = desk.with_files(snippet.text, PLACEHOLDERS)
-    if COMPARISON.match(line):
-        if snippet.text in done:
-            return "ran", "on an earlier page"
-        desk.run(["bash", "-c", shortened(line)])
-        done.add(snippet.text)
-    elif ports := ports_of(line):
-        desk.serve(line, *ports)
-    else:
-        said = desk.run(["bash", "-c", line])
-        assert not line.startswith("curl ") or '"error"' not in said, said
-    return "ran", ""
+            yield Step(command, verdict, how, time.monotonic() - began)
 
 
 def why_elsewhere(line: str) -> str:
@@ -101,11 +145,12 @@ def why_elsewhere(line: str) -> str:
 
 
 def shortened(line: str) -> str:
-    more = SHORT[SHORT.index("--max-new") :] if "--prompt-file" in line else SHORT
-    more += f" {SHORT_LOAD}" if "--concurrency" in line or "--rate" in line else ""
+    more = [SHORT] + [SHORT_PROMPTS] * ("--prompt-file" not in line)
+    more += [SHORT_LOAD] * ("--concurrency" in line or "--rate" in line)
     if not line.startswith("make "):
-        return f"{line} {more}"
-    return f'{line.removesuffix(chr(34))} {more}"' if "ARGS=" in line else f'{line.partition("#")[0]} ARGS="{more}"'
+        return " ".join([line, *more])
+    arguments = line.partition("ARGS=")[2].strip('"')
+    return f'make compare ARGS="{" ".join([arguments, *more])}"'
 
 
 def ports_of(line: str) -> tuple[int, int] | None:
@@ -128,19 +173,23 @@ def ports_of(line: str) -> tuple[int, int] | None:
 def main(arguments: list[str]) -> int:
     done: set[str] = set()
     steps = []
-    for page in [Path(name).resolve() for name in arguments] or PAGES:
-        print(page.relative_to(ROOT) if page.is_relative_to(ROOT) else page, flush=True)
-        with tempfile.TemporaryDirectory() as folder:
-            for step in walk(page, Path(folder), done):
+    with tempfile.TemporaryDirectory() as made:
+        results = Path(made, "results")
+        results.mkdir()
+        for number, page in enumerate([Path(name).resolve() for name in arguments] or PAGES):
+            print(page.relative_to(ROOT) if page.is_relative_to(ROOT) else page, flush=True)
+            folder = Path(made, str(number))
+            folder.mkdir()
+            place = Recipe(page, folder) if page in RECIPES else Desk(folder, results, done)
+            for step in walk(page, place):
                 steps.append(step)
                 print(step, flush=True)
     print("not run by this walk:")
-    for step in steps:
-        if step.verdict == "elsewhere":
-            print(f"  {step.snippet.title.partition(' #')[0].strip()}: {step.how}")
-    counts = {verdict: sum(step.verdict == verdict for step in steps) for verdict in ("ran", "elsewhere", "failed")}
-    print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
-    return int(counts["failed"] > 0)
+    for line in (step.command.line for step in steps if step.verdict == "elsewhere"):
+        print(f"  {line.partition(' #')[0].strip()}: {why_elsewhere(line)}")
+    verdicts = ("ran", "checked", "elsewhere", "failed")
+    print(", ".join(f"{sum(step.verdict == verdict for step in steps)} {verdict}" for verdict in verdicts))
+    return int(any(step.verdict == "failed" for step in steps))
 
 
 if __name__ == "__main__":

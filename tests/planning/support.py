@@ -7,7 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from tandem.workshops.planning.plan import Plan, PlanConfig, make_plan
+from tandem.host.instances import instance_named
+from tandem.workshops.planning.plan import Pair, PlanConfig, pair_of
 
 CONFIGS = Path(__file__).parent / "configs"
 WRONG = "WRONG PACKAGE. Please install the package from Neuron Repository - pip.repos.neuron.amazonaws.com"
@@ -21,8 +22,9 @@ def model(name: str) -> str:
     return str(CONFIGS / name)
 
 
-def planned(instance: str, target: str, draft: str | None = None, **settings: object) -> Plan:
-    return make_plan(PlanConfig(instance, model(target), model(draft) if draft else None, **settings))  # type: ignore[arg-type]
+def planned(instance: str, target: str, draft: str | None = None, **settings: object) -> Pair:
+    config = PlanConfig(instance, model(target), model(draft) if draft else None, **settings)  # type: ignore[arg-type]
+    return pair_of(config, instance_named(instance))
 
 
 def site(

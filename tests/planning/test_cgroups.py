@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tandem.host.cgroups import cpu_quota, free_memory
+from tandem.host.cgroups import cpu_quota, free_bytes
 from tandem.host.cores import default_threads, usable_cores
-from tandem.host.memory import free_bytes
 
 V2 = "29 23 0:26 {top} /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw,nsdelegate"
 V1 = (
@@ -59,11 +58,12 @@ def test_version_1_has_quotas_and_limits_too(tmp_path: Path, quota: str, expecte
     files = {
         f"sys/fs/cgroup/cpu,cpuacct/{own}cpu.cfs_quota_us": quota,
         f"sys/fs/cgroup/cpu,cpuacct/{own}cpu.cfs_period_us": "100000",
+        "proc/meminfo": "MemAvailable: 65536 kB",
         f"sys/fs/cgroup/memory/{own}memory.limit_in_bytes": str(9 * MIB),
         f"sys/fs/cgroup/memory/{own}memory.usage_in_bytes": str(2 * MIB),
     }
     root = tree(tmp_path, V1_GROUPS.format(path="/docker/id"), V1.format(top=top), files)
-    assert (cpu_quota(root), free_memory(root)) == (expected, 7 * MIB)
+    assert (cpu_quota(root), free_bytes(root)) == (expected, 7 * MIB)
 
 
 def test_the_tightest_memory_limit_counts_and_no_system_is_needed(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_the_tightest_memory_limit_counts_and_no_system_is_needed(tmp_path: Path
         for name, value in (("max", limit), ("current", str(used))):
             (root / "sys/fs/cgroup" / folder).mkdir(parents=True, exist_ok=True)
             (root / "sys/fs/cgroup" / folder / f"memory.{name}").write_text(f"{value}\n")
-    assert (free_memory(root), free_bytes(root)) == (10 * MIB, 10 * MIB)
+    assert free_bytes(root) == 10 * MIB
     (root / "sys/fs/cgroup/a/memory.current").write_text(str(41 * MIB))
     assert free_bytes(root) == 0
 

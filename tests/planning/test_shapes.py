@@ -83,8 +83,7 @@ def test_a_file_that_is_no_configuration_is_named(tmp_path: Path, text: str):
 
 
 def test_what_a_checkpoint_keeps_unconverted_is_read():
-    converted = read_shape(model("Llama-3.1-405B-FP8"), "m").eight_bit
-    assert converted is not None
-    assert converted.covers("model.layers.10.mlp.gate_proj")
-    assert not converted.covers("model.layers.0.mlp.gate_proj")
-    assert not converted.covers("model.layers.10.self_attn.q_proj")
+    converted = read_shape(model("Llama-3.1-405B-FP8"), "m")
+    assert converted.eight_bit("model.layers.10.mlp.gate_proj")
+    assert not converted.eight_bit("model.layers.0.mlp.gate_proj")
+    assert not converted.eight_bit("model.layers.10.self_attn.q_proj")

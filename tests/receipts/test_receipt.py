@@ -19,10 +19,10 @@ from tandem.receipts.keys import DAY, PUBLISHED, SIGNING, open_keys, read_keys, 
 from tandem.receipts.receipt import (
     EVERY,
     MOST_VALUES,
-    Model,
     Receipt,
     Served,
     Signed,
+    SignedModel,
     SignedRequest,
     VerifiedAt,
     prefix_digests,
@@ -42,7 +42,7 @@ def made(**changes: Any) -> Receipt:
     sampling = replace(sampling, structure=Structure(StructureKind.REGEX, "é+\n"))
     digest = prompt_digest(SALT, PROMPT)
     receipt = Receipt(
-        model=Model("m", "sha256:1", "int8/float32", "t", 258),
+        model=SignedModel("m", "sha256:1", "int8/float32", "t", 258),
         adapter=("red", "r"),
         request=SignedRequest(sampling, 100, "agreement", (257,), (5000,), ("stop",), 1),
         prompt_tokens=len(PROMPT),

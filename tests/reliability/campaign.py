@@ -221,9 +221,8 @@ async def _left_behind(sites: list[Site], seconds: float) -> list[Violation]:
             await until(lambda engine=engine: engine is None or engine.slots.free == engine.slots.count, seconds)
         except AssertionError:
             held.append(Violation("answered", f"{site.service} holds {engine.slots.count - engine.slots.free} slots"))
-        for name, entry in engine.adapters.loaded.items() if engine else ():
-            if entry.users:
-                held.append(Violation("answered", f"{site.service}: adapter {name} has {entry.users} users"))
+        if engine and any(engine.adapters.users.values()):
+            held.append(Violation("answered", f"{site.service}: users of adapters by number: {engine.adapters.users}"))
     return held
 
 

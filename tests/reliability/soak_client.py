@@ -30,7 +30,6 @@ from tandem.rpc import wire
 from tandem.rpc.channel import TARGET, open_channel, stub
 from tandem.rpc.errors import TandemError, from_rpc
 from tandem.rpc.generation_client import GenerationClient
-from tandem.speculation.retry import Persistence
 from tandem.speculation.types import Chunk, GenerationRequest, InvalidField, SamplingParams
 from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
@@ -182,7 +181,7 @@ class SoakClient:
         """Our own client of a target that never waits."""
         number, address = self._chance.randrange(PROMPTS), self._any(TARGET)[1]
         try:
-            rest = Pipeline.NEVER_WAITING, None, Persistence(10.0)
+            rest = Pipeline.NEVER_WAITING, None, 10.0
             generator, client = await connect_distributed(self._drafts, DRAFT, address, 5.0, *rest)
         except ValueError as error:
             raise TandemError("UNAVAILABLE", str(error)) from None

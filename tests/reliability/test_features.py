@@ -16,7 +16,6 @@ import pytest
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.runners.loading import Shape
 from tandem.services.target_verifier import TargetVerifierService
-from tandem.speculation.features import FeatureFormat
 from tandem.speculation.verification_mode import Pipeline
 from tests.daily import daily
 from tests.reliability.campaign import DEADLINES, _expire
@@ -33,7 +32,7 @@ async def schedule(seed: int, pipeline: Pipeline) -> Counter[str]:
     """One request to two targets; returns the faults."""
     chance = random.Random(f"features {seed}")
     prompt, sampling = (65 + seed % 4, *PROMPT[: chance.randrange(len(PROMPT))]), chance.choice([GREEDY, SAMPLED])
-    draft = DraftChoice("eagle", "head", chance.choice(list(FeatureFormat)), chance.choice([3, 256]))
+    draft = DraftChoice("eagle", "head", chance.choice([3, 256]))
     config = ModelConfig(shape=Shape(4, 160, 5), draft=draft, backend="toy")
     history = History("targets")
     async with contextlib.AsyncExitStack() as stack:

@@ -9,7 +9,7 @@ import pytest
 
 from tandem.cli.option import with_default_ports
 from tandem.rpc.endpoint_pool import EndpointPool, bare_host, disagreement, joined, parse_addresses
-from tandem.speculation.retry import Persistence, RetryBudget
+from tandem.speculation.retry import RetryBudget
 from tandem.speculation.types import ModelInfo
 
 INFO = ModelInfo("m", "rev", "tok", 258, 160, 5, 4, "float32", "cpu", "torch")
@@ -25,7 +25,7 @@ class Clock:
 def retry_budget(
     clock: Clock, seconds: float = 60.0, deadline: float | None = None, chance: float = 1.0
 ) -> RetryBudget:
-    return RetryBudget(Persistence(seconds, 0.05, 2.0), deadline, clock, lambda: chance)
+    return RetryBudget(seconds, deadline, clock, lambda: chance)
 
 
 def waits(of: RetryBudget, clock: Clock) -> list[float]:
@@ -124,7 +124,7 @@ def test_bad_addresses_are_refused_by_name(given: str) -> None:
 
 def test_verifiers_that_are_full_are_asked_for_so_long_and_no_longer() -> None:
     clock = Clock()
-    of = RetryBudget(Persistence(60.0), None, clock, lambda: 1.0, admission=10.0)
+    of = RetryBudget(60.0, None, clock, lambda: 1.0, admission=10.0)
     clock.now += 1000.0
     of.opening()  # seconds count from here
     waited = 0

@@ -15,7 +15,6 @@ from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
 from tandem.services.errors import SessionExpired
-from tandem.speculation.retry import Persistence
 from tandem.speculation.rounds import OutOfStep
 from tandem.speculation.types import Request, SpeculationStats
 from tandem.v1 import generation_pb2
@@ -43,7 +42,7 @@ PLAIN = Request(GREEDY)
 async def verifier(
     address: str, deadlines: Deadlines | None = None, request: Request = PLAIN
 ) -> AsyncIterator[tuple[RemoteRounds, SpeculationStats]]:
-    client, stats = VerifierClient(address, "toy", deadlines, Persistence(0.3)), SpeculationStats()
+    client, stats = VerifierClient(address, "toy", deadlines, 0.3), SpeculationStats()
     try:
         yield remote_verifier(client, request, stats), stats
     finally:
@@ -146,7 +145,7 @@ async def two(
         for server in servers:
             register = lambda to, server=server: add_TargetVerifierServicer_to_server(server, to)  # noqa: E731
             addresses.append(await stack.enter_async_context(listening(register)))
-        client = VerifierClient(",".join(addresses), "toy", Deadlines(stall=60.0), Persistence(5.0))
+        client = VerifierClient(",".join(addresses), "toy", Deadlines(stall=60.0), 5.0)
         stack.push_async_callback(client.close)
         await client.model_info()
         client.pool.current = addresses[0]

@@ -32,6 +32,7 @@ from tests.support import (
     run,
     server_process,
     target_site,
+    until,
 )
 from tests.support import worker_site as worker
 from tests.toy import ToyConfig
@@ -172,6 +173,7 @@ async def test_a_call_that_fails_ends_its_spans_as_errors_that_quote_nothing(mon
         async with raw_stub(site.address) as stub:
             with pytest.raises(grpc.RpcError):
                 await stub.Verify(pb.VerifyRequest(session_id="s", base_length=1), metadata=outgoing())
+        await until(lambda: bool(traced.named("Generate") and traced.named("Verify")))  # a server ends them later
     finally:
         await context.__aexit__(None, None, None)
     (client,), (server,) = traced.named("generate"), traced.named("Generate")

@@ -18,7 +18,7 @@ from tandem.rpc.duplex import ENDED_MEANWHILE, StreamStatus
 from tandem.rpc.errors import TandemError
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
 from tandem.rpc.verify_stream import RoundStream
-from tandem.speculation.retry import Persistence, RetryBudget
+from tandem.speculation.retry import RetryBudget
 from tandem.speculation.rounds import RoundsLost
 from tandem.speculation.types import Rule, SpeculationStats
 from tandem.speculation.verification_mode import Depth, Pipeline
@@ -180,7 +180,7 @@ async def test_a_stream_to_a_peer_that_never_answers_can_be_closed() -> None:
         patience=lambda endpoint: HANG,
         client=client,
         endpoint=client.endpoint,
-        retry_budget=RetryBudget(Persistence()),
+        retry_budget=RetryBudget(),
         answer=None,
     )
     stream = RoundStream(session, SpeculationStats())

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from tandem.runners.fused_step import fused
-from tandem.runners.protocol import Limits, PrefillRow, ProposeRow, Runner, RunnerIdentity
+from tandem.runners.protocol import Limits, ProposeRow, Runner, RunnerIdentity
 from tandem.runners.startup import Startup
+from tandem.runners.torch import graphs, platforms
 from tandem.runners.torch.graph_model import GraphModel
 from tandem.runners.torch.graph_runner import GraphRunner
-from tandem.runners.torch.graphs import CompileStatistics, Graph, GraphCompiler, TorchCompiler
+from tandem.runners.torch.graphs import Graph, GraphCompiler
 from tandem.runners.torch.kernels import ATTENTION, register_attention
 from tandem.runners.torch.model import TorchModel
+from tandem.runners.torch.platforms import CUDA
 from tandem.runners.torch.runner import TorchRunner
 from tandem.speculation.types import SamplingParams, Verdict
-from tests.rows import fused_row, propose_row
+from tests.rows import fill, fused_row, propose_row
 
 SIZES: dict[str, Any] = {
     "vocab_size": 211,
@@ -65,29 +68,34 @@ def eager(family: str = "llama", dtype: torch.dtype = torch.float32, draft: bool
     return runner
 
 
-class Untraced:
-    """A compiler that leaves steps as they are written, and counts them: to trace a pair's takes ten seconds."""
+class Untraced(GraphCompiler):
+    """Leaves steps as they are written, and counts them: to trace a pair's takes ten seconds."""
 
     def __init__(self) -> None:
-        self.statistics = CompileStatistics()
+        super().__init__("eager")
 
     def graph(self, name: str, step: nn.Module, arguments: Sequence[Any]) -> Graph:
-        self.statistics.compiled += 1
+        self.made += 1
+        self.seconds += 1.5
         run: Graph = torch.no_grad()(step)
         return run
-
-    def seal(self) -> None:
-        pass
 
 
 def compiler(traced: bool) -> GraphCompiler:
     """Traced whole, run by dynamo's own backend "eager": shapes and data flow are those of any other."""
-    return TorchCompiler("eager") if traced else Untraced()
+    return GraphCompiler("eager") if traced else Untraced()
+
+
+def on_graphs(patch: pytest.MonkeyPatch, make: Callable[[], GraphCompiler] = Untraced) -> None:
+    """With `--device cuda` steps are graphs on this CPU, by compilers that `make` returns."""
+    here = replace(CUDA, device="cpu", absent=lambda: None, every_bucket=False, code=None)
+    patch.setitem(platforms.PLATFORMS, "cuda", here)
+    patch.setattr(graphs, "GraphCompiler", lambda backend: make())
 
 
 def _compiled(family: str, dtype: torch.dtype, draft: bool, limits: Limits, traced: bool) -> GraphRunner:
     model = GraphModel(module(family, dtype, draft), *CACHE)
-    runner = GraphRunner(model, limits, identity(dtype), lambda _: compiler(traced), not draft)
+    runner = GraphRunner(model, limits, identity(dtype), lambda: compiler(traced), not draft)
     runner.warm_up()
     return runner
 
@@ -108,11 +116,6 @@ def compiled_target(family: str, dtype: torch.dtype, traced: bool) -> GraphRunne
 
 def identity(dtype: torch.dtype) -> RunnerIdentity:
     return RunnerIdentity("tiny", "none", str(dtype).removeprefix("torch."), "cpu", "torch")
-
-
-def fill(runner: Runner, slot: int, tokens: Sequence[int]) -> None:
-    for start in range(0, len(tokens), LIMITS.chunk):
-        runner.prefill([PrefillRow(slot, start, tuple(tokens[start : start + LIMITS.chunk]))])
 
 
 class Sequences:

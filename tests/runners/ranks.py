@@ -13,7 +13,7 @@ from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.protocol import PrefillRow
 from tandem.runners.torch.graph_model import GraphModel
 from tandem.runners.torch.graph_runner import GraphRunner
-from tandem.runners.torch.graphs import TorchCompiler
+from tandem.runners.torch.graphs import GraphCompiler
 from tandem.runners.torch.platforms import CPU
 from tandem.runners.torch.runner import TorchRunner
 from tandem.runners.torch.tensor_parallel import RankLink, Ranks
@@ -54,7 +54,7 @@ def main(folder: Path, output: Path) -> None:
     backend = StrictBackend()
     limits = eager.limits
     model = GraphModel(eager.model.module, limits.slots, limits.max_length, 16, "cpu", platform=TRAINIUM, ranks=2)
-    graphs = GraphRunner(model, limits, replace(eager.identity), lambda _: TorchCompiler(backend))
+    graphs = GraphRunner(model, limits, replace(eager.identity), lambda: GraphCompiler(backend))
     graphs.warm_up()
     found = {
         "eager": logits_and_tokens(eager),

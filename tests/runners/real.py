@@ -19,10 +19,10 @@ from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import Checkpoint, find
 from tandem.checkpoints.tokenizers import HuggingFaceTokenizer
 from tandem.runners.loading import Execution, Shape, load_runner
-from tandem.runners.protocol import PrefillRow, Runner, VerifyRow
+from tandem.runners.protocol import VerifyRow
 from tandem.speculation.draws import draw
 from tandem.speculation.types import SamplingParams
-from tests.rows import verify_row
+from tests.rows import fill, verify_row
 from tests.runners.first_layers import write_first_layers
 
 DTYPES = ("bfloat16", "float32")
@@ -85,12 +85,6 @@ def prompt_tokens(text: str) -> list[int]:
     return tokenizer().encode(text, chat=True)
 
 
-def fill(runner: Runner, slot: int, tokens: Sequence[int]) -> None:
-    chunk = runner.limits.chunk
-    for start in range(0, len(tokens), chunk):
-        runner.prefill([PrefillRow(slot, start, tuple(tokens[start : start + chunk]))])
-
-
 def plain(
     runner: Any, prompt: Sequence[int], count: int, sampling: SamplingParams
 ) -> tuple[list[int], list[torch.Tensor]]:
@@ -100,7 +94,7 @@ def plain(
     for _ in range(count):
         logits = logits_of(runner, [verify_row(0, len(tokens) - 1, tokens[-1], (), sampling)])[0].clone()
         behind.append(logits)
-        tokens.append(draw(logits.float().numpy(), sampling, len(tokens)).token)
+        tokens.append(draw(logits.float().numpy(), sampling, len(tokens)))
     return tokens[len(prompt) :], behind
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import nn
 from tandem.runners.protocol import TAIL
 from tandem.runners.torch.graph_model import GraphModel
 from tandem.runners.torch.graph_runner import FusedGraph
-from tandem.runners.torch.graphs import CompileStatistics, Graph, buckets_for
+from tandem.runners.torch.graphs import Graph, GraphCompiler, buckets_for
 from tandem.runners.torch.platforms import NEURON
 from tests.runners.compiled import CACHE, LIMITS, SIZES, module
 from tests.runners.graph_check import Captured, checked
@@ -20,20 +20,20 @@ from tests.runners.graph_check import Captured, checked
 TRAINIUM = replace(NEURON, device="cpu")  # its rules, on tensors that are here
 
 
-class Checking:
-    """A compiler that checks each step it is given, and makes nothing of it."""
+class Checking(GraphCompiler):
+    """Checks each step whose name begins as `wanted`, on lively arguments, and makes nothing of any."""
 
-    def __init__(self, wanted: tuple[str, ...]) -> None:
-        self.statistics, self._wanted = CompileStatistics(), wanted
+    def __init__(
+        self, wanted: tuple[str, ...] = (), arguments: Callable[[str, Sequence[Any]], list[Any]] | None = None
+    ):
+        super().__init__("eager")
+        self._wanted, self._arguments = wanted, arguments or lively
         self.graphs: dict[str, Captured] = {}
 
     def graph(self, name: str, step: nn.Module, arguments: Sequence[Any]) -> Graph:
-        if name.startswith(self._wanted):
-            self.graphs[name] = checked(step, lively(name, arguments))
+        if self._wanted and name.startswith(self._wanted):
+            self.graphs[name] = checked(step, self._arguments(name, arguments))
         return step.forward
-
-    def seal(self) -> None:
-        pass
 
 
 def model(family: str, dtype: torch.dtype, draft: bool, only: Sequence[int] | None = None) -> GraphModel:

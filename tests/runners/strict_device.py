@@ -24,7 +24,7 @@ from typing import Any
 from torch import Tensor
 
 from tandem.runners.torch import platforms
-from tandem.runners.torch.graphs import Graph, TorchCompiler
+from tandem.runners.torch.graphs import Graph, GraphCompiler
 from tandem.runners.torch.platforms import CPU, NEURON
 from tandem.services import server
 from tests.runners.graph_check import StrictBackend
@@ -122,9 +122,9 @@ def install() -> None:
         platforms._neuron_package, platforms._neuron = lambda: None, no_runtime
     platforms.PLATFORMS["neuron"] = replace(NEURON, device="cpu", **here)
     os.environ.update({str(NEURON.code): "", **dict.fromkeys(NEURON.environment, "")})
-    compiled, announce = TorchCompiler.graph, server._announce
+    compiled, announce = GraphCompiler.graph, server._announce
 
-    def graph(self: TorchCompiler, name: str, step: Any, arguments: Sequence[Any]) -> Graph:
+    def graph(self: GraphCompiler, name: str, step: Any, arguments: Sequence[Any]) -> Graph:
         made = compiled(self, name, step, arguments)
         DEVICE.keep(arguments)
         return DEVICE.graph(made)
@@ -133,7 +133,7 @@ def install() -> None:
         DEVICE.ready()
         announce(*arguments)
 
-    TorchCompiler.graph = graph  # type: ignore[method-assign]
+    GraphCompiler.graph = graph  # type: ignore[method-assign]
     server._announce = announced
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,18 +23,16 @@ from tandem.engine.generator import Generator
 from tandem.engine.generators import fused_generator
 from tandem.engine.loading import Loaded, load, load_pair
 from tandem.engine.model_config import DraftChoice, ModelConfig
-from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
+from tandem.engine.prefix_cache import PrefixSharing, PrefixTree, share_prefixes
 from tandem.runners.eagle.files import read_head, write_head
 from tandem.runners.eagle.module import EagleHead
 from tandem.runners.loading import BACKEND, Execution, Shape
 from tandem.runners.pages import PAGE
-from tandem.runners.protocol import PrefillRow
 from tandem.runners.startup import Startup
 from tandem.speculation.types import Chunk, GenerationRequest, Rule, SamplingParams, SpeculationStats
 from tests.daily import daily
-from tests.rows import propose_row, verify_row
+from tests.rows import fill, propose_row, verify_row
 from tests.runners.modules import torch_features
-from tests.runners.tiny import model_folder
 
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=0.8, top_p=0.95, seed=11)
 CONFIG = HeadConfig(64, 4, 2, 16, 96, 258, 200, 64, layers=(1, 1, 2))
@@ -41,11 +40,6 @@ HOW = ("native", "off")
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("target"), seed=5)
 
 
 def a_head(config: HeadConfig = CONFIG, seed: int = 0) -> EagleHead:
@@ -57,13 +51,6 @@ def a_head(config: HeadConfig = CONFIG, seed: int = 0) -> EagleHead:
         if "norm" in name:
             parameter.data += 0.5 * torch.randn_like(parameter)
     return head.requires_grad_(False)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("head")
-    write_head(folder, a_head())
-    return folder
 
 
 def models(target: Path, how: str, dtype: str, choice: DraftChoice, slots: int = 2) -> ModelConfig:
@@ -129,7 +116,8 @@ def test_a_prompt_found_among_prefixes_is_drafted_from_as_one_that_was_processed
         warm = [await said(generator, request) for request in turns]
         assert pair.engine.prefixes
         for (tokens, stats), request in zip(warm, turns, strict=True):
-            await pair.engine.batcher.on_device(pair.engine.prefixes.tree.clear)
+            await pair.engine.batcher.on_device(int)  # prefixes are inserted by now
+            pair.engine.prefixes.tree = PrefixTree(pair.engine.prefixes.tree.count)
             again, counted = await said(generator, request)
             assert (stats.cached_prompt_tokens, counted.cached_prompt_tokens) == (64, 0), "most of the answer too"
             assert again == tokens and counted.accepted_per_position == stats.accepted_per_position
@@ -137,45 +125,46 @@ def test_a_prompt_found_among_prefixes_is_drafted_from_as_one_that_was_processed
     with_pair(models(target, how, "float32", DraftChoice("eagle", str(folder))), use)
 
 
+@contextlib.asynccontextmanager
+async def alone(target: Path, how: str, dtype: str) -> AsyncIterator[Any]:
+    """A target's runner."""
+    batcher = Batcher("test")
+    try:
+        yield (await load(models(target, how, dtype, DraftChoice("ngram")), batcher)).runner
+    finally:
+        await batcher.close()
+
+
 @pytest.mark.each_value
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("how", HOW)
-def test_handing_out_features_changes_no_bit_of_the_targets_logits(target: Path, how: str, dtype: str) -> None:
-    async def test() -> None:
-        batcher = Batcher("test")
-        try:
-            runner: Any = (await load(models(target, how, dtype, DraftChoice("ngram")), batcher)).runner
-            before = logits_of(runner)
-            page = runner.capabilities.pages.bytes
-            features = torch_features(runner.hand_out((1, 1, 2)))
-            assert page and runner.capabilities.pages.bytes == page + PAGE * 3 * 64 * features.values.element_size()
-            after = logits_of(runner)
-            assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-            assert features.values[0, :13].abs().sum() > 0
-            for first in range(0, PAGE, 8):
-                runner.prefill([PrefillRow(0, first, tuple(range(60 + first, 68 + first)))])
-            kept = features.values[0, :PAGE].clone()
-            sender, receiver = runner.page_store(1), runner.page_store(1)
-            sender.save(0, 0, [0])
-            assert len(sender.read(0)) == runner.capabilities.pages.bytes
-            receiver.write(0, sender.read(0))
-            receiver.load(1, 0, [0])
-            assert receiver.read(0) == sender.read(0) and torch.equal(features.values[1, :PAGE], kept)
-        finally:
-            await batcher.close()
-
-    asyncio.run(test())
+async def test_handing_out_features_changes_no_bit_of_the_targets_logits(target: Path, how: str, dtype: str) -> None:
+    async with alone(target, how, dtype) as runner:
+        before = logits_of(runner)
+        page = runner.capabilities.pages.bytes
+        features = torch_features(runner.hand_out((1, 1, 2)))
+        assert page and runner.capabilities.pages.bytes == page + PAGE * 3 * 64 * features.values.element_size()
+        assert all(torch.equal(a, b) for a, b in zip(before, logits_of(runner), strict=True))
+        assert features.values[0, :13].abs().sum() > 0
+        fill(runner, 0, range(60, 60 + PAGE))
+        kept = features.values[0, :PAGE].clone()
+        sender, receiver = runner.page_store(1), runner.page_store(1)
+        sender.save(0, 0, [0])
+        assert len(sender.read(0)) == runner.capabilities.pages.bytes
+        receiver.write(0, sender.read(0))
+        receiver.load(1, 0, [0])
+        assert receiver.read(0) == sender.read(0) and torch.equal(features.values[1, :PAGE], kept)
 
 
 def logits_of(runner: Any) -> list[torch.Tensor]:
-    runner.prefill([PrefillRow(0, 0, tuple(range(60, 68)))])
-    runner.prefill([PrefillRow(1, 0, tuple(range(90, 95)))])
+    fill(runner, 0, range(60, 68))
+    fill(runner, 1, range(90, 95))
     rows = [verify_row(0, 8, 70, (71, 72, 73, 74), GREEDY), verify_row(1, 5, 97, (98,), GREEDY)]
     return [torch.as_tensor(row).clone() for row in (*runner.verify_logits(rows), *runner.verify_logits(rows[:1]))]
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_features_are_the_targets_hidden_states_and_those_of_rejected_tokens_are_overwritten(
+async def test_features_are_the_targets_hidden_states_and_those_of_rejected_tokens_are_overwritten(
     target: Path, how: str
 ) -> None:
     tokens = [60, 61, 62, 63, 64, 99, 98]
@@ -186,24 +175,17 @@ def test_features_are_the_targets_hidden_states_and_those_of_rejected_tokens_are
         states = module(torch.tensor([tokens]), output_hidden_states=True).hidden_states
     wanted = torch.cat([states[1], states[0], caught[0]], -1)[0]
 
-    async def test() -> None:
-        batcher = Batcher("test")
-        try:
-            runner: Any = (await load(models(target, how, "float32", DraftChoice("ngram")), batcher)).runner
-            features = torch_features(runner.hand_out((1, 0, 2)))
-            runner.prefill([PrefillRow(1, 0, tuple(tokens[:4]))])
-            runner.verify([verify_row(1, 4, tokens[4], (50, 51, 52), GREEDY)])
-            assert not torch.allclose(features.values[1, 5], wanted[5], atol=1e-3)
-            runner.verify([verify_row(1, 5, tokens[5], (tokens[6],), GREEDY)])
-            torch.testing.assert_close(features.values[1, :7], wanted, rtol=1e-4, atol=1e-5)
-            slots = torch.tensor([1])
-            assert not features.at(slots, torch.tensor([[-1]])).any(), "a feature before the first token"
-            features.values[1, 3, 0] = torch.nan
-            assert features.at(slots, torch.tensor([[3]])).isfinite().all()
-        finally:
-            await batcher.close()
-
-    asyncio.run(test())
+    async with alone(target, how, "float32") as runner:
+        features = torch_features(runner.hand_out((1, 0, 2)))
+        fill(runner, 1, tokens[:4])
+        runner.verify([verify_row(1, 4, tokens[4], (50, 51, 52), GREEDY)])
+        assert not torch.allclose(features.values[1, 5], wanted[5], atol=1e-3)
+        runner.verify([verify_row(1, 5, tokens[5], (tokens[6],), GREEDY)])
+        torch.testing.assert_close(features.values[1, :7], wanted, rtol=1e-4, atol=1e-5)
+        slots = torch.tensor([1])
+        assert not features.at(slots, torch.tensor([[-1]])).any(), "a feature before the first token"
+        features.values[1, 3, 0] = torch.nan
+        assert features.at(slots, torch.tensor([[3]])).isfinite().all()
 
 
 @pytest.mark.each_value
@@ -217,9 +199,8 @@ def test_the_first_draft_token_follows_from_the_published_formula(
     module = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
 
     def use(pair: Loaded, draft: Loaded) -> None:
-        pair.runner.prefill([PrefillRow(1, 0, tuple(tokens[:8]))])
-        pair.runner.prefill([PrefillRow(1, 8, tuple(tokens[8:10]))])
-        draft.runner.prefill([PrefillRow(1, 0, tuple(tokens[:8]))])
+        fill(pair.runner, 1, tokens[:10])
+        fill(draft.runner, 1, tokens[:8])
         row = propose_row(1, 10, tuple(tokens[8:]), 3, GREEDY)
         (proposal,) = draft.runner.propose([row])
         expected = int(published(module, load_file(tmp_path / "model.safetensors"), tokens, norm_before).argmax()) + 40
@@ -322,7 +303,7 @@ def laid_out_like_speculators() -> dict[str, Any]:
     ],
 )
 def test_heads_laid_out_by_others_are_read(
-    target: Path, tmp_path: Path, config: dict[str, Any], layer: str, extra: dict[str, torch.Tensor]
+    tmp_path: Path, config: dict[str, Any], layer: str, extra: dict[str, torch.Tensor]
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     state = a_head(replace(CONFIG, layers=None)).state_dict()
@@ -333,11 +314,6 @@ def test_heads_laid_out_by_others_are_read(
     assert head.config == replace(CONFIG, layers=None)
     assert (embedding is None) == (not extra)
     assert all(torch.equal(head.state_dict()[name], tensor) for name, tensor in state.items())
-
-    def use(pair: Loaded, draft: Loaded) -> None:
-        assert draft.runner.propose([propose_row(0, 1, (50, 51), 2, GREEDY)])
-
-    with_pair(models(target, "off", "float32", DraftChoice("eagle", str(tmp_path))), use)
 
 
 def test_layers_are_counted_as_vllm_and_as_sglang_count_them(tmp_path: Path) -> None:

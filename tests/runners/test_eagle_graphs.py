@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tandem.checkpoints.head_config import HeadConfig
@@ -20,44 +19,27 @@ from tandem.engine.batcher import Batcher
 from tandem.engine.generators import fused_generator, plain_generator
 from tandem.engine.loading import Loaded, load_pair
 from tandem.engine.model_config import DraftChoice, ModelConfig
-from tandem.runners.eagle.files import write_head
 from tandem.runners.eagle.runner import EagleRunner
 from tandem.runners.loading import Execution, Shape
-from tandem.runners.protocol import PrefillRow
 from tandem.runners.startup import Startup
-from tandem.runners.torch import graphs
 from tandem.runners.torch.graph_model import GraphModel
 from tandem.runners.torch.graph_modules import PrefillModule, VerifyModule
 from tandem.runners.torch.graph_runner import GraphRunner
-from tandem.runners.torch.graphs import CompileStatistics, Graph, GraphCompiler, PackageCompiler
+from tandem.runners.torch.graphs import GraphCompiler
 from tandem.runners.torch.kernels import ATTENTION, register_attention
 from tandem.runners.torch.model import TorchModel
 from tandem.speculation.types import Rule, SamplingParams
-from tests.rows import propose_row
-from tests.runners import stablehlo
-from tests.runners.compiled import CACHE, GREEDY, LIMITS, PROMPT, SIZES, compiler, identity, module
-from tests.runners.graph_check import Captured, checked, tensors
-from tests.runners.strict import TRAINIUM, lively
+from tests.rows import fill, propose_row
+from tests.runners.compiled import CACHE, GREEDY, LIMITS, PROMPT, SIZES, compiler, identity, module, on_graphs
+from tests.runners.graph_check import Captured
+from tests.runners.stablehlo import check_lowered
+from tests.runners.strict import TRAINIUM, Checking, lively
 from tests.runners.test_eagle import a_head, requests, said
-from tests.runners.tiny import model_folder
 
 TINY = HeadConfig(48, 6, 2, 8, 96, SIZES["vocab_size"], 100, 48, layers=(1, 1, 1))
-NO_STABLEHLO = stablehlo.missing()
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("target"), seed=5)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("head")
-    write_head(folder, a_head())
-    return folder
 
 
 @dataclass(frozen=True)
@@ -80,17 +62,14 @@ class Pair:
 def pair(target: Path, folder: Path, request: pytest.FixtureRequest) -> Iterator[Pair]:
     made: list[GraphCompiler] = []
 
-    def compiler_for(*_: Any) -> Any:
-        def of(purpose: str) -> GraphCompiler:
-            made.append(compiler(request.param))
-            return made[-1]
-
-        return of
+    def make() -> GraphCompiler:
+        made.append(compiler(request.param))
+        return made[-1]
 
     batcher = Batcher("test")
     with asyncio.Runner() as loop:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(graphs, "graph_compiler", compiler_for)
+            on_graphs(patch, make)
             loaded, draft = loop.run(load_pair(models(target, folder), batcher))
         assert draft is not None
         yield Pair(loop, loaded, draft, made)
@@ -98,7 +77,7 @@ def pair(target: Path, folder: Path, request: pytest.FixtureRequest) -> Iterator
 
 
 def models(target: Path, folder: Path, kind: str = "eagle", dtype: str = "float32") -> ModelConfig:
-    execution, shape = Execution("cpu", dtype, threads=1, compile="inductor"), Shape(2, 96, 4, chunk=8)
+    execution, shape = Execution("cuda", dtype, threads=1), Shape(2, 96, 4, chunk=8)
     return ModelConfig(execution, shape, str(target), DraftChoice(kind, str(folder)), default_k=4)
 
 
@@ -108,7 +87,7 @@ def test_requests_that_share_graphs_get_the_targets_own_tokens(pair: Pair, folde
     async def use() -> None:
         assert pair.graphs.graphs
         generator = fused_generator(pair.target, pair.draft, 4, DraftChoice(kind, str(folder)))
-        compiled = [one.statistics.compiled for one in pair.compilers]
+        compiled = [one.made for one in pair.compilers]
         assert compiled[:2] == [3, 3], "prefill, and a step for one row and for two, of target and head"
         alone = [(await said(plain_generator(pair.target), request))[0] for request in requests()]
         together = await asyncio.gather(*(said(generator, request) for request in requests()))
@@ -116,7 +95,7 @@ def test_requests_that_share_graphs_get_the_targets_own_tokens(pair: Pair, folde
         assert all(stats.drafted and not stats.undrafted_rounds for _, stats in together)
         sampled, again = [await said(generator, replace(requests()[1], rule=Rule.REJECTION)) for _ in range(2)]
         assert sampled[0] == again[0] and len(sampled[0]) == 30 and sampled[1].drafted
-        assert [one.statistics.compiled for one in pair.compilers] == compiled
+        assert [one.made for one in pair.compilers] == compiled
 
     pair.loop.run(use())
 
@@ -126,22 +105,17 @@ def test_the_heads_graphs_draft_what_its_module_code_drafts(pair: Pair) -> None:
     eager = EagleRunner(graphs.head, graphs.features, graphs.embedding, graphs.limits, graphs.identity, graphs.platform)
     rows = []
     for slot, tokens in enumerate((tuple(range(60, 75)), tuple(range(90, 101)))):
-        fill_all(pair.target.runner, slot, tokens[:-1])
+        fill(pair.target.runner, slot, tokens[:-1])
         for runner in (graphs, eager):
-            fill_all(runner, slot, tokens[: -1 - slot])
+            fill(runner, slot, tokens[: -1 - slot])
         rows.append(propose_row(slot, len(tokens) - 1, tokens[-1 - slot :], 4 - slot, GREEDY))
     ours, theirs = graphs.propose(rows), eager.propose(rows)
     assert [one.token_ids for one in ours] == [one.token_ids for one in theirs]  # type: ignore[union-attr]
     assert [len(one.token_ids) for one in ours] == [4, 3]
     assert graphs.propose(rows[1:])[0].token_ids == ours[1].token_ids
     graphs.features.values[:, 3] = torch.nan
-    fill_all(graphs, 0, tuple(range(60, 74)))
+    fill(graphs, 0, tuple(range(60, 74)))
     assert all(buffer.isfinite().all() for buffer in graphs.slots.buffers)
-
-
-def fill_all(runner: Any, slot: int, tokens: Sequence[int]) -> None:
-    for start in range(0, len(tokens), 8):
-        runner.prefill([PrefillRow(slot, start, tuple(tokens[start : start + 8]))])
 
 
 def own_model(dtype: torch.dtype, platform: Any = None) -> GraphModel:
@@ -150,11 +124,11 @@ def own_model(dtype: torch.dtype, platform: Any = None) -> GraphModel:
 
 
 def test_graphs_that_were_made_without_a_head_say_so() -> None:
-    runner = GraphRunner(own_model(torch.float32), LIMITS, identity(torch.float32), lambda _: Kept())
+    runner = GraphRunner(own_model(torch.float32), LIMITS, identity(torch.float32), Checking)
     runner.compile(Startup())
     with pytest.raises(ValueError, match="made without an EAGLE head; load both together"):
         runner.hand_out((1, 1, 1))
-    runner = GraphRunner(own_model(torch.float32), LIMITS, identity(torch.float32), lambda _: Kept())
+    runner = GraphRunner(own_model(torch.float32), LIMITS, identity(torch.float32), Checking)
     features = runner.hand_out((1, 0, 1))
     runner.compile(Startup())
     assert runner.hand_out((1, 0, 1)) is features
@@ -162,24 +136,10 @@ def test_graphs_that_were_made_without_a_head_say_so() -> None:
         runner.hand_out((1, 1, 1))
 
 
-class Kept:
-    """A compiler that makes nothing of the steps it is given, but a check if `check`."""
-
-    def __init__(self, check: tuple[str, ...] = ()) -> None:
-        self.statistics, self._check = CompileStatistics(), check
-        self.graphs: dict[str, Captured] = {}
-
-    def graph(self, name: str, step: nn.Module, arguments: Sequence[Any]) -> Graph:
-        if name.startswith(self._check) and self._check:
-            self.graphs[name] = checked(step, (lively_head if "head" in name else lively)(name, arguments))
-        return step.forward
-
-    def seal(self) -> None:
-        pass
-
-
 def lively_head(name: str, arguments: Sequence[Any]) -> list[Any]:
-    """Full caches and features, real noise, a row in the middle of its sequence; others are padding."""
+    """As `lively`; of a head, full caches and features, and a row in the middle of its sequence before padding."""
+    if "head" not in name:
+        return lively(name, arguments)
     chance = torch.Generator().manual_seed(len(name))
     buffers, *more, rows = arguments
 
@@ -197,10 +157,10 @@ def lively_head(name: str, arguments: Sequence[Any]) -> list[Any]:
 
 def strict_graphs(dtype: torch.dtype, *wanted: str) -> dict[str, Captured]:
     """The graphs of a target that hands out features and of its head, checked, whose names begin as wanted."""
-    compilers: list[Kept] = []
+    compilers: list[Checking] = []
 
-    def compiler(_: str) -> Kept:
-        compilers.append(Kept(wanted))
+    def compiler() -> Checking:
+        compilers.append(Checking(wanted, lively_head))
         return compilers[-1]
 
     target = GraphRunner(own_model(dtype, TRAINIUM), LIMITS, identity(dtype), compiler)
@@ -230,20 +190,7 @@ def test_every_step_of_target_and_head_passes_trainiums_rules_and_lowers(
     graphs = strict_graphs(dtype, *names)
     each = [f"{name}-{rows}x{size}" for rows in (1, 2) for name, size in SIZES_OF.items()]
     assert set(graphs) == {name for name in (*each, "prefill-1x16", "head-prefill-1x16") if name.startswith(names)}
-    if NO_STABLEHLO:
-        pytest.skip(f"steps pass the strict check; not lowered: {NO_STABLEHLO}")
-    for name, graph in graphs.items():
-        functional = graph.functional()
-        expected = list(tensors(functional(*[value.clone() for value in graph.inputs])))
-        results = stablehlo.executed(stablehlo.lowered(functional), graph.inputs)
-        assert len(results) == len(expected), name
-        for ours, theirs in zip(results, expected, strict=True):
-            assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape), name
-            if dtype is torch.float32:  # in bfloat16 the two round differently, and a tie may fall the other way
-                tolerance = 1e-4 if ours.is_floating_point() else 0.0
-                torch.testing.assert_close(
-                    ours, theirs, atol=tolerance, rtol=tolerance, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
-                )
+    check_lowered(graphs, dtype)
 
 
 SIZES_OF = {"verify": 4, "head-propose": 3, "head-first": 8, "head-next": 1}
@@ -263,9 +210,9 @@ def test_on_a_device_that_runs_graphs_alone_sampled_drafts_are_those_of_module_c
     graphs = EagleRunner(*own, platform, beside=pair.target.runner)  # type: ignore[arg-type]
     graphs.warm_up()
     tokens = tuple(range(60, 75))
-    fill_all(pair.target.runner, 0, tokens[:-1])
-    fill_all(made, 0, tokens[:-2])
-    fill_all(graphs, 0, tokens[:-2])
+    fill(pair.target.runner, 0, tokens[:-1])
+    fill(made, 0, tokens[:-2])
+    fill(graphs, 0, tokens[:-2])
     for sampling in (SamplingParams(temperature=0.3, seed=3), SamplingParams(temperature=0.2, top_k=9, seed=4)):
         for rule in (Rule.AGREEMENT, Rule.REJECTION):
             row = propose_row(0, 14, tokens[-2:], 4, sampling, rule)
@@ -277,31 +224,20 @@ def test_on_a_device_that_runs_graphs_alone_sampled_drafts_are_those_of_module_c
 def test_compile_knows_a_head(
     target: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    purposes: list[str] = []
-
-    def counted(self: PackageCompiler, name: str, step: nn.Module, arguments: Sequence[Any]) -> Graph:
-        purposes.append(f"{self._folder.name} {name}")
-        self.statistics.compiled += 1
-        self.statistics.compile_seconds += 1.5
-        return step.forward
-
-    monkeypatch.setattr(PackageCompiler, "graph", counted)
+    on_graphs(monkeypatch)
 
     def compile_ahead(*more: str) -> int:
-        words = ["--role", "compile", "--target_model", str(target), "--draft_model", str(folder), "--device", "cpu"]
+        words = ["--role", "compile", "--target_model", str(target), "--draft_model", str(folder), "--device", "cuda"]
         words += ["--dtype", "float32", "--threads", "1", "--compiled_dir", str(tmp_path), "--batch", "2"]
         shape = ["--sequence_length", "64", "--max_speculation_length", "2", "--prefill_chunk", "16"]
         return main.main([*words, *shape, *more])
 
-    assert compile_ahead() == 0
-    beside, head, where = capsys.readouterr().out.splitlines()
+    assert compile_ahead("--compile_for", "target,fused") == 0
+    alone, beside, head, where = capsys.readouterr().out.splitlines()
+    assert alone == f"target {target.name}: 3 compiled in 4.5 s; prefill-1x16, verify-1x3, verify-2x3"
     assert beside == f"target {target.name} beside its head: 3 compiled in 4.5 s; prefill-1x16, verify-1x3, verify-2x3"
     assert head == f"head {folder.name}: 3 compiled in 4.5 s; prefill-1x16, propose-1x2, propose-2x2"
     assert where.startswith(f"{tmp_path}: ready after ")
-    assert compile_ahead("--compile_for", "target,fused") == 0
-    alone, *_ = capsys.readouterr().out.splitlines()
-    assert alone.startswith(f"target {target.name}: 3 compiled")
-    assert len({one for one in purposes if "verify-1" in one}) == 2, "the graphs of a target alone are kept apart"
     assert compile_ahead("--compile_for", "draft") == 2
     assert "an EAGLE head drafts beside its target alone; compile fused" in capsys.readouterr().err
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from tandem.runners.batch_invariance import check_batch_invariance
 from tandem.runners.protocol import VerifyRow
 from tandem.speculation.types import SamplingParams
-from tests.rows import verify_row
+from tests.rows import fill, verify_row
 from tests.runners import real
 
 COUNT = 16
@@ -70,7 +70,7 @@ def test_logits_behind_committed_tokens_do_not_depend_on_speculation_rows_or_nei
 
 def speculated(runner, prompt, truth, behind, slot, sampling, chance) -> int:  # type: ignore[no-untyped-def]
     """Rounds with planted rejections in `slot` beside random neighbours; returns how many drafts were rejected."""
-    real.fill(runner, slot, prompt[:-1])
+    fill(runner, slot, prompt[:-1])
     tokens, rejections = list(prompt), 0
     while (done := len(tokens) - len(prompt)) < COUNT:
         drafted = real.planted_draft(truth[done:], chance.randrange(6), chance)
@@ -105,7 +105,7 @@ def test_float32_greedy_equals_transformers_generate(compile: str) -> None:
             )[0, len(prompt) :]
         runner = real.target("float32", compile)
         tokens = list(prompt)
-        real.fill(runner, 1, prompt[:-1])
+        fill(runner, 1, prompt[:-1])
         ends = set(runner.identity.end_of_sequence_ids)
         for _ in range(30):
             logits = real.logits_of(runner, [verify_row(1, len(tokens) - 1, tokens[-1], (), real.GREEDY)])[0].clone()

@@ -23,6 +23,7 @@ from tandem.runners.torch.runner import TorchRunner
 from tandem.speculation.types import SamplingParams
 from tests.daily import daily
 from tests.rows import verify_row
+from tests.runners.compiled import compiler, on_graphs
 
 POSITIONS, WINDOW, ORIGINAL = 96, 8, 48
 SIZES: dict[str, Any] = {
@@ -83,9 +84,9 @@ def made(kind: str, folder: Path, **said: Any) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 
-def load(folder: Path, length: int = POSITIONS, compile: str = "off", **execution: Any) -> Any:
+def load(folder: Path, length: int = POSITIONS, compile: str = "off", device: str = "cpu", **execution: Any) -> Any:
     shape = Shape(slots=len(PROMPTS), max_length=length, max_draft=3, chunk=16)
-    runner = load_runner(find(str(folder)), Execution("cpu", "float32", compile=compile, **execution), shape)
+    runner = load_runner(find(str(folder)), Execution(device, "float32", compile=compile, **execution), shape)
     runner.warm_up()
     return runner
 
@@ -127,9 +128,10 @@ def test_a_family_decodes_as_transformers_does_beyond_its_windows(kind: str, tmp
 
 @pytest.mark.parametrize("kind", ["gpt_oss", "gemma2"])
 @pytest.mark.thorough
-def test_graphs_have_windows_sinks_and_caps_too(kind: str, tmp_path: Path) -> None:
+def test_graphs_have_windows_sinks_and_caps_too(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = made(kind, tmp_path)
-    runner = load(tmp_path, compile="inductor", compiled=str(tmp_path / "compiled"))
+    on_graphs(monkeypatch, lambda: compiler(traced=True))
+    runner = load(tmp_path, compile="inductor", device="cuda")
     assert decoded(runner, PROMPTS, 30) == [at_home(module, prompt, 30) for prompt in PROMPTS]
 
 
@@ -240,3 +242,30 @@ def test_a_family_whose_layers_name_their_cache_otherwise_hands_out_hidden_state
     features = runner.hand_out((1, 2))
     runner.prefill([PrefillRow(1, 0, (5, 6, 7))])
     assert features.values[1, :3].any(-1).all()
+
+
+@pytest.mark.parametrize("how", ["sharded", "pickled"])
+def test_weights_in_several_files_and_in_pytorchs_load(how: str, tmp_path: Path) -> None:
+    module, file = made("llama", tmp_path), tmp_path / "model.safetensors"
+    file.unlink()
+    if how == "sharded":
+        module.save_pretrained(tmp_path, max_shard_size="40KB")
+        assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    else:
+        torch.save(module.state_dict(), tmp_path / "pytorch_model.bin")
+    assert decoded(load(tmp_path, compile="auto"), PROMPTS[:1], 8) == [at_home(module, PROMPTS[0], 8)]
+
+
+def test_a_weight_file_that_is_damaged_or_lacks_a_tensor_is_refused_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    state = {
+        name: tensor.clone() for name, tensor in made("llama", tmp_path).state_dict().items()
+    }  # the file is mapped
+    file.write_bytes(b"\x00" * 64)
+    with pytest.raises(CheckpointError, match=str(tmp_path)):
+        load(tmp_path, compile="auto")
+    file.unlink()
+    del state["model.layers.1.mlp.up_proj.weight"]
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.up_proj"):
+        load(tmp_path, compile="auto")

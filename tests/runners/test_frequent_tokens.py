@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from tandem.checkpoints.locate import CheckpointError, find
 from tandem.runners.loading import Execution, Shape, load_runner
-from tandem.runners.protocol import PrefillRow
 from tandem.speculation.draws import draw
 from tandem.speculation.types import SamplingParams
-from tests.rows import propose_row
+from tests.rows import fill, propose_row
+from tests.runners.test_families import made
 from tests.support import GREEDY, SAMPLED
 
 VOCABULARY = 211
@@ -24,24 +24,13 @@ PROMPT = [5, 9, 100, 7, 33, 9, 100]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=48,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=6,
-        max_position_embeddings=128,
-        tie_word_embeddings=True,
-        attention_bias=True,
-    )
-    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    made("llama", tmp_path, tie_word_embeddings=True, attention_bias=True)
     (tmp_path / "frequent_tokens.json").write_text(json.dumps(ONLY))
     return tmp_path
 
 
 def load(folder: Path, verifies: bool = False):  # type: ignore[no-untyped-def]
-    runner = load_runner(find(str(folder)), Execution("cpu", "float32"), Shape(2, 100, 4), verifies=verifies)
+    runner = load_runner(find(str(folder)), Execution("cpu", "float32"), Shape(2, 90, 4), verifies=verifies)
     runner.warm_up()
     return runner
 
@@ -55,14 +44,14 @@ def expected(folder: Path, sampling: SamplingParams, k: int) -> list[int]:
             logits = module(input_ids=torch.tensor([tokens])).logits[0, -1]
         full = torch.full_like(logits, -torch.inf)
         full[ONLY] = logits[ONLY]
-        tokens.append(draw(full.numpy(), sampling, len(tokens)).token)
+        tokens.append(draw(full.numpy(), sampling, len(tokens)))
     return tokens[len(PROMPT) :]
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, SamplingParams(temperature=1.5, seed=11)])
 def test_a_draft_draws_among_its_frequent_tokens(folder: Path, sampling: SamplingParams) -> None:
     runner = load(folder)
-    runner.prefill([PrefillRow(1, 0, tuple(PROMPT[:-2]))])
+    fill(runner, 1, PROMPT[:-2])
     (proposal,) = runner.propose([propose_row(1, len(PROMPT) - 1, tuple(PROMPT[-2:]), 4, sampling)])
     assert list(proposal.token_ids) == expected(folder, sampling, 4)
     assert set(proposal.token_ids) <= set(ONLY)

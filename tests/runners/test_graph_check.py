@@ -14,16 +14,13 @@ from torch import Tensor, nn
 
 from tandem.runners.torch.graph_model import GraphModel
 from tandem.runners.torch.graph_runner import GraphRunner
-from tandem.runners.torch.graphs import TorchCompiler
+from tandem.runners.torch.graphs import GraphCompiler
 from tandem.speculation.types import Rule, SamplingParams
-from tests.rows import propose_row
-from tests.runners import stablehlo
-from tests.runners.compiled import CACHE, LIMITS, PROMPT, fill, identity, module
-from tests.runners.graph_check import GraphRejected, checked, tensors
+from tests.rows import fill, propose_row
+from tests.runners.compiled import CACHE, LIMITS, PROMPT, identity, module
+from tests.runners.graph_check import GraphRejected, checked
+from tests.runners.stablehlo import check_lowered
 from tests.runners.strict import TRAINIUM, steps
-
-NO_STABLEHLO = stablehlo.missing()
-TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 6e-2}
 
 
 @pytest.mark.parametrize(
@@ -49,31 +46,7 @@ def test_every_step_at_every_bucket_passes_and_lowers(
     expected_names = {name.format(batch) for name in (*each, "target verify-{}x4") for batch in batches}
     expected_names |= {"draft prefill-1x16", "target prefill-1x16"}
     assert set(graphs) == {name for name in expected_names if name.split()[1].startswith(wanted)}
-    if NO_STABLEHLO:
-        pytest.skip(f"steps pass the strict check; not lowered: {NO_STABLEHLO}")
-    for name, graph in graphs.items():
-        functional = graph.functional()
-        expected = list(tensors(functional(*[value.clone() for value in graph.inputs])))
-        results = stablehlo.executed(stablehlo.lowered(functional), graph.inputs)
-        for ours, theirs in zip(results, expected, strict=True):
-            assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape), name
-            tolerance = agreement(name, dtype, ours)
-            if tolerance is not None:
-                torch.testing.assert_close(
-                    ours, theirs, atol=tolerance, rtol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
-                )
-
-
-def agreement(name: str, dtype: torch.dtype, result: Tensor) -> float | None:
-    """How well XLA's result must agree with torch's. None: not at all.
-
-    In bfloat16 many logits are equal or nearly so, and the two round differently: another token may be the largest,
-    and what follows from it differs. Float32 says that a graph computes the right thing, bfloat16 that it runs.
-    """
-    if dtype is torch.float32:
-        return TOLERANCE[dtype] if result.is_floating_point() else 0.0
-    chained = name.split()[1].startswith(("propose", "fused"))
-    return None if chained or not result.is_floating_point() else TOLERANCE[dtype]
+    check_lowered(graphs, dtype, in_bfloat16=6e-2)
 
 
 @pytest.mark.thorough
@@ -82,7 +55,7 @@ def test_a_draft_on_graphs_alone_draws_what_module_code_draws(only: tuple[int, .
     runners = []
     for platform in (TRAINIUM, None):
         own = GraphModel(copy.deepcopy(module("llama", torch.float32, True)), *CACHE, only, platform=platform)
-        runners.append(GraphRunner(own, LIMITS, identity(torch.float32), lambda _: TorchCompiler("eager"), False))
+        runners.append(GraphRunner(own, LIMITS, identity(torch.float32), lambda: GraphCompiler("eager"), False))
         runners[-1].warm_up()
         for slot in range(2):
             fill(runners[-1], slot, PROMPT[:-2])

@@ -14,12 +14,12 @@ from tandem.runners.torch import graph_runner
 from tandem.runners.torch.graph_model import GraphModel
 from tandem.runners.torch.graph_modules import VerifyModule, verify_greedy
 from tandem.runners.torch.graph_runner import GraphRunner
-from tandem.runners.torch.graphs import GraphRefused, TorchCompiler
+from tandem.runners.torch.graphs import GraphCompiler, GraphRefused
 from tandem.speculation.draws import BadLogits, draw
 from tandem.speculation.processing import Processing
 from tandem.speculation.rules import agree
 from tandem.speculation.types import SamplingParams
-from tests.rows import fused_row, propose_row, verify_row
+from tests.rows import fill, fused_row, propose_row, verify_row
 from tests.runners.compiled import (
     CACHE,
     GREEDY,
@@ -29,7 +29,6 @@ from tests.runners.compiled import (
     compiled,
     compiled_target,
     eager,
-    fill,
     module,
     plain,
 )
@@ -159,7 +158,7 @@ def test_a_greedy_fused_round_is_one_copy_each_way_and_then_one(pair: Pair, monk
 
 
 def test_a_step_of_another_shape_or_kind_is_refused_and_not_compiled() -> None:
-    compiler = TorchCompiler("eager")
+    compiler = GraphCompiler("eager")
     model = GraphModel(module("qwen2", torch.float32, True), *CACHE)
     rows = model.tensor([[0, 0, 0, 1, 1]])
     graph = compiler.graph("verify", VerifyModule(model), (model.buffers, rows))
@@ -168,7 +167,7 @@ def test_a_step_of_another_shape_or_kind_is_refused_and_not_compiled() -> None:
         graph(model.buffers, model.tensor([[0, 0, 0, 1, 1, 1]]))
     with pytest.raises(Exception, match=r"compiled again after warm-up|Hard failure due to fullgraph"):
         graph(model.buffers, rows.to(torch.int64))
-    assert compiler.statistics.compiled == 1
+    assert compiler.made == 1
 
 
 class Faulty:

@@ -13,12 +13,12 @@ import torch
 
 from tandem.engine.compatibility import able
 from tandem.runners.capabilities import MemoryOnDemand
-from tandem.runners.protocol import Limits, PrefillRow, RunnerIdentity
+from tandem.runners.protocol import Limits, RunnerIdentity
 from tandem.runners.torch.kernels import ATTENTION, register_attention
 from tandem.runners.torch.model import TorchModel
 from tandem.runners.torch.runner import TorchRunner
 from tandem.speculation.types import SamplingParams
-from tests.rows import verify_row
+from tests.rows import fill, verify_row
 from tests.runners.modules import native_of
 from tests.runners.test_native import module_of
 
@@ -70,11 +70,6 @@ every_runner = pytest.mark.parametrize("make", [native, with_features, module_co
 
 def tokens_of(count: int, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(range(VOCAB), k=count)
-
-
-def fill(runner: Any, slot: int, tokens: Sequence[int]) -> None:
-    for start in range(0, len(tokens), runner.limits.chunk):
-        runner.prefill([PrefillRow(slot, start, tuple(tokens[start : start + runner.limits.chunk]))])
 
 
 def logits_after(runner: Any, slot: int, tokens: Sequence[int]) -> torch.Tensor:

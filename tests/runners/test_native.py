@@ -21,13 +21,12 @@ from tandem.runners.protocol import (
     FusedResult,
     FusedRow,
     Limits,
-    PrefillRow,
     RowFailed,
     RunnerIdentity,
 )
 from tandem.speculation.processing import Mask, Processing
 from tandem.speculation.types import Rule, SamplingParams, Verdict
-from tests.rows import fused_row, propose_row, verify_row
+from tests.rows import fill, fused_row, propose_row, verify_row
 from tests.runners.modules import native_of
 from tests.runners.tiny import model_folder
 
@@ -145,19 +144,22 @@ def test_what_stands_behind_a_position_does_not_reach_it_not_even_as_nan(dtype: 
         assert np.array_equal(again, clean[at : at + 5])  # type: ignore[index, arg-type]
 
 
-def test_a_poisoned_row_fails_alone() -> None:
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(temperature=1.0)], ids=["greedy", "sampled"])
+def test_a_poisoned_row_fails_alone_and_its_draft_ends(sampling: SamplingParams) -> None:
     module = module_of()
     module.get_input_embeddings().weight.data[7] = torch.nan
     runner = native(module)
     tokens = [t for t in sequence(20) if t != 7]
     for slot in (0, 1):
-        runner.prefill([PrefillRow(slot, 0, tuple(tokens[:-1]))])
-    rows = [verify_row(0, len(tokens) - 1, 7, (5,), GREEDY), verify_row(1, len(tokens) - 1, tokens[-1], (7,), GREEDY)]
-    failed, sound = runner.verify(rows)
+        fill(runner, slot, tokens[:-1])
+    at = len(tokens) - 1
+    failed, sound = runner.verify([verify_row(0, at, 7, (5,), sampling), verify_row(1, at, tokens[-1], (7,), sampling)])
     assert isinstance(failed, RowFailed) and "no finite largest logit" in str(failed)
     assert sound.accepted == 0 and len(sound.token_ids) == 1  # type: ignore[union-attr]
-    (alone,) = runner.verify([verify_row(1, len(tokens) - 1, tokens[-1], (), GREEDY)])
+    (alone,) = runner.verify([verify_row(1, at, tokens[-1], (), sampling)])
     assert sound.token_ids == alone.token_ids  # type: ignore[union-attr]
+    (proposal,) = runner.propose([propose_row(0, at, (7,), 3, sampling)])
+    assert proposal.token_ids == ()  # type: ignore[union-attr]
 
 
 class Even:
@@ -258,11 +260,6 @@ def test_what_a_draw_of_the_draft_raises_reaches_the_caller() -> None:
     assert len(draft.propose([sound])[0].token_ids) == 3  # type: ignore[union-attr]
 
 
-def fill(runner: NativeRunner, slot: int, tokens: list[int]) -> None:
-    for start in range(0, len(tokens), CHUNK):
-        runner.prefill([PrefillRow(slot, start, tuple(tokens[start : start + CHUNK]))])
-
-
 def test_the_best_token_is_the_lowest_of_equals() -> None:
     module = module_of()
     module.get_output_embeddings().weight.data[:] = module.get_output_embeddings().weight.data[0]
@@ -274,7 +271,6 @@ def test_the_best_token_is_the_lowest_of_equals() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"hidden_act": "relu2"}, "activation relu2"),
         ({"head_dim": 24}, "head_dim 24"),
         ({"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}}, "type proportional"),
     ],
@@ -289,12 +285,9 @@ def test_a_length_above_the_models_own_is_refused() -> None:
         native(module_of(max_position_embeddings=100))
 
 
-def test_other_dtypes_and_families_are_refused_by_name() -> None:
+def test_another_dtype_is_refused_by_name() -> None:
     with pytest.raises(NativeUnavailable, match="float16"):
         native(module_of(dtype=torch.float16))
-    gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=1, n_head=2))
-    with pytest.raises(NativeUnavailable, match="models of type gpt2"):
-        native(gpt2)
 
 
 def test_a_draft_that_ends_outside_the_targets_vocabulary_is_cut_in_the_fused_round() -> None:

@@ -25,8 +25,8 @@ from tandem.runners.protocol import (
     VerifyRow,
 )
 from tandem.speculation.types import Rule, SamplingParams, Verdict
-from tests.rows import changed, fused_row, propose_row, verify_row
-from tests.runners.test_native import GREEDY, SLOTS, VOCAB, fill, module_of, native, sequence
+from tests.rows import changed, fill, fused_row, propose_row, verify_row
+from tests.runners.test_native import GREEDY, SLOTS, VOCAB, module_of, native, sequence
 
 SAMPLED = SamplingParams(temperature=0.9, seed=4)
 FAR = (-1, -(2**31), 2**31 - 1)

@@ -22,12 +22,12 @@ from tandem.runners.native.head import NativeHead, NativeHeadRunner, load_native
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.steps import NativeFeatures
 from tandem.runners.native.weights import UNQUANTISED, packing
-from tandem.runners.protocol import TAIL, Limits, PrefillRow, Proposal, ProposeRow, RunnerIdentity
+from tandem.runners.protocol import TAIL, Limits, Proposal, ProposeRow, RunnerIdentity
 from tandem.runners.startup import Startup
 from tandem.runners.torch.platforms import platform_of
 from tandem.speculation.types import Rule, SamplingParams
 from tests.daily import daily
-from tests.rows import changed, propose_row
+from tests.rows import changed, fill, propose_row
 from tests.runners.modules import native_of, torch_features, weights_of
 from tests.runners.test_eagle import CONFIG, a_head
 from tests.runners.tiny import model_folder
@@ -68,12 +68,6 @@ def identity_of(target: NativeRunner) -> RunnerIdentity:
 
 def native(target: NativeRunner, head: EagleHead, features: NativeFeatures, execution: Execution) -> NativeHeadRunner:
     return load_native_head(weights_of(head), features, features.embedding, target, execution, identity_of(target))
-
-
-def fill(runner: Any, slot: int, tokens: Sequence[int], chunk: int = 16) -> None:
-    """Fills a slot with `tokens`."""
-    for start in range(0, len(tokens), chunk):
-        runner.prefill([PrefillRow(slot, start, tuple(tokens[start : start + chunk]))])
 
 
 def row(slot: int, tokens: Sequence[int], tail: int = 2, k: int = 4, **changes: Any) -> ProposeRow:
@@ -137,8 +131,8 @@ def test_a_heads_logits_have_the_same_bits_in_every_step(folder: Path, name: str
         head = native(target, a_head(seed=3), features, FORMATS[name])
         for chunk in (16, 5):
             for slot in range(4):
-                fill(target, slot, TEXT[: 8 + 5 * slot], chunk)
-                fill(head, slot, TEXT[: 7 + 5 * slot], chunk)
+                fill(target, slot, TEXT[: 8 + 5 * slot], chunk=chunk)
+                fill(head, slot, TEXT[: 7 + 5 * slot], chunk=chunk)
             found.append(drafted(head, rows))
             found.append([drafted(head, [each])[0] for each in rows])
             longer = [replace(each, tail=tuple(TEXT[each.position - 5 : each.position + 1])) for each in rows]
@@ -161,7 +155,7 @@ def test_by_default_a_head_is_as_fast_as_its_targets_format_lets_it_be(folder: P
     assert isinstance(head, NativeHeadRunner) and head.model.threads is blocks.model.threads
     can = able(head)
     assert blocks.fused_with(head) is not None and can.reprocess_accepted and "its target's pages" in can.pages  # type: ignore[operator]
-    assert "lookup drafts" in can.adapters and able(blocks).adapters is blocks  # type: ignore[operator]
+    assert "lookup drafts" in can.adapters and able(blocks).adapters == blocks.put_adapter  # type: ignore[operator]
 
 
 def test_a_head_that_vectors_do_not_divide_runs_as_module_code(folder: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from tandem.checkpoints.family_configs import UnsupportedFamily, family_of, read_family, table
+from tandem.checkpoints.family_configs import UnsupportedFamily, family_of, table
 from tandem.checkpoints.family_weights import FolderWeights, GgufWeights, check_complete
 from tandem.checkpoints.head_config import read_head_weights
 from tandem.checkpoints.locate import EMBEDDED_DRAFT, EMBEDDED_HEAD, CheckpointError, find
@@ -26,7 +26,7 @@ from tandem.runners.native.weights import packing
 from tandem.runners.startup import Startup
 from tests.runners import real
 from tests.runners.modules import ModuleWeights, native_of, stored_of, weights_of
-from tests.runners.test_native import LLAMA3, SIZES, every_model, module_of, native, sequence
+from tests.runners.test_native import LLAMA3, SIZES, module_of, native, sequence
 from tests.runners.tiny import model_folder
 
 _UNSUPPORTED = ("models", "activation", "differ", "rotary")
@@ -49,22 +49,6 @@ def test_tables_are_the_cosines_and_sines_of_transformers(rope: dict[str, Any]) 
     config = family_of(module.config.to_dict())
     for ours, theirs in zip(rotary_tables(config.ropes[0], 64, 4096, "float32"), wanted, strict=True):
         assert (np.abs(ours - theirs[0, :, :32].numpy()).max(1) <= 2e-7 * (1 + np.arange(4096))).all()
-
-
-@every_model
-def test_a_folders_configuration_is_that_of_transformers(name: str, tmp_path: Path) -> None:
-    module = module_of(name)
-    module.config.save_pretrained(tmp_path)
-    ours, theirs = read_family(tmp_path), module.config
-    for field in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
-        assert getattr(ours, field) == getattr(theirs, field)
-    for field in ("num_key_value_heads", "head_dim", "rms_norm_eps", "tie_word_embeddings", "max_position_embeddings"):
-        assert getattr(ours, field) == getattr(theirs, field)
-    assert ours.parameters == sum(each.numel() for name, each in module.named_parameters() if each.ndim > 1)
-    assert {f"{part}.bias" for part in ours.biases} == {
-        f"{key.split('.')[-2].removesuffix('_proj')}.bias" for key in module.state_dict() if key.endswith("bias")
-    }
-    check_complete(ModuleWeights(module))
 
 
 @pytest.mark.parametrize("kind", table()["native"])

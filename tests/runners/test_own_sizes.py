@@ -62,11 +62,8 @@ def test_a_head_beside_them_takes_memory_too(tmp_path: Path, monkeypatch: pytest
     assert chosen(tmp_path, monkeypatch, 4 * 4 * 16, head=True) == (1216, 4), "8 KiB a position, and 5"
 
 
-@pytest.mark.parametrize("kind", [{"compile": "inductor"}, {"tp_degree": 2}])
-def test_where_memory_is_taken_whole_nothing_is_chosen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any]
-) -> None:
-    assert chosen(tmp_path, monkeypatch, 100_000, **kind) == (512, 4)
+def test_where_memory_is_taken_whole_nothing_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chosen(tmp_path, monkeypatch, 100_000, tp_degree=2) == (512, 4)
 
 
 @pytest.mark.parametrize(

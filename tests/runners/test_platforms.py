@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,9 +15,10 @@ from transformers import LlamaForCausalLM
 
 from tandem.cli import main
 from tandem.runners.loading import Execution, prepared_platform
+from tandem.runners.protocol import StepShapes
 from tandem.runners.torch import platforms
 from tandem.runners.torch.graph_runner import GraphRunner
-from tandem.runners.torch.graphs import Buckets, buckets_for
+from tandem.runners.torch.graphs import buckets_for
 from tandem.runners.torch.platforms import CPU, CUDA, DEVICES, NEURON, choose_platform, compile_order, platform_of
 from tests.runners.compiled import FAMILIES, LIMITS
 
@@ -66,8 +68,10 @@ def test_what_is_no_torchneuron_is_named(site: Path, version: str, file: str, de
         choose_platform("neuron")
 
 
-@pytest.mark.parametrize("version", ["2.9.0", "2.14.3.0.1"])
-@pytest.mark.parametrize("backend", ["neuron_dynamo_backend.py", "neuron_dynamo_backend/__init__.py"])
+@pytest.mark.parametrize(
+    ("version", "backend"),
+    [("2.9.0", "neuron_dynamo_backend.py"), ("2.14.3.0.1", "neuron_dynamo_backend/__init__.py")],
+)
 def test_torchneuron_without_a_device_is_said(
     site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, version: str
 ) -> None:
@@ -101,9 +105,13 @@ def test_an_unknown_device_and_what_a_device_cannot_compile_are_refused() -> Non
     assert DEVICES == ("auto", "cpu", "cuda", "neuron")
     with pytest.raises(ValueError, match="device: 'tpu' is not one of auto, cpu, cuda, neuron"):
         platform_of("tpu")
+    with pytest.raises(ValueError, match="compile: 'fast' is not one of auto, native, inductor, neuron, off"):
+        Execution(compile="fast")
+    chosen = [compile_order("auto", platform) for platform in (CPU, CUDA, NEURON)]
+    assert chosen == [("native", "off"), ("inductor",), ("neuron",)] and compile_order("off", CUDA) == ("off",)
     with pytest.raises(ValueError, match="compile: native is not for neuron: auto or neuron"):
         compile_order("native", NEURON)
-    with pytest.raises(ValueError, match="compile: neuron is not for cpu: auto or native or inductor or off"):
+    with pytest.raises(ValueError, match="compile: neuron is not for cpu: auto or native or off"):
         compile_order("neuron", CPU)
 
 
@@ -182,9 +190,10 @@ def test_cores_of_a_device_that_is_not_named_are_refused() -> None:
 
 
 def test_buckets_are_few_where_graphs_are_dear_and_those_asked_for_besides() -> None:
-    assert buckets_for(NEURON, LIMITS) == Buckets((1, 2), 4, 16, (3,))
-    assert buckets_for(CUDA, LIMITS) == Buckets((1, 2), 4, 16, (1, 2, 3))
-    assert buckets_for(NEURON, LIMITS, (2,), (1,)) == Buckets((2,), 4, 16, (1, 3))
+    few = StepShapes((4,), (1, 2), False, chunks=(16,), drafts=(3,))
+    assert buckets_for(NEURON, LIMITS) == few
+    assert buckets_for(CUDA, LIMITS) == replace(few, drafts=(1, 2, 3))
+    assert buckets_for(NEURON, LIMITS, (2,), (1,)) == replace(few, batches=(2,), drafts=(1, 3))
     with pytest.raises(ValueError, match="batch_buckets: 3 is outside 1 to 2, the batch"):
         buckets_for(CPU, LIMITS, (3,))
     with pytest.raises(ValueError, match="draft_buckets: 9 is outside 1 to 3, the max_speculation_length"):

@@ -16,16 +16,17 @@ from tandem.clients.prefill_client import (
     run_to_wire,
 )
 from tandem.engine.batcher import Batcher
-from tandem.engine.prefill import PageCopies, PageRow, PrefillFailed
+from tandem.engine.prefill import PageCopies, PageRun, PrefillFailed
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.runners.native.runner import page_format
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import Runner
 from tandem.speculation.types import Request
 from tests.daily import daily
+from tests.rows import fill
 from tests.runners.compiled import eager
 from tests.runners.test_native import module_of, sequence
-from tests.runners.test_prefixes import RUNNERS, bits, checked, fill
+from tests.runners.test_prefixes import RUNNERS, bits, checked
 from tests.services.prefill_sites import prefill_site
 from tests.support import run
 
@@ -56,9 +57,9 @@ def check_handed_over(sender: Any, receiver: Any) -> None:
     whole = (len(tokens) - 3) // PAGE
     fill(receiver, 1, [(each + 1) % receiver.limits.vocab_size for each in tokens])
     for first in range(0, whole, 3):
-        (sent,) = out.out([PageRow(1, first, min(3, whole - first))])
+        (sent,) = out.out([PageRun(first, (), 1, min(3, whole - first))])
         came = run_from_wire(run_to_wire(sent), first, out.layout.page_bytes, whole)
-        into.into([PageRow(1, run=came)])
+        into.into([replace(came, slot=1)])
     fill(receiver, 1, tokens[:-3], whole * PAGE)
     assert bits(receiver, 1, tokens) == cold
 
@@ -108,7 +109,7 @@ def test_a_message_that_is_not_what_its_sender_meant_is_refused(wrong: str) -> N
     runner = checked(module_of())
     fill(runner, 0, sequence(40))
     out = run(copies_of(runner))
-    (sent,) = out.out([PageRow(0, 0, 2)])
+    (sent,) = out.out([PageRun(0, count=2)])
     message, size = run_to_wire(sent), out.layout.page_bytes
     assert run_from_wire(message, 0, size, 2) == sent
     if wrong == "flipped":

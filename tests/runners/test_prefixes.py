@@ -15,10 +15,9 @@ from tandem.runners.capabilities import Pages
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.weights import packing
 from tandem.runners.pages import PAGE
-from tandem.runners.protocol import PrefillRow
 from tandem.speculation.types import SamplingParams
 from tests.daily import daily
-from tests.rows import propose_row, verify_row
+from tests.rows import fill, propose_row, verify_row
 from tests.runners.compiled import eager
 from tests.runners.test_native import GREEDY, module_of, native, sequence
 from tests.runners.test_quantised import WIDE
@@ -51,11 +50,6 @@ def bits(runner: Any, slot: int, tokens: list[int]) -> bytes:
     row = verify_row(slot, len(tokens) - 3, tokens[-3], tuple(tokens[-2:]), GREEDY)
     logits = torch.as_tensor(runner.verify_logits([row])[0])[:3].contiguous()
     return logits.view(torch.uint8).numpy().tobytes()
-
-
-def fill(runner: Any, slot: int, tokens: list[int], start: int = 0) -> None:
-    for at in range(start, len(tokens), runner.limits.chunk):
-        runner.prefill([PrefillRow(slot, at, tuple(tokens[at : at + runner.limits.chunk]))])
 
 
 def decode(runner: Any, slot: int, tokens: list[int]) -> None:

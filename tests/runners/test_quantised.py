@@ -23,6 +23,7 @@ from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.weights import Packing, encoded, packing
 from tandem.runners.torch.platforms import CPU
 from tests.daily import daily
+from tests.gguf_files import write_gguf
 from tests.runners import real
 from tests.runners.test_native import (
     check_bits,
@@ -66,9 +67,7 @@ def blocks(weight: np.ndarray, form: str, chance: np.random.Generator) -> np.nda
 def stored(folder: Path, form: str, dtype: torch.dtype = torch.float32) -> tuple[Any, Packing]:
     """A Llama, and how to pack it from a GGUF file that has its weights, rows of q and k in that format's order."""
     module, chance = module_of(dtype=torch.float32, **WIDE), np.random.default_rng(4)
-    writer = gguf.GGUFWriter(folder / f"{form}.gguf", "llama")
-    writer.add_head_count(4)
-    writer.add_head_count_kv(2)
+    tensors: dict[str, Any] = {}
 
     def add(name: str, linear: torch.nn.Linear, heads: int = 0) -> None:
         weight = linear.weight.detach().numpy()
@@ -77,18 +76,16 @@ def stored(folder: Path, form: str, dtype: torch.dtype = torch.float32) -> tuple
         linear.weight.data = torch.from_numpy(gguf.quants.dequantize(made, kind))
         if heads:
             made = made.reshape(heads, 2, len(made) // heads // 2, -1).swapaxes(1, 2).reshape(made.shape)
-        writer.add_tensor(name, np.ascontiguousarray(made), raw_dtype=kind)
+        tensors[name] = (np.ascontiguousarray(made), kind)
 
     for index, layer in enumerate(module.model.layers):
         for name, linear in [*layer.self_attn.named_children(), *layer.mlp.named_children()]:
             if short := name.removesuffix("_proj") if name.endswith("_proj") else "":
                 add(f"blk.{index}.{NAMES[short]}.weight", linear, {"q": 4, "k": 2}.get(short, 0))
     add("output.weight", module.lm_head)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return module.to(dtype), packing("as-stored", StoredWeights(folder / f"{form}.gguf"))
+    heads = {"llama.attention.head_count": 4, "llama.attention.head_count_kv": 2}
+    file = write_gguf(folder / f"{form}.gguf", "llama", heads, tensors)
+    return module.to(dtype), packing("as-stored", StoredWeights(file))
 
 
 def distance(runner: NativeRunner, module: Any, tokens: list[int]) -> float:
@@ -213,13 +210,9 @@ def test_a_file_in_blocks_with_too_few_numbers_in_a_dense_matrix_is_refused(tmp_
 
 
 def test_a_file_in_another_format_is_refused_by_name(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     kind = gguf.GGMLQuantizationType.Q5_1
-    writer.add_tensor("output.weight", gguf.quants.quantize(np.ones((4, 64), np.float32), kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    blocks = gguf.quants.quantize(np.ones((4, 64), np.float32), kind)
+    write_gguf(tmp_path / "m.gguf", "llama", {}, {"output.weight": (blocks, kind)})
     with pytest.raises(CheckpointError, match=r"output\.weight is stored as Q5_1; what runs as stored is Q4_0"):
         StoredWeights(tmp_path / "m.gguf").head()
 
@@ -259,15 +252,9 @@ def test_a_gguf_file_is_unpacked_where_native_steps_cannot_run_or_a_dtype_is_ask
 
 def test_a_file_with_a_format_that_native_steps_do_not_read_is_not_run_as_stored(tmp_path: Path) -> None:
     def runs(*kinds: gguf.GGMLQuantizationType) -> bool:
-        writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
-        for number, kind in enumerate(kinds):
-            data = gguf.quants.quantize(np.ones((4, 64), np.float32), kind)
-            writer.add_tensor(f"blk.{number}.ffn_up.weight", data, raw_dtype=kind)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        return StoredWeights(tmp_path / "m.gguf").runs_as_stored
+        ones = np.ones((4, 64), np.float32)
+        data = {f"blk.{n}.ffn_up.weight": (gguf.quants.quantize(ones, kind), kind) for n, kind in enumerate(kinds)}
+        return StoredWeights(write_gguf(tmp_path / "m.gguf", "llama", {}, data)).runs_as_stored
 
     types = gguf.GGMLQuantizationType
     assert runs(types.Q4_0, types.Q8_0) and runs(types.Q4_0, types.F16) and runs(types.Q5_0, types.Q8_0)

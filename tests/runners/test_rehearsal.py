@@ -1,4 +1,4 @@
-"""Rehearsed steps: the same results as without, after the time of a device that is not here; late ones are counted."""
+"""Rehearsed steps: the same results as without, after the time of another device; late ones are counted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 
 from tandem.host.device_times import (
     DeviceTimes,
-    ModelTimes,
     StepTime,
     StepTimes,
     presets,
@@ -29,9 +28,7 @@ PROMPT = tuple(b"a prompt")
 
 
 def device(target_ms: float = 1.0, draft_ms: float = 1.0) -> DeviceTimes:
-    parts = {
-        part: ModelTimes(part, StepTimes((StepTime(ms),))) for part, ms in (("target", target_ms), ("draft", draft_ms))
-    }
+    parts = {part: StepTimes((StepTime(ms),), part) for part, ms in (("target", target_ms), ("draft", draft_ms))}
     return DeviceTimes("a name", "a device", "a test", **parts)
 
 
@@ -91,7 +88,7 @@ def test_every_preset_says_where_it_is_from_and_survives_its_own_file(name: str,
         ('{"format": "tandem-step-times-1", "speed": 1}', "'speed' is not one of"),
         ('{"format": "tandem-step-times-1", "name": "a", "device": "b", "source": "c"}', "neither target nor draft"),
         ('"target": {"steps": []}', "target: steps: no step is given"),
-        ('"target": {"steps": 3}', "target: steps: is not a list"),
+        ('"target": {"steps": 3}', "target: steps: 3 is not a list"),
         ('"target": {"steps": [{"width": 1}]}', "is not an object of ms"),
         ('"target": {"steps": [{"ms": 1, "width": 1.5}]}', "width: 1.5 is not a whole number"),
         ('"draft": {"steps": [{"ms": 0}]}', "draft: steps: ms: 0 is not"),

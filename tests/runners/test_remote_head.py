@@ -19,7 +19,6 @@ from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.engine.sequences import TargetSequence
 from tandem.runners.eagle.files import write_head
-from tandem.speculation.features import FeatureFormat
 from tandem.speculation.types import Request
 from tests.runners.test_eagle import CONFIG, a_head, models
 from tests.runners.tiny import byte_tokenizer, model_folder
@@ -29,18 +28,6 @@ LAYERS = (1, 2)  # of CONFIG.layers: 1, 1, 2
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("target"), seed=5)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("head")
-    write_head(folder, a_head())
-    return folder
 
 
 @contextlib.asynccontextmanager
@@ -70,7 +57,7 @@ async def test_features_are_the_same_bits_from_a_prefill_a_verdict_a_shared_step
         engine = site.engine
         assert engine is not None and engine.features is not None
         await share_prefixes([engine], PrefixSharing("all", 4), lambda: "")
-        spec = engine.features.spec(LAYERS, FeatureFormat.BFLOAT16)
+        spec = engine.features.spec(LAYERS)
         text = [60 + 7 * i % 150 for i in range(30)]
 
         async def verdicts(tokens: list[int]) -> bytes:

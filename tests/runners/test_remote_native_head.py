@@ -23,16 +23,16 @@ from tandem.runners.native.runner import NativeRunner
 from tandem.runners.protocol import TAIL, PrefillRow, Proposal, ProposeRow
 from tandem.runners.startup import Startup
 from tandem.runners.torch.platforms import platform_of
-from tandem.speculation.features import FeatureFormat, FeatureInbox, FeatureSpec
+from tandem.speculation.features import FeatureInbox, FeatureSpec
 from tandem.speculation.types import Rule
-from tests.rows import changed
+from tests.rows import changed, fill
 from tests.runners.modules import torch_features
 from tests.runners.test_eagle import CONFIG, a_head
-from tests.runners.test_native_head import SAMPLED, TEXT, a_target, drafted, fill, row
+from tests.runners.test_native_head import SAMPLED, TEXT, a_target, drafted, row
 from tests.runners.test_quantised_checkpoints import compressed
 from tests.runners.tiny import model_folder
 
-SPEC = FeatureSpec((1, 1, 2), 64, FeatureFormat.BFLOAT16)
+SPEC = FeatureSpec((1, 1, 2), 64)
 WAYS: tuple[dict[str, Any], ...] = (
     {},
     {"sampling": SAMPLED},

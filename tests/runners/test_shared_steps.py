@@ -11,8 +11,8 @@ import torch
 from tandem.runners.fused_step import fused
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.protocol import PrefillRow, RowFailed, VerifyRow
-from tests.rows import fused_row, propose_row, verify_row
-from tests.runners.test_native import GREEDY, SAMPLED, SLOTS, every_dtype, fill, module_of, native, sequence
+from tests.rows import fill, fused_row, propose_row, verify_row
+from tests.runners.test_native import GREEDY, SAMPLED, SLOTS, every_dtype, module_of, native, sequence
 
 
 def logits_after(runner: NativeRunner, slot: int, tokens: list[int]) -> np.ndarray:  # type: ignore[type-arg]

@@ -10,7 +10,7 @@ from tandem.engine.sequences import LocalVerifier
 from tandem.rpc.channel import FUSED
 from tandem.rpc.generation_client import GenerationClient
 from tandem.services.observability.metrics import Metrics
-from tandem.speculation.types import GenerationEnd, GenerationRequest, Request
+from tandem.speculation.types import GenerationRequest, Request
 from tests.engine.test_adapters import PROMPT, engine_with
 from tests.services.test_metrics import Scrape
 from tests.support import GREEDY, answer, ids, run, server_process
@@ -26,22 +26,16 @@ def samples(metrics: Metrics, name: str) -> dict[str, float]:
     return {s.labels.get("adapter") or s.labels.get("running_lora_adapters", ""): s.value for s in found}
 
 
-def test_counters_by_adapter_equal_the_completions_and_the_lines_name_it(tmp_path: Path) -> None:
-    async def ask(address: str) -> list[GenerationEnd]:
+def test_the_lines_of_requests_name_their_adapter(tmp_path: Path) -> None:
+    async def ask(address: str) -> None:
         async with GenerationClient.connect(address, FUSED) as client:
-            asked = [asking(name) for name in ("", "red", "red", "blue")]
-            return [(await answer(client.generate, request)).completion for request in asked]
+            for name in ("", "red", "red", "blue"):
+                await answer(client.generate, asking(name))
 
     more = ("--draft_model", "miss=0.3", "--adapters", "red=red,blue=blue,idle=idle", "--metrics_port", "0")
     with server_process(tmp_path, "--role", "fused_target", *more) as server:
-        done = run(ask(server.wait_ready()))
+        run(ask(server.wait_ready()))
         scrape = Scrape(server)
-    for name, mine in (("red", done[1:3]), ("blue", done[3:]), ("idle", [])):
-        assert scrape("tandem:adapter_requests_total", adapter=name) == len(mine)
-        assert scrape("tandem:adapter_rounds_total", adapter=name) == sum(each.stats.rounds for each in mine)
-        assert scrape("tandem:adapter_generation_tokens_total", adapter=name) == sum(e.output_tokens for e in mine)
-        assert scrape("tandem:adapter_draft_tokens_total", adapter=name) == sum(each.stats.drafted for each in mine)
-        assert scrape("tandem:adapter_accepted_tokens_total", adapter=name) == sum(each.stats.accepted for each in mine)
     now = scrape("vllm:lora_requests_info", max_lora="64", running_lora_adapters="", waiting_lora_adapters="")
     assert now > 1e9
     lines = [line for line in server.log.read_text().splitlines() if "tandem.request" in line]
@@ -57,7 +51,6 @@ async def test_adapters_in_use_run_or_wait() -> None:
     async with engine_with("red", "blue") as engine:
         metrics = Metrics("target", "toy", 5, {})
         metrics.states.watch_engines({"target": engine})
-        assert list(samples(metrics, "tandem:adapter_requests_total")) == ["red", "blue"]
         verifiers = [LocalVerifier(engine, Request(GREEDY, adapter="red")) for _ in range(engine.slots.count)]
         for verifier in verifiers:
             await verifier.open(PROMPT[:2])

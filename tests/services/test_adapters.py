@@ -17,7 +17,6 @@ from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verifier_client import VerifierClient
 from tandem.services.target_verifier import TargetVerifierService
-from tandem.speculation.retry import Persistence
 from tandem.speculation.types import GenerationRequest, Request, SamplingParams, SpeculationStats
 from tests.engine.test_adapters import truth
 from tests.support import (
@@ -102,7 +101,7 @@ def test_a_session_that_is_lost_goes_on_elsewhere_with_the_same_adapter_alone(sa
             await with_adapters(first.engine)
             assert second.engine
             await second.engine.adapters.add(AdapterChoice("red", source), BACKEND.adapter)
-            client = VerifierClient(f"{first.address},{second.address}", "toy", persistence=Persistence(5.0))
+            client = VerifierClient(f"{first.address},{second.address}", "toy", retry_seconds=5.0)
             await client.model_info()
             client.pool.current = first.address
             session = RemoteSession(client, Request(sampling, adapter="red"), SpeculationStats())

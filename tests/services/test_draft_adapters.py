@@ -37,8 +37,7 @@ def test_a_draft_worker_drafts_with_its_own_adapter_of_the_name_or_without(
             await with_adapters(target.engine)
             async with worker_site(target.address, config=config, pipeline=pipeline) as worker:
                 ends = {name: await ended(worker, name, sampling) for name in ("", "red", "blue")}
-                assert worker.engine and worker.engine.adapters.loaded["red"].requests == 1
-                assert not worker.engine.adapters.running
+                assert worker.engine and not worker.engine.adapters.running
         if pipeline is Pipeline.NEVER_WAITING:
             return  # a target that never waits may overtake any draft
         right, wrong = (ends[""], ends["red"]), ends["blue"]

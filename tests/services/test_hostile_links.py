@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tandem.comparison.links.link import DelayLink
-from tandem.comparison.links.settings import Impairments, LinkSettings
+from tandem.comparison.links.settings import LinkSettings
 from tandem.engine.generator import Generator
 from tandem.speculation.types import SamplingParams
 from tandem.speculation.verification_mode import Pipeline
@@ -31,11 +31,11 @@ async def outages(link: DelayLink, folder: Path) -> None:
     """A second of 12 Mbit/s, then two seconds of nothing, again and again."""
     file = folder / "outages"
     file.write_text("".join(f"{each}\n" for each in [*range(1, 1001), 3000]))
-    await link.set(LinkSettings(20.0, None, Impairments(trace_up=str(file), trace_down=str(file))))
+    await link.set(LinkSettings(20.0, trace_up=str(file), trace_down=str(file)))
 
 
 async def jittery(link: DelayLink, folder: Path) -> None:
-    await link.set(LinkSettings(30.0, None, Impairments(jitter_ms=30.0)))
+    await link.set(LinkSettings(30.0, jitter_ms=30.0))
 
 
 @contextlib.asynccontextmanager

@@ -52,7 +52,7 @@ class Scrape:
             text = reply.read().decode()
         self.samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
-    def __call__(self, name: str, **labels: str) -> float:
+    def __call__(self, name: str, /, **labels: str) -> float:
         """The sum of the samples of that name that have these labels."""
         found = [s.value for s in self.samples if s.name == name and labels.items() <= s.labels.items()]
         assert found, f"no {name} {labels}"

@@ -8,9 +8,9 @@ import time
 
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
-from tandem.engine.kv_memory import KVMemory
 from tandem.engine.prefill import PageCopies, PrefillPages, RemotePrefill
 from tandem.engine.prefix_cache import PrefixCache
+from tandem.engine.slots import KVMemory
 from tandem.engine.structures import Structures
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.metrics import Metrics

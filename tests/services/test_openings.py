@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tandem.engine.kv_memory import limit_kv_memory
+from tandem.engine.slots import limit_kv_memory
 from tandem.services.security.config import Security
 from tandem.services.security.limits import ServerLimits
 from tandem.v1 import target_verifier_pb2 as pb

@@ -13,7 +13,7 @@ import pytest
 from tandem.clients.prefill_client import PrefillConfig, layout_to_wire
 from tandem.engine.engine import Engine
 from tandem.engine.prefill import PageLayout
-from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
+from tandem.engine.prefix_cache import PrefixSharing, PrefixTree, share_prefixes
 from tandem.engine.sequences import LocalVerifier
 from tandem.rpc.channel import open_channel
 from tandem.rpc.request_context import prefix_scope
@@ -83,9 +83,9 @@ async def test_adapters_have_pages_of_their_own_and_one_that_differs_there_is_pr
             expected = oracle(PROMPT, GREEDY, 8, past_the_end=True, adapter=name)
             assert tuple(tokens[len(PROMPT) :]) == expected
         assert counted(engine).pages == len(NAMES) * WHOLE // PAGE and not fallbacks(engine)
-        worker.engine.adapters._by_name["red"].revision = "another"
+        worker.engine.adapters.revisions["red"] = "another"
         assert engine.prefixes
-        engine.prefixes.tree.clear()
+        engine.prefixes.tree = PrefixTree(engine.prefixes.tree.count)  # it finds nothing any more
         verifier = LocalVerifier(engine, Request(GREEDY, adapter="red"))
         await verifier.open(PROMPT)
         reply = await verifier.verify(PROMPT, ())

@@ -22,7 +22,7 @@ from tandem.engine.loading import Loaded
 from tandem.receipts.checking import CheckOutcome, Finding, overall
 from tandem.receipts.keys import Keys, open_keys, signature_right
 from tandem.receipts.receipt import Receipt, Signed, prefix_digests, prompt_digest, read_signed
-from tandem.receipts.run import CheckConfig, PromptFile, check, checked_by
+from tandem.receipts.run import CheckConfig, check, checked_by
 from tandem.rpc.channel import DRAFT
 from tandem.services.receipts import Receipts, generated
 from tandem.speculation.types import (
@@ -114,7 +114,7 @@ async def _findings(signed: Signed, sample: int | None = None, adapter: str = "r
     try:
         engine = engine_of(toy(**there), batcher)
         await engine.adapters.add(AdapterChoice("red", adapter), BACKEND.adapter)
-        config = CheckConfig(Path(), PromptFile(token_ids=tuple(PROMPT)), draft_config(None, 1, 160), sample=sample)
+        config = CheckConfig(Path(), tuple(PROMPT), draft_config(None, 1, 160), sample=sample)
         return await checked_by(Loaded(engine, ToyTokenizer()), signed, config)
     finally:
         await batcher.close()
@@ -354,9 +354,7 @@ def test_a_forged_signature_ends_the_check_before_a_model_is_loaded(keys: Keys) 
     async def test() -> None:
         async with _plain(keys) as generate:
             signed = await _receipt(generate, sampling=GREEDY)
-        config = CheckConfig(
-            Path(), PromptFile(token_ids=tuple(PROMPT)), replace(draft_config(None, 1, 160), model="no")
-        )
+        config = CheckConfig(Path(), tuple(PROMPT), replace(draft_config(None, 1, 160), model="no"))
         assert overall(await check(config, replace(signed, signature=bytes(64)))) is CheckOutcome.FORGED
 
     asyncio.run(test())

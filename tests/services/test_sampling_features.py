@@ -124,7 +124,7 @@ def reference(
         if sampling.structure:
             out = sorted(set(range(VOCAB_SIZE)) - allowed(sampling.structure, output))
             logits[out] = -np.inf
-        token = draw(logits, sampling, len(PROMPT) + len(output)).token
+        token = draw(logits, sampling, len(PROMPT) + len(output))
         wide = raw.astype(np.float64)
         total = float(raw.max()) + float(log(sum_of(exp(wide - float(raw.max())))))
         likeliest = sorted(range(VOCAB_SIZE), key=lambda v: (-raw[v], v))[:3]
@@ -211,7 +211,7 @@ async def test_a_session_replays_log_probabilities_and_goes_on_from_any_prefix()
         request = round_at(done, drafted, session)
         reply = await stub.Verify(request)
         assert reply.replayed == replayed
-        verdict = answer_from_wire(reply, request, Request(logprobs=3), None, 1.0).verdict
+        verdict = answer_from_wire(reply, request, Request(logprobs=3), None, 1.0)
         assert verdict is not None
         end = done + len(verdict.token_ids)
         assert verdict.token_ids == tokens[done:end] and verdict.logprobs == logprobs[done:end]

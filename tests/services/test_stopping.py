@@ -64,6 +64,6 @@ async def test_a_new_request_goes_to_the_verifier_that_is_not_stopping() -> None
         assert client.address == other.address
         other.lifecycle.accepting = False
         with pytest.raises(TandemError) as caught:
-            client.persistence = type(client.persistence)(0.2)
+            client.retry_seconds = 0.2
             await answer(generator.generate, ids(PROMPT, 9))
         assert (caught.value.code, caught.value.reason) == ("UNAVAILABLE", "DRAINING")

@@ -15,17 +15,16 @@ from types import ModuleType
 
 import numpy as np
 
-from tandem.speculation.draws import Drawn, words
+from tandem.speculation.draws import words
 from tandem.speculation.length import FixedLength
 from tandem.speculation.loop import speculate
 from tandem.speculation.rounds import DraftedRounds, VerifierHere
-from tandem.speculation.stopping import Stopping, StopRules
+from tandem.speculation.stopping import Stopping, TextStream
 from tandem.speculation.types import Draft, SamplingParams, SparseDistribution, SpeculationStats, Verdict
 from tests.speculation.laws import (
     ENUMERATED_PROMPT,
     WARPINGS,
     Chance,
-    Silent,
     Tokens,
     ToyModel,
     chain_law,
@@ -92,7 +91,7 @@ def check_law_of_one_position(rule: ModuleType) -> None:
             token = sent.token_ids[chance.choose(exact)]
             drawn_from = [rule.exactly(sent)]
             target = _after((token,), lambda i: rule.warped(logits, params))
-            return rule.reject((token,), drawn_from, target, lambda i: Drawn(-1, 0), Enumerated(chance)).token_ids[:1]
+            return rule.reject((token,), drawn_from, target, lambda i: -1, Enumerated(chance)).token_ids[:1]
 
         got = asyncio.run(enumerated(run))
         expected = {(t,): p for t, p in enumerate(reference_law(logits.tolist(), params)) if p > 0}
@@ -129,8 +128,8 @@ class EnumeratedVerifier(VerifierHere):
             padded = (*draft, *[0] * (i - len(draft)))
             return self._model.logits([*tokens, *padded[:i]])
 
-        def bonus(i: int) -> Drawn:
-            return Drawn(self._chance.choose(reference_law(logits(i).tolist(), self._params)), 0.0)
+        def bonus(i: int) -> int:
+            return self._chance.choose(reference_law(logits(i).tolist(), self._params))
 
         drawn_from = [self._rule.exactly(sent) for sent in distributions]
         if not drawn_from:
@@ -182,7 +181,7 @@ def loop_law(
     async def run(chance: Chance) -> Tokens:
         verifier = EnumeratedVerifier(rule, chance, target, params)
         drafter = EnumeratedDrafter(rule, chance, draft, params, most, copies)
-        stopping = Stopping(StopRules(length), Silent())
+        stopping = Stopping(TextStream(), length)
         rounds = DraftedRounds(verifier, drafter)
         chunks = speculate(ENUMERATED_PROMPT, FixedLength(k), rounds, stopping, SpeculationStats())
         return tuple([t async for chunk in chunks for t in chunk.token_ids])
@@ -298,7 +297,7 @@ def check_decisions_are_independent(rule: ModuleType, seeds: int = 4000) -> None
     even = rule.warped(flat, PLAIN)
     numbers = np.empty((seeds, 8))
     for seed in range(seeds):
-        params, chance = replace(PLAIN, seed=seed), rule.Seeded(seed, 10)
+        params, chance = replace(PLAIN, seed=seed), rule.Chance(seed, 10)
         numbers[seed] = (
             rule.draft_token(flat, params, 10, None, 16)[0],
             chance.accept(0, 0.5),

@@ -7,17 +7,70 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tandem.speculation.estimate import Estimate, Times
+from tandem.speculation.estimate import Estimate
 from tandem.speculation.length import FixedLength
-from tandem.speculation.lookahead import LookaheadPolicy
 from tandem.speculation.loop import speculate
-from tandem.speculation.never_waiting import NeverWaitingRounds, OnStep, RunStep
+from tandem.speculation.never_waiting import NeverWaitingRounds, OnStep
 from tandem.speculation.rounds import RoundsLost
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage, SelfPacedRun
-from tandem.speculation.stopping import Stopping, StopRules
-from tandem.speculation.types import SpeculationStats, Verdict
-from tests.speculation.laws import Silent
-from tests.speculation.simulated import PROMPT, SimulatedDraft, truth
+from tandem.speculation.stopping import Stopping, TextStream
+from tandem.speculation.types import Draft, SpeculationStats, Verdict
+from tandem.speculation.verification_mode import LookaheadPolicy
+
+PROMPT = [5, 6, 7]
+VOCABULARY = 97
+
+
+def truth(tokens: Sequence[int]) -> int:
+    """What the target says after `tokens`: depends on all of them."""
+    return random.Random(hash(tuple(tokens))).randrange(VOCABULARY)
+
+
+def said(count: int) -> list[int]:
+    tokens = list(PROMPT)
+    while len(tokens) < len(PROMPT) + count:
+        tokens.append(truth(tokens))
+    return tokens[len(PROMPT) :]
+
+
+@dataclass
+class SimulatedDraft:
+    """Right with a chance of `acceptance` at every token; takes `seconds` a token. One call at a time, as a device."""
+
+    acceptance: float
+    seconds: float = 0.0
+    tokens: int = 0
+    fails_at: int = -1
+    dry: bool = False
+    _device: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def open(self, prompt: Sequence[int]) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
+        return await self.propose(tokens, 1)
+
+    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
+        if self.dry:
+            return Draft()
+        if self.tokens == self.fails_at:
+            raise ValueError("the draft model broke")
+        step = asyncio.ensure_future(self._step(k))
+        await asyncio.shield(step)  # a device finishes what it began
+        proposed: list[int] = []
+        for _ in range(k):
+            proposed.append(self._one([*tokens, *proposed]))
+        return Draft(tuple(proposed), compute_seconds=k * self.seconds)
+
+    async def _step(self, k: int) -> None:
+        async with self._device:
+            self.tokens += k
+            await asyncio.sleep(k * self.seconds)
+
+    def _one(self, tokens: Sequence[int]) -> int:
+        right = random.Random(hash((0, *tokens))).random() < self.acceptance
+        return truth(tokens) if right else (truth(tokens) + 1) % VOCABULARY
 
 
 @dataclass
@@ -89,8 +142,8 @@ class RunningTarget:
                 self._replies.put_nowait((asyncio.get_running_loop().time(), None))
                 return
             verdict = Verdict(tuple(committed), len(committed) - 1, 0.0, seconds, width=len(draft) + 1)
-            arrives = asyncio.get_running_loop().time() + self.rtt / 2
-            self._replies.put_nowait((arrives, RunStep(verdict, len(draft), self.rtt)))
+            verdict.drafted, verdict.network_seconds = len(draft), self.rtt
+            self._replies.put_nowait((asyncio.get_running_loop().time() + self.rtt / 2, verdict))
 
     async def _deliver(self, on_step: OnStep) -> None:
         while not self.refuses:
@@ -98,7 +151,7 @@ class RunningTarget:
             await asyncio.sleep(max(0.0, arrives - asyncio.get_running_loop().time()))
             if step is None:
                 return on_step(RoundsLost(ConnectionError("lost")))
-            self.read += len(step.verdict.token_ids)
+            self.read += len(step.token_ids)
             on_step(step)
         on_step(RoundsLost(ConnectionError("refused")))
 
@@ -120,13 +173,12 @@ class RunningTarget:
         await self._end()
 
 
-def measurements(times: Times | None = None) -> Estimate:
+def measurements(draft: float, verify: float, rtt: float) -> Estimate:
     known = Estimate()
-    if times:
-        known.drafted(1, times.draft)
-        known.verified(times.verify, times.rtt)
-        for tokens in range(1, 9):
-            known.target.note(tokens, times.verify)
+    known.drafted(1, draft)
+    known.verified(verify, rtt)
+    for tokens in range(1, 9):
+        known.target.note(tokens, verify)
     return known
 
 
@@ -158,13 +210,12 @@ async def generate(
 ) -> Ran:
     """`count` tokens from a target that never waits. `pause`: seconds after each chunk before the next is asked for."""
     loop, stats = asyncio.get_running_loop(), SpeculationStats()
-    lookahead = LookaheadPolicy(
-        width, known or measurements(Times(draft.seconds, target.verify_seconds, target.rtt)), fixed
-    )
+    known = known or measurements(draft.seconds, target.verify_seconds, target.rtt)
+    lookahead = LookaheadPolicy(width, known, fixed)
     rounds = NeverWaitingRounds(target, draft, lookahead, stats, len(PROMPT) + count, chunk, count, clock=loop.time)
     tokens: list[int] = []
     began = loop.time()
-    stopping = Stopping(StopRules(count, stop_token_ids=stop), Silent())
+    stopping = Stopping(TextStream(), count, stop_token_ids=stop)
     try:
         furthest = 0
         async for chunk_ in speculate(PROMPT, FixedLength(width), rounds, stopping, stats):

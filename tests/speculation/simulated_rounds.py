@@ -7,18 +7,18 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tandem.speculation.length import LengthPlan, LengthPolicy
+from tandem.speculation.length import FixedLength, LengthPlan
 from tandem.speculation.types import Draft, Proposer, Verdict, model_part
 
-Acceptance = Callable[[int, int], float]
+Rates = Callable[[int, int], float]
 """(absolute position, position in the draft) -> how likely a draft token is accepted if those before it were."""
 
 
-def constant(rate: float) -> Acceptance:
+def constant(rate: float) -> Rates:
     return lambda position, i: rate
 
 
-def phases(*parts: tuple[int, float]) -> Acceptance:
+def phases(*parts: tuple[int, float]) -> Rates:
     """(tokens, rate) one after the other, over and over."""
     total = sum(length for length, _ in parts)
 
@@ -37,18 +37,15 @@ def phases(*parts: tuple[int, float]) -> Acceptance:
 class World:
     """Seconds and acceptance. `asking`: what a round costs more that asks for drafts (remote_draft's round trip).
 
-    `copies`: how likely a round is answered by a copy instead of the model, whose tokens are right with `copy_rate`.
     `noise`: standard deviation of a step's log time; every 40th step or so takes `spike` times as long.
     """
 
-    acceptance: Acceptance
+    acceptance: Rates
     verify: float = 0.030
     position: float = 0.0008
     draft: float = 0.004
     each_round: float = 0.001
     asking: float = 0.0
-    copies: float = 0.0
-    copy_rate: float = 0.9
     noise: float = 0.05
     spike: float = 3.0
     rows: int = 1
@@ -59,7 +56,7 @@ class Session:
     """Runs one policy over one world. The same seed gives every policy the same text: agreement is by position."""
 
     world: World
-    policy: LengthPolicy
+    policy: FixedLength
     seed: int = 0
     lengths: list[int] = field(default_factory=list)
 
@@ -78,28 +75,20 @@ class Session:
         return seconds
 
     def _round(self, length: LengthPlan, position: int, noise: random.Random) -> tuple[Draft, Verdict, float]:
-        world, text = self.world, _text(self.seed, position)
-        copied = length.k > 0 and text[0] < world.copies
-        n = length.k if copied else model_part(length.k, length.model_k)
-        accepted = 0
-        while accepted < n:
-            rate = world.copy_rate if copied else world.acceptance(position + accepted, accepted)
-            if _text(self.seed, position + accepted)[1] >= rate:
-                break
+        world, n, accepted = self.world, model_part(length.k, length.model_k), 0
+        while accepted < n and _text(self.seed, position + accepted) < world.acceptance(position + accepted, accepted):
             accepted += 1
         verify = (world.verify + world.position * world.rows * (n + 1)) * _shaken(world, noise)
-        drafting = 0.0 if copied else n * world.draft * _shaken(world, noise)
+        drafting = n * world.draft * _shaken(world, noise)
         beside = (world.each_round + (world.asking if length.k else 0.0)) * _shaken(world, noise)
-        by = (Proposer.NGRAM if copied else Proposer.MODEL,) * n
-        draft = Draft((0,) * n, 0.0, drafting, by, rows=world.rows)
+        draft = Draft((0,) * n, 0.0, drafting, (Proposer.MODEL,) * n, rows=world.rows)
         verdict = Verdict((0,) * (accepted + 1), accepted, 0.0, verify, rows=world.rows, width=n + 1)
         return draft, verdict, verify + drafting + beside
 
 
-def _text(seed: int, position: int) -> tuple[float, float]:
-    """Two uniforms of a position: whether a copy is found there, and how hard its token is."""
-    chance = random.Random(f"{seed} {position}")
-    return chance.random(), chance.random()
+def _text(seed: int, position: int) -> float:
+    """How hard the token of a position is, uniform in [0, 1)."""
+    return random.Random(f"{seed} {position}").random()
 
 
 def _shaken(world: World, noise: random.Random) -> float:
@@ -111,7 +100,7 @@ def quiet(world: World) -> World:
     return dataclasses.replace(world, noise=0.0, spike=1.0)
 
 
-def total(worlds: Sequence[World], policy: Callable[[], LengthPolicy], tokens: int) -> float:
+def total(worlds: Sequence[World], policy: Callable[[], FixedLength], tokens: int) -> float:
     """Seconds of one session in each world, one after the other."""
     seconds = 0.0
     for seed, world in enumerate(worlds):

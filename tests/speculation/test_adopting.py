@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 
-from tandem.speculation.ahead import DraftingAhead, GivenPlan
+from tandem.speculation.ahead import DraftingAhead
 from tandem.speculation.drafters import NgramDrafter
-from tandem.speculation.lookahead import DraftPlan
+from tandem.speculation.estimate import Estimate
 from tandem.speculation.run_on import RunMessage
 from tandem.speculation.types import Proposer, SpeculationStats
+from tandem.speculation.verification_mode import DraftPlan, LookaheadPolicy
 from tests.support import run
 
 
-class Noting(GivenPlan):
+class Noting(LookaheadPolicy):
     """Notes whether each token was the one drafted."""
 
     def __init__(self) -> None:
-        super().__init__(DraftPlan(8, 4, 4))
+        super().__init__(4, Estimate(), given=DraftPlan(8, 4, 4))
         self.hits: list[bool] = []
 
     def observe(self, hit: bool) -> None:

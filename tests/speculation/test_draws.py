@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tandem.speculation.draws import BadLogits, Drawn, draw, gumbel, surviving, words
+from tandem.speculation.draws import BadLogits, draw, gumbel, margin, surviving, words
 from tandem.speculation.types import SamplingParams
 from tests.speculation import laws
 
@@ -68,16 +68,16 @@ def test_pruned_draws_equal_brute_force_in_token_and_margin(seed, spread, temper
         logits = np.round(logits / np.float32(grain)) * np.float32(grain)  # as coarse as bfloat16: ties
     noisy = logits.astype(np.float64) / temperature + gumbel(words(seed, 77, vocabulary))
     order = np.argsort(-noisy, kind="stable")
-    got = draw(logits, SamplingParams(temperature=temperature, seed=seed), 77)
-    assert got.token == order[0]
+    params = SamplingParams(temperature=temperature, seed=seed)
+    assert draw(logits, params, 77) == order[0]
     if vocabulary > 1:
         expected = (noisy[order[0]] - noisy[order[1]]) * temperature
-        assert math.isclose(got.margin, expected, rel_tol=1e-9, abs_tol=1e-12 * temperature)
-        greedy, ordered = draw(logits, SamplingParams(), 77), np.argsort(-logits, kind="stable")
-        assert greedy.token == ordered[0]
-        assert greedy.margin == float(logits[ordered[0]]) - float(logits[ordered[1]])
+        assert math.isclose(margin(logits, params, 77), expected, rel_tol=1e-9, abs_tol=1e-12 * temperature)
+        ordered = np.argsort(-logits, kind="stable")
+        assert draw(logits, SamplingParams(), 77) == ordered[0]
+        assert margin(logits, SamplingParams(), 77) == float(logits[ordered[0]]) - float(logits[ordered[1]])
     else:
-        assert got.margin == math.inf
+        assert margin(logits, params, 77) == math.inf
 
 
 # --- warping ---
@@ -112,7 +112,7 @@ def test_warping_and_draw_are_those_of_a_naive_implementation(logits, temperatur
     got = surviving(array(*logits).astype(np.float64) / temperature, params)
     expected = laws.reference_survivors(logits, params)
     assert sorted(range(len(logits)) if got is None else got.tolist()) == sorted(expected)
-    assert draw(array(*logits), params, position).token == laws.reference_draw(logits, params, position)
+    assert draw(array(*logits), params, position) == laws.reference_draw(logits, params, position)
 
 
 @settings(laws.repeatable, max_examples=12)
@@ -133,7 +133,7 @@ def test_a_nucleus_of_thousands_is_that_of_a_naive_implementation(seed, top_p, t
 def test_masked_tokens_are_never_drawn():
     logits = array(0, -np.inf, 0, -np.inf)
     for params in (SamplingParams(temperature=1.0), SamplingParams(temperature=2.0, top_k=3, top_p=0.99)):
-        drawn = {draw(logits, laws.seeded(params, seed), 0).token for seed in range(60)}
+        drawn = {draw(logits, laws.seeded(params, seed), 0) for seed in range(60)}
         assert drawn == {0, 2}
 
 
@@ -142,12 +142,12 @@ def test_masked_tokens_are_never_drawn():
 
 def test_greedy_ignores_the_other_parameters():
     for params in (SamplingParams(top_k=1), SamplingParams(top_p=0.1), SamplingParams(min_p=1.0)):
-        assert draw(array(1, 5, 5, 2), params, 3) == Drawn(1, 0.0)
+        assert (draw(array(1, 5, 5, 2), params, 3), margin(array(1, 5, 5, 2), params, 3)) == (1, 0.0)
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-310])
 def test_the_smallest_temperatures_that_params_take_can_be_drawn_with(temperature):
-    assert draw(array(1, 3, 2), SamplingParams(temperature=temperature), 0).token == 1
+    assert draw(array(1, 3, 2), SamplingParams(temperature=temperature), 0) == 1
 
 
 @pytest.mark.parametrize(
@@ -202,18 +202,6 @@ def test_the_words_are_those_recorded():
         assert words(seed, position, len(values)).tolist() == values
 
 
-def test_the_noise_is_that_recorded():
-    recorded = [
-        0.030182645104829806,
-        2.901706973903685,
-        -0.37086422659989265,
-        -0.08415272436759001,
-        -0.6933978232911272,
-        7.0678277603823565,
-    ]
-    assert gumbel(words(7, 12, 6)).tolist() == pytest.approx(recorded, rel=1e-12)
-
-
 @pytest.mark.parametrize(
     ("params", "tokens"),
     [
@@ -228,4 +216,4 @@ def test_the_noise_is_that_recorded():
 )
 def test_the_draws_are_those_recorded(params, tokens):
     logits = (np.arange(300) * 7 % 31 / 8).astype(np.float32)
-    assert [draw(logits, params, position).token for position in range(8)] == tokens
+    assert [draw(logits, params, position) for position in range(8)] == tokens

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.speculation.estimate import LEAST_GAIN, Acceptance, Estimate, Line, best_length, expected_by_length
+from tandem.speculation.estimate import LEAST_GAIN, AcceptanceRates, Estimate, Line, best_length, expected_by_length
 from tandem.speculation.types import Draft, Proposer, Verdict
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_acceptance_comes_to_be_what_was_seen_also_at_positions_that_were_hardly_tried(rate: float) -> None:
-    chance, known = random.Random(1), Acceptance(0.7, 0.998)
+    chance, known = random.Random(1), AcceptanceRates(0.7, 0.998)
     for _ in range(400):
         accepted = next((i for i in range(3) if chance.random() >= rate), 3)
         known.note(3, accepted)
@@ -23,10 +23,10 @@ def test_acceptance_comes_to_be_what_was_seen_also_at_positions_that_were_hardly
 
 
 def test_a_request_begins_with_what_its_process_knows_and_a_changed_text_is_followed() -> None:
-    process = Acceptance(0.7, 0.998)
+    process = AcceptanceRates(0.7, 0.998)
     for _ in range(300):
         process.note(2, 0)
-    request = Acceptance(process, 0.96)
+    request = AcceptanceRates(process, 0.96)
     before = request.rates(1)[0]
     assert max(before, process.rates(1)[0]) < 0.1
     for _ in range(40):

@@ -74,7 +74,7 @@ def test_trials_come_after_one_second_then_twice_as_long_up_to_thirty() -> None:
         clock.now += 0.01
         assert backoff.due()
         assert not backoff.due()  # somebody makes it already
-        assert not backoff.failed(trial=True)
+        assert not backoff.failed()
     clock.now += 30
     assert backoff.due()
     assert backoff.succeeded() is not None and backoff.up

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from tests.daily import daily
@@ -14,25 +13,17 @@ from tests.speculation.laws import OURS
 @pytest.mark.parametrize("coupling", laws.COUPLINGS.values(), ids=laws.COUPLINGS.keys())
 @pytest.mark.parametrize("k", [0, 1, 2, 3])
 def test_the_law_of_the_loop_enumerated_is_the_targets_own_whatever_the_draft_knows(k, coupling):
-    laws.check_enumerated_law(OURS, k, coupling)
+    laws.check_enumerated_law(k, coupling)
 
 
 def test_the_law_stays_exact_over_many_rounds():
     _, law, own_law, _ = next(iter(laws.tiny_laws()))
     coupling = laws.COUPLINGS["shares the noise"]
-    got = laws.enumerated_loop_law(OURS, law, own_law, coupling, 1, 4, frozenset())
+    got = laws.enumerated_loop_law(law, own_law, coupling, 1, 4, frozenset())
     expected = laws.chain_law(law, 4, frozenset())
     assert len(expected) == 3**4
     assert sum(expected.values()) == pytest.approx(1)
     assert laws.total_variation(got, expected) < 1e-12
-
-
-def test_the_couplings_have_the_laws_they_claim():
-    p, q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.2, 0.6])
-    for name in ("shares the noise", "coupled as well as can be", "independent"):
-        joint = p[:, None] * laws.COUPLINGS[name](p, q)
-        np.testing.assert_allclose(joint.sum(1), p)
-        np.testing.assert_allclose(joint.sum(0), q)
 
 
 @pytest.mark.parametrize(
@@ -40,14 +31,6 @@ def test_the_couplings_have_the_laws_they_claim():
 )
 def test_seeded_draws_follow_the_exact_warped_distribution(draws, params):
     laws.check_draw_law(OURS, params, draws)
-
-
-def test_seeded_draws_are_those_of_the_naive_reference():
-    laws.check_seeded_draws(OURS)
-
-
-def test_a_retry_draws_the_same_again():
-    laws.check_draws_repeat(OURS)
 
 
 @pytest.mark.parametrize("params", laws.SAMPLED, ids=["greedy", "sampled", "sampled and warped"])
@@ -63,34 +46,6 @@ def test_a_wrong_draft_is_never_accepted():
     laws.check_wrong_draft(OURS)
 
 
-def test_nothing_is_drafted_past_the_end():
-    laws.check_nothing_drafted_past_the_end(OURS)
-
-
 @pytest.mark.parametrize(("target", "draft"), daily(laws.PAIRS, 2))
 def test_acceptance_lies_between_its_bounds(target, draft):
     laws.check_acceptance(OURS, target, draft)
-
-
-def test_pruning_the_vocabulary_changes_no_draw():
-    laws.check_pruning(OURS)
-
-
-def test_warping_leaves_the_sets_of_the_naive_reference():
-    laws.check_survivors(OURS)
-
-
-def test_noise_keeps_fifty_two_bits_in_both_tails():
-    laws.check_noise_resolution(OURS)
-
-
-def test_the_chi_square_test_has_the_p_values_of_the_tables():
-    # 95th percentiles: 3.841 (1 degree of freedom), 5.991 (2), 7.815 (3), 9.488 (4).
-    for degrees, at in ((1, 3.8414588), (2, 5.9914645), (3, 7.8147279), (4, 9.4877290)):
-        law = np.full(degrees + 1, 1 / (degrees + 1))
-        counts = np.full(degrees + 1, 1e6)
-        shift = np.sqrt(at * 1e6 / 2)
-        counts[0] += shift
-        counts[1] -= shift
-        assert laws.chi_square_p_value(counts, law) == pytest.approx(0.05, abs=1e-6)
-    assert laws.chi_square_p_value(np.array([50, 1]), np.array([1.0, 0.0])) == 0

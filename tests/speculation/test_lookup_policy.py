@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from hypothesis import given
-from hypothesis import strategies as st
-
-from tandem.speculation.estimate import Estimate, best_length, expected_by_length
+from tandem.speculation.estimate import Estimate
 from tandem.speculation.lookup_policy import AT_ONCE, LEAST, HybridDrafter, PolicedLookup
 from tandem.speculation.types import Draft, Proposer
 
@@ -78,16 +75,6 @@ def test_alone_a_copy_is_as_long_as_it_gains_more_than_the_steps_that_verify_it_
     assert copied(1, 0.3) == 0 < copied(1, 0.01), "right once in five times, for a third of a step"
     assert copied(3, 0.3) < copied(3, 0.05)
     assert [copied(3, 0.3, rows) > 0 for rows in (1, 8)] == [True, False], "seven others would wait for it"
-
-
-@given(st.lists(st.booleans(), max_size=30), st.integers(1, 32), st.floats(0, 0.5))
-def test_alone_a_copy_has_the_length_that_commits_most_per_second(seen: list[bool], most: int, each: float) -> None:
-    estimate, text = timed(each), list(range(50)) * 3
-    for right in seen:
-        estimate.copies[5].note(1, right)
-    expected = expected_by_length(estimate.copies[5].rates(most))
-    length = best_length(expected, estimate.steps(most), estimate.rows, 1.0)
-    assert len(looked_up(text, estimate).copy_alone(text, most)) == length
 
 
 def test_one_late_step_does_not_end_copies() -> None:

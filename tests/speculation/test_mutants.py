@@ -15,112 +15,43 @@ from tests.speculation.laws import OURS, Implementation, PlaceGone, mutated
 @dataclass(frozen=True)
 class Mutant:
     name: str
-    module: str  # of Implementation; "" for the drafter's position
-    old: str
+    old: str  # of draws.py; "" for the drafter's position
     new: str
     caught_by: tuple[Callable[[Implementation], None], ...]
 
     def planted(self) -> Implementation:
-        parts = {name: getattr(OURS, name) for name in ("acceptance", "draws")}
-        if not self.module:
-            return Implementation(**parts, draft_offset=int(self.new))
-        return Implementation(**{**parts, self.module: mutated(parts[self.module], self.old, self.new)})
+        if not self.old:
+            return Implementation(draft_offset=int(self.new))
+        return Implementation(mutated(OURS.draws, self.old, self.new))
 
 
-LAW, SAME = laws.check_enumerated_laws, laws.check_same_outputs
 DRAWS, SEEDED, SETS = laws.check_draw_laws, laws.check_seeded_draws, laws.check_survivors
+SAME = laws.check_same_outputs
 PERFECT, PRUNING = laws.check_perfect_draft, laws.check_pruning
-RULE, DRAW = "acceptance", "draws"
-COMMITTED = "token_ids=tuple(d.token for d in drawn),"
-DRAWN = "drawn.append(target_draw(i))"
-MISMATCH = "if i == len(draft) or drawn[i].token != draft[i]:\n            break"
 KEY = "key = np.array([seed, position], dtype=np.uint64)"
 UNIFORMS = "-log(-log(uniforms))"
 CALLS = "__import__('itertools').count()"
 
 MUTANTS = [
-    # The rule
-    Mutant(
-        "the draft token is committed at the mismatch",
-        RULE,
-        COMMITTED,
-        "token_ids=tuple(draft[i] if i < len(draft) else d.token for i, d in enumerate(drawn)),",
-        (LAW, SAME),
-    ),
-    Mutant(
-        "the round stops before the correction",
-        RULE,
-        COMMITTED,
-        "token_ids=tuple(d.token for i, d in enumerate(drawn) if i == len(draft) or d.token == draft[i]),",
-        (LAW, laws.check_wrong_draft),
-    ),
-    Mutant(
-        "the round goes on past the first mismatch",
-        RULE,
-        "if i == len(draft) or drawn[i].token != draft[i]:",
-        "if i == len(draft):",
-        (LAW, SAME),
-    ),
-    Mutant(
-        "the correction is resampled with fresh noise",
-        RULE,
-        MISMATCH,
-        MISMATCH.replace(
-            "break", "drawn[i] = drawn[i] if i == len(draft) else target_draw(i, True)\n            break"
-        ),
-        (LAW,),
-    ),
-    Mutant(
-        "the bonus comes from a padded row",
-        RULE,
-        DRAWN,
-        "drawn.append(target_draw(i + (i == len(draft))))",
-        (LAW, SAME),
-    ),
-    Mutant(
-        "the bonus comes from the row before",
-        RULE,
-        DRAWN,
-        "drawn.append(target_draw(max(0, i - (i == len(draft)))))",
-        (LAW, SAME),
-    ),
-    Mutant("every row is one too far", RULE, DRAWN, "drawn.append(target_draw(i + 1))", (LAW, SAME)),
-    Mutant(
-        "there is no bonus after full acceptance",
-        RULE,
-        COMMITTED,
-        "token_ids=tuple(d.token for d in drawn)[: max(1, len(draft))],",
-        (PERFECT,),
-    ),
-    Mutant(
-        "the bonus counts as accepted",
-        RULE,
-        "accepted=len(drawn) - 1",
-        "accepted=len(drawn)",
-        (PERFECT, laws.check_wrong_draft),
-    ),
     # Warping
-    Mutant("temperature is dropped", DRAW, " / params.temperature", "", (DRAWS, SEEDED, SAME)),
-    Mutant("top-k is dropped", DRAW, "if 0 < params.top_k < len(scores):", "if False:", (DRAWS, SETS, SEEDED)),
-    Mutant("top-p is dropped", DRAW, "if params.top_p < 1:", "if False:", (DRAWS, SETS, SEEDED)),
-    Mutant("min-p is dropped", DRAW, "if params.min_p > 0:", "if False:", (DRAWS, SETS, SEEDED)),
+    Mutant("temperature is dropped", " / params.temperature", "", (DRAWS, SEEDED, SAME)),
+    Mutant("top-k is dropped", "if 0 < params.top_k < len(scores):", "if False:", (DRAWS, SETS, SEEDED)),
+    Mutant("top-p is dropped", "if params.top_p < 1:", "if False:", (DRAWS, SETS, SEEDED)),
+    Mutant("min-p is dropped", "if params.min_p > 0:", "if False:", (DRAWS, SETS, SEEDED)),
     Mutant(
         "top-p forgets that top-k came first",
-        DRAW,
         "whole = total(exp(pool - top))",
         "whole = total(exp(scores - top))",
         (SETS,),
     ),
     Mutant(
         "top-p keeps one token too few",
-        DRAW,
         "return head[: enough + 1]",
         "return head[: max(1, enough)]",
         (DRAWS, SETS),
     ),
     Mutant(
         "top-k takes the higher id among equals",
-        DRAW,
         "level = np.flatnonzero(among == threshold)[: k - len(above)]",
         "level = np.flatnonzero(among == threshold)[::-1][: k - len(above)]",
         (SETS,),
@@ -128,63 +59,55 @@ MUTANTS = [
     # Noise
     Mutant(
         "a retry re-rolls",
-        DRAW,
         "@functools.lru_cache(maxsize=32)",
         f"@(lambda words, calls={CALLS}: lambda seed, *rest: words(seed ^ next(calls), *rest))",
         (laws.check_draws_repeat, SAME),
     ),
     Mutant(
         "every position has the same noise",
-        DRAW,
         KEY,
         "key = np.array([seed, 0], dtype=np.uint64)",
         (DRAWS, SEEDED, SAME),
     ),
     Mutant(
         "every seed has the same noise",
-        DRAW,
         KEY,
         "key = np.array([0, position], dtype=np.uint64)",
         (DRAWS, SEEDED, SAME),
     ),
     Mutant(
         "seed and position are added up",
-        DRAW,
         KEY,
         "key = np.array([seed + position, 0], dtype=np.uint64)",
         (SEEDED, SAME),
     ),
-    Mutant("the noise has the wrong sign", DRAW, UNIFORMS, "log(-log(uniforms))", (DRAWS, SEEDED)),
+    Mutant("the noise has the wrong sign", UNIFORMS, "log(-log(uniforms))", (DRAWS, SEEDED)),
     Mutant(
         "uniforms have 32 bits",
-        DRAW,
         "uniforms = (",
         "raw = (raw >> np.uint64(32)) << np.uint64(32)\n    uniforms = (",
         (laws.check_noise_resolution,),
     ),
     Mutant(
         "candidates share the noise of the first ids",
-        DRAW,
         "gumbel(raw[candidates])",
         "gumbel(raw[: len(candidates)])",
         (PRUNING, SEEDED),
     ),
     Mutant(
         "the vocabulary is pruned without regard to noise",
-        DRAW,
         "return np.union1d(head, rest)",
         "return np.sort(head)",
         (PRUNING,),
     ),
     Mutant(
         "the pruning keeps the winner but loses the runner-up",
-        DRAW,
         "bound = np.partition(scores[head] + gumbel(raw[head]), -2)[-2]",
         "bound = np.partition(scores[head] + gumbel(raw[head]), -1)[-1]",
         (PRUNING,),
     ),
-    Mutant("the draft's noise is one position behind", "", "", "-1", (laws.check_acceptances, PERFECT)),
-    Mutant("the draft's noise is one position ahead", "", "", "1", (laws.check_acceptances, PERFECT)),
+    Mutant("the draft's noise is one position behind", "", "-1", (laws.check_acceptances, PERFECT)),
+    Mutant("the draft's noise is one position ahead", "", "1", (laws.check_acceptances, PERFECT)),
 ]
 
 
@@ -211,8 +134,7 @@ def test_the_check_passes_without_a_trap(check):
 
 def test_a_copy_without_a_trap_passes_too():
     check = laws.check_same_outputs
-    copies = {"acceptance": mutated(OURS.acceptance, COMMITTED, COMMITTED), "draws": mutated(OURS.draws, KEY, KEY)}
-    check(Implementation(**copies))
+    check(Implementation(mutated(OURS.draws, KEY, KEY)))
 
 
 def test_a_mutant_whose_place_is_gone_says_so():

@@ -7,11 +7,10 @@ import itertools
 
 import pytest
 
-from tandem.speculation.estimate import Times
-from tandem.speculation.lookahead import MOST_AHEAD, RESTING, LookaheadPolicy
+from tandem.speculation.estimate import Estimate
+from tandem.speculation.verification_mode import MOST_AHEAD, RESTING, Depth, LookaheadPolicy, Pipeline, never_waits
 from tests.daily import daily
-from tests.speculation.run_simulated import Ran, RunningTarget, generate, measurements
-from tests.speculation.simulated import PROMPT, SimulatedDraft, said
+from tests.speculation.run_simulated import PROMPT, Ran, RunningTarget, SimulatedDraft, generate, measurements, said
 from tests.speculation.virtual_time import in_virtual_time
 
 
@@ -118,7 +117,7 @@ def test_nothing_is_left_behind_by_a_request_that_is_abandoned() -> None:
 
 def test_the_reach_grows_with_the_round_trip_and_acceptance_and_is_bounded() -> None:
     def plan(rtt: float, acceptance: float, width: int = 6) -> tuple[int, int, int]:
-        lookahead = LookaheadPolicy(width, measurements(Times(0.0003, 0.009, rtt)))
+        lookahead = LookaheadPolicy(width, measurements(0.0003, 0.009, rtt))
         for i in range(1000):
             lookahead.observe((i * 0.6180339887) % 1 < acceptance)
         return lookahead.plan
@@ -129,3 +128,26 @@ def test_the_reach_grows_with_the_round_trip_and_acceptance_and_is_bounded() -> 
     assert plan(0.0, 0.02) == plan(0.1, 0.5) == RESTING  # what is right comes too late
     assert plan(0.0, 0.97).width == 6
     assert plan(0.1, 0.9, width=0) == (0, 0, 0)
+
+
+def test_waiting_is_chosen_near_the_target_and_never_waiting_far_from_it() -> None:
+    def chosen(rtt: float, step: float) -> bool:
+        return never_waits(Pipeline.AUTO, 5, measurements(0.0003, step, rtt))
+
+    assert [chosen(rtt, 0.009) for rtt in (0.0, 0.002, 0.02, 0.2)] == [False, False, True, True]
+    assert [chosen(rtt, 0.055) for rtt in (0.0, 0.01, 0.02, 0.1)] == [False, False, True, True]
+
+
+def test_before_anything_is_measured_the_opening_decides_and_plain_decoding_never_waits() -> None:
+    unknown = Estimate()
+    assert [never_waits(Pipeline.AUTO, 5, unknown, rtt) for rtt in (0.0005, 0.02)] == [False, True]
+    assert never_waits(Pipeline.AUTO, 0, unknown)
+    assert never_waits(Pipeline.NEVER_WAITING, 5, unknown) and not never_waits(Pipeline.ON, 0, unknown, 1.0)
+
+
+def test_as_many_rounds_are_in_flight_as_are_drafted_during_a_round_trip() -> None:
+    def depth(pipeline: Pipeline, rtt: float) -> int:
+        return Depth(pipeline, 8, measurements(0.002, 0.009, rtt)).of(3)
+
+    assert [depth(Pipeline.AUTO, rtt) for rtt in (0.0, 0.001, 0.02, 1.0)] == [1, 1, 4, 8]
+    assert [depth(pipeline, 0.0) for pipeline in (Pipeline.OFF, Pipeline.ON)] == [1, 2]

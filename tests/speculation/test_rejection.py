@@ -22,7 +22,7 @@ from tandem.speculation.rejection import (
 )
 from tandem.speculation.types import Draft, InvalidField, Request, Rule, SamplingParams, SparseDistribution
 from tests.speculation import rejection_laws as laws
-from tests.speculation.laws import WARPINGS, reference_law, seeded, total_variation
+from tests.speculation.laws import WARPINGS, reference_law, seeded
 
 PLAIN = SamplingParams(temperature=1.0, seed=4)
 
@@ -33,13 +33,6 @@ def test_the_law_of_a_token_enumerated_is_the_targets_own_for_every_kind_of_q():
 
 def test_the_law_of_sequences_enumerated_is_the_targets_own():
     laws.check_law_of_sequences(rejection)
-
-
-@pytest.mark.parametrize("k", [0, 1, 3])
-def test_the_law_stays_exact_over_many_rounds(k):
-    got, expected = laws.loop_law(rejection, SamplingParams(temperature=1.0), k, 4 if k < 3 else 3, 2)
-    assert sum(got.values()) == pytest.approx(1)
-    assert total_variation(got, expected) < 1e-12
 
 
 @pytest.mark.thorough
@@ -111,7 +104,7 @@ def test_p_is_the_warped_distribution_that_plain_decoding_draws_from(params):
         assert list(p.ids) == sorted(p.ids)
         expected = reference_law(logits.tolist(), params)
         np.testing.assert_allclose([p.of(t) for t in range(12)], expected, rtol=0, atol=1e-14)
-        assert p.of(draw(logits, seeded(params, seed), 5).token) > 0
+        assert p.of(draw(logits, seeded(params, seed), 5)) > 0
 
 
 @pytest.mark.parametrize("most", [1, 3, 64])
@@ -178,7 +171,7 @@ def test_nothing_drafted_is_plain_decoding_under_either_rule():
             rules.verify_draft((), (), lambda i: logits, Request(PLAIN, rule, margins=True), position) for rule in Rule
         ]
         assert both[0] == both[1]
-        assert both[0].token_ids == (draw(logits, PLAIN, position).token,)
+        assert both[0].token_ids == (draw(logits, PLAIN, position),)
 
 
 # --- the types ---

@@ -30,7 +30,7 @@ ONE, SEEDED = laws.check_seeded_law_of_one_position, laws.check_seeded_law
 REPEAT, APART = laws.check_rounds_repeat, laws.check_decisions_are_independent
 
 CORRECTION = "return Verdict((*draft[:i], chance.correct(i, residual(p, q))), accepted=i)"
-BONUS = "bonus(len(draft)).token"
+BONUS = "bonus(len(draft))"
 P = "Distribution(*probabilities(logits, params))"
 DRAWN = "return exactly(sent).at(uniform(params.seed, position, Purpose.DRAFT)), sent"
 ACCEPT = "uniform(self.seed, self.start + i, Purpose.ACCEPT)"
@@ -83,7 +83,7 @@ MUTANTS = [
     Mutant("top-p is dropped from p", ((P, p_with("top_p=1.0")),), (TOKEN, SEQUENCES)),
     Mutant("top-k is dropped from p", ((P, p_with("top_k=0")),), (TOKEN, SEQUENCES)),
     Mutant("min-p is dropped from p", ((P, p_with("min_p=0.0")),), (TOKEN,)),
-    # Acceptance
+    # AcceptanceRates
     Mutant("a token is accepted above the ratio", ((f"{ACCEPT} <", f"{ACCEPT} >"),), (ONE, SEEDED)),
     Mutant(
         "the ratio is upside down",
@@ -100,11 +100,11 @@ MUTANTS = [
     # The bonus
     Mutant(
         "the bonus comes from the residual",
-        ((BONUS, "(chance.correct(i, residual(p, q)) if draft else bonus(0).token)"),),
+        ((BONUS, "(chance.correct(i, residual(p, q)) if draft else bonus(0))"),),
         (SEQUENCES,),
     ),
-    Mutant("the bonus comes from the row before", ((BONUS, "bonus(max(0, len(draft) - 1)).token"),), (SEQUENCES,)),
-    Mutant("the bonus comes from a padded row", ((BONUS, "bonus(len(draft) + 1).token"),), (SEQUENCES,)),
+    Mutant("the bonus comes from the row before", ((BONUS, "bonus(max(0, len(draft) - 1))"),), (SEQUENCES,)),
+    Mutant("the bonus comes from a padded row", ((BONUS, "bonus(len(draft) + 1)"),), (SEQUENCES,)),
     # Randomness
     Mutant("acceptance is rolled anew on a retry", ((ACCEPT, "np.random.random()"),), (REPEAT,)),
     Mutant("the correction is rolled anew on a retry", ((RESIDUAL, "np.random.random()"),), (REPEAT,)),

@@ -109,11 +109,6 @@ def test_a_step_for_which_no_draft_has_arrived_verifies_a_copy_from_the_text_if_
     assert run.next_draft() == (3,), "a step adds a token of its own"
 
 
-def followed(run: SelfPacedRun, token_ids: list[int], drafted: int, seconds: float) -> None:
-    run.follow(token_ids)
-    run.stepped(drafted, seconds, 1)
-
-
 def test_a_run_counts_as_fed_while_its_client_drafts() -> None:
     run, seen = SelfPacedRun([1]), list[bool]()
     for token in range(2, 60):

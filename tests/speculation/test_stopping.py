@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.speculation.stopping import Stopping, StopRules
-from tandem.speculation.types import Chunk, FinishReason
+from tandem.speculation.stopping import Stopping
+from tandem.speculation.types import FinishReason
 from tests.speculation import laws
 
 EOS, STOP = 0, 1
@@ -35,48 +35,7 @@ class Pieces:
 
 
 def stopping(max_new_tokens: int = 100, strings: Sequence[str] = ()) -> Stopping:
-    rules = StopRules(max_new_tokens, frozenset({EOS}), frozenset({STOP}), tuple(strings))
-    return Stopping(rules, Pieces())
-
-
-def texts(stop: Stopping, tokens: Sequence[int]) -> list[str]:
-    return [stop.push([t]).text for t in tokens]
-
-
-def test_a_stop_on_the_last_token_is_named_before_the_length():
-    for last, strings, reason in (
-        (EOS, (), FinishReason.END_OF_SEQUENCE),
-        (STOP, (), FinishReason.STOP_TOKEN),
-        (3, ("b",), FinishReason.STOP_STRING),
-    ):
-        stop = stopping(2, strings)
-        stop.push([2, last])
-        assert stop.reason is reason
-
-
-def test_of_several_stop_strings_the_one_that_begins_first_cuts():
-    stop = stopping(strings=["x", "axb"])
-    assert stop.push([9, 8]).text == " "
-    stop = stopping(strings=["axb", "x"])
-    assert texts(stop, [9, 2, 6]) == [" ", "", "a"]  # "x" completes before "axb" can
-    assert stop.reason is FinishReason.STOP_STRING
-
-
-def test_an_incomplete_character_is_held_back_and_flushed_at_the_end():
-    stop = stopping()
-    assert texts(stop, [2, Pieces.HALF, 3]) == ["a", "", "\N{CAT}b"]
-    for end, reason in ((EOS, FinishReason.END_OF_SEQUENCE), (STOP, FinishReason.STOP_TOKEN)):
-        stop = stopping()
-        assert texts(stop, [Pieces.HALF, end]) == ["", "\N{REPLACEMENT CHARACTER}"]
-        assert stop.reason is reason
-    stop = stopping(1)
-    assert stop.push([Pieces.HALF]).text == "\N{REPLACEMENT CHARACTER}"
-
-
-def test_margins_are_cut_with_the_tokens():
-    stop = stopping()
-    assert stop.push([2, EOS, 3], [0.5, 0.25, 0.125]) == Chunk((2, EOS), "a", (0.5, 0.25))
-    assert stopping().push([2]).margins == ()
+    return Stopping(Pieces(), max_new_tokens, frozenset({EOS}), frozenset({STOP}), tuple(strings))
 
 
 TOKENS = st.lists(st.sampled_from([2, 3, 4, 5, 6, 7, 8, 9, Pieces.HALF]) | st.integers(0, 10), max_size=24)

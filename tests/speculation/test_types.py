@@ -1,19 +1,15 @@
-"""Every field out of its limits is refused by name."""
+"""Every field out of its limits is refused by name, and errors survive the way to another process."""
 
 from __future__ import annotations
 
 import math
+import pickle
 
 import pytest
 
-from tandem.speculation.types import (
-    GenerationRequest,
-    InvalidField,
-    Proposer,
-    SamplingParams,
-    SpeculationStats,
-    Verdict,
-)
+from tandem.rpc.errors import BrokenContract
+from tandem.speculation.errors import InvalidField, NoSuchOption, TandemError, TooLong, WrongType
+from tandem.speculation.types import GenerationRequest, Proposer, SamplingParams, SpeculationStats, Verdict
 
 WRONG = {
     "temperature": (-0.1, math.nan, math.inf),
@@ -69,13 +65,6 @@ def test_a_request_field_out_of_its_limits_is_named(field, value):
     assert str(caught.value).startswith(f"{field}: ")
 
 
-@pytest.mark.parametrize("prompt", [{}, {"text": "hello", "token_ids": (1,)}])
-def test_a_request_gives_exactly_one_of_text_and_tokens(prompt):
-    with pytest.raises(InvalidField) as caught:
-        GenerationRequest(**prompt)
-    assert caught.value.field == "prompt"
-
-
 def test_statistics_count_tokens_by_proposer():
     stats = SpeculationStats()
     stats.observe((7, 8, 9), Verdict((7, 1), 1), (Proposer.NGRAM, Proposer.NGRAM, Proposer.MODEL))
@@ -83,3 +72,20 @@ def test_statistics_count_tokens_by_proposer():
     stats.observe((), Verdict((3,), 0), ())
     assert stats.drafted_by == {"ngram": 2, "model": 2}
     assert stats.accepted_by == {"ngram": 1, "model": 1}
+
+
+ERRORS = (
+    TandemError("UNAVAILABLE", "gone", 1.5, "DRAINING", (1, 2), "request-7"),
+    InvalidField("top_p", "2 is above 1"),
+    WrongType("seed", "an int", "x"),
+    NoSuchOption("topp", "; did you mean top_p?"),
+    TooLong("600 tokens are above 512"),
+    BrokenContract("the target", InvalidField("accepted", "9 is above 3")),
+)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_a_pickled_error_says_and_is_the_same(error: TandemError) -> None:
+    found = pickle.loads(pickle.dumps(error))
+    assert type(found) is type(error) and str(found) == str(error)
+    assert vars(found) == vars(error) and found.outcome is error.outcome

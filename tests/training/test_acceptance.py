@@ -22,7 +22,7 @@ from tandem.runners.loading import Shape
 from tandem.speculation.length import FixedLength
 from tandem.speculation.loop import speculate
 from tandem.speculation.rounds import DraftedRounds
-from tandem.speculation.stopping import Stopping, StopRules
+from tandem.speculation.stopping import Stopping, TextStream
 from tandem.speculation.types import Request, SamplingParams, SpeculationStats
 from tandem_train.accept import AcceptConfig, PairMeasurement, measure, print_measured
 from tandem_train.replay import Agreement, Continuation, PairCosts, RoundFigures, drafts_of
@@ -34,14 +34,6 @@ COUNT = 40
 MISSES = ToyConfig(miss=0.3)
 
 
-class Silent:
-    def push(self, token: int) -> str:
-        return ""
-
-    def flush(self) -> str:
-        return ""
-
-
 def said(sampling: SamplingParams) -> Continuation:
     return Continuation("toy", PROMPT, tuple(oracle(PROMPT, sampling, COUNT, past_the_end=True)))
 
@@ -49,7 +41,7 @@ def said(sampling: SamplingParams) -> Continuation:
 async def deployed(drafter: ModelDrafter, engine: Engine, sampling: SamplingParams, k: int) -> SpeculationStats:
     stats = SpeculationStats()
     rounds = DraftedRounds(LocalVerifier(engine, Request(sampling)), drafter)
-    async for _ in speculate(PROMPT, FixedLength(k), rounds, Stopping(StopRules(COUNT), Silent()), stats):
+    async for _ in speculate(PROMPT, FixedLength(k), rounds, Stopping(TextStream(), COUNT), stats):
         pass
     return stats
 

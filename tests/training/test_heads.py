@@ -25,9 +25,10 @@ from tandem.runners.protocol import Limits, PrefillRow, RunnerIdentity
 from tandem.runners.torch.platforms import platform_of
 from tandem.speculation.types import SamplingParams
 from tandem_train.accept import AcceptConfig, measure
-from tandem_train.heads.loop import FeatureTarget, HeadTraining, head_states, make_head_batch
+from tandem_train.heads.loop import FeatureTarget, HeadTraining, head_states
 from tandem_train.heads.train import main as train_main
 from tandem_train.heads.train import train
+from tandem_train.loop import make_batch
 from tandem_train.settings import HeadTrainConfig
 from tandem_train.shards import ShardFolder, TrainingSequence
 from tandem_train.train import read_data
@@ -175,11 +176,11 @@ def test_training_sees_what_drafting_sees(target: Path, data: Path, trained: tup
     """Step s of the training-time test at a row is the s-th further token of a draft, to rounding."""
     head, _ = read_head(trained[0])
     embedding = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).get_input_embeddings().weight.detach()
-    one = read_data(data, weights_revision(find(str(target))), 258, 1).held_out[0]
+    one = read_data(data, weights_revision(find(str(target))))[1][0]
     (features,) = features_of(target).features([one])
     tokens = np.concatenate((one.prompt, one.answer)).tolist()
     with torch.inference_mode():
-        states = head_states(head, embedding, make_head_batch([one], [features]), 3)
+        states = head_states(head, embedding, make_batch([one], [features]), 3)
     for begin in (4, 11, 19):  # tokens known
         expected = [head.logits(states[s])[0, begin - 2 + s] for s in range(3)]
         for s, logits in enumerate(drafted_logits(head, embedding, features.float(), tokens, begin)):

@@ -13,14 +13,14 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from tandem.comparison.measuring.workloads import built_in_prompts
 from tandem_train.generate import GenerateConfig, generate
-from tandem_train.prompts import OwnTexts, grammar, training_prompt
-from tandem_train.settings import StudentConfig, TrainConfig
+from tandem_train.prompts import grammar, training_prompt
+from tandem_train.settings import TrainConfig
 from tandem_train.shards import ShardFolder
 from tandem_train.train import train
 from tests.runners.tiny import byte_tokenizer
 
 TEMPLATE = "{% for m in messages %}<u>{{ m['content'] }}</u>{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
-STUDENT = StudentConfig(hidden=24, layers=1, heads=2, feed_forward=32)
+STUDENT: dict[str, Any] = {"hidden": 24, "layers": 1, "heads": 2, "feed_forward": 32}
 
 
 def quiet(line: str) -> None:
@@ -99,11 +99,11 @@ def test_data_of_another_seed_or_target_is_refused(target: Path, data: Path, tmp
     with pytest.raises(ValueError, match="holds data made with seed 1, not 2"):
         generate(generating(target, data, seed=2), quiet)
     with pytest.raises(ValueError, match="holds data of the target"):
-        train(TrainConfig(data, tmp_path / "draft", student=STUDENT), quiet)
+        train(TrainConfig(data, tmp_path / "draft", **STUDENT), quiet)
 
 
 def training(target: Path, data: Path, output: Path, **changes: Any) -> TrainConfig:
-    config = TrainConfig(data, output, str(target), student=STUDENT, epochs=12, batch=256, warm_up=5, device="cpu")
+    config = TrainConfig(data, output, str(target), **STUDENT, epochs=12, batch=256, warm_up=5, device="cpu")
     return replace(config, **changes)
 
 
@@ -135,10 +135,8 @@ def test_settings_out_of_range_are_refused_by_name(tmp_path: Path) -> None:
 
 def test_no_built_in_prompt_is_trained_on() -> None:
     held_out = {" ".join(prompt.text.split()) for prompt in built_in_prompts()}
-    made = [
-        training_prompt(1, i, OwnTexts(("Say something.",), ("Many years ago the river froze.",)))
-        for i in range(20_000)
-    ]
+    own = {"instructions": ["Say something."], "raw": ["Many years ago the river froze."]}
+    made = [training_prompt(1, i, own) for i in range(20_000)]
     assert {prompt.kind for prompt in made} == {*grammar()["kinds"]}
     assert not held_out & {" ".join(prompt.text.split()) for prompt in made}
     assert len({prompt.text for prompt in made}) > 12_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from tandem_train.loop import Softmax, copies, loss_of, make_batch
-from tandem_train.settings import StudentConfig
+from tandem_train.settings import TrainConfig
 from tandem_train.shards import TrainingSequence
 from tandem_train.student import build
 
@@ -31,9 +32,13 @@ class Target(nn.Module):
         return self.head
 
 
-def student(config: StudentConfig):  # type: ignore[no-untyped-def]
+def shaped(**shape: int) -> TrainConfig:
+    return TrainConfig(Path(), Path(), **shape)  # type: ignore[arg-type]
+
+
+def student(**shape: int):  # type: ignore[no-untyped-def]
     torch.manual_seed(0)
-    return build(Target(), config, torch.ones(VOCABULARY), seed=1)
+    return build(Target(), shaped(**shape), torch.ones(VOCABULARY))
 
 
 def induction(module, tokens: torch.Tensor, half: int) -> float:  # type: ignore[no-untyped-def]
@@ -45,18 +50,18 @@ def induction(module, tokens: torch.Tensor, half: int) -> float:  # type: ignore
     return float(attention[:, half + places, places + 1].mean())
 
 
-@pytest.mark.parametrize("config", [StudentConfig(), StudentConfig(96, 3, 3, 32)])
-def test_it_looks_where_the_current_token_stood_before(config: StudentConfig) -> None:
+@pytest.mark.parametrize("shape", [{}, {"hidden": 96, "layers": 3, "heads": 3, "feed_forward": 32}])
+def test_it_looks_where_the_current_token_stood_before(shape: dict[str, int]) -> None:
     half = 60
     once = torch.randint(3, VOCABULARY, (4, half), generator=torch.Generator().manual_seed(2))
-    found = induction(student(config), torch.cat((once, once), 1), half)
+    found = induction(student(**shape), torch.cat((once, once), 1), half)
     assert found > 20 / (2 * half), f"attention {found:.3f} is hardly above chance"
 
 
 @pytest.mark.parametrize(("changes", "named"), [({"heads": 3}, "heads: 3"), ({"layers": 0}, "layers: 0")])
 def test_impossible_shapes_are_refused(changes: dict[str, int], named: str) -> None:
     with pytest.raises(ValueError, match=named):
-        StudentConfig(**changes)
+        shaped(**changes)
 
 
 def answered(length: int, seed: int) -> TrainingSequence:
@@ -76,7 +81,7 @@ def test_copies_say_something_twice() -> None:
 
 
 def test_the_loss_is_the_cross_entropy_against_the_targets_distribution() -> None:
-    module = student(StudentConfig(32, 1, 2, 16)).train()
+    module = student(hidden=32, layers=1, heads=2, feed_forward=16).train()
     batch = make_batch([answered(300, 3), answered(400, 4)])
     with torch.no_grad():
         loss, agreed = loss_of(module, batch, Softmax(torch.arange(VOCABULARY), VOCABULARY, 0, "cpu"), hard=0.25)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from tandem.host.cores import format_cores
 from tandem.host.devices import Devices
-from tandem.host.instances import FAMILIES, Instance
+from tandem.host.instances import FAMILIES
 from tandem.workshops.planning.plan import Pair, PlanConfig, pair_of, processes_of
 
 Cores = tuple[int, ...]
@@ -89,11 +89,12 @@ def place_on_neuron(
     if devices.family is None or not devices.count:
         raise ValueError("device: no Neuron device is found here; compare servers that run elsewhere with --connect")
     name = devices.instance or f"{devices.family}:{devices.count}"
-    pair = pair_of(replace(config, lnc=devices.lnc), Instance(name, FAMILIES[devices.family], devices.count))
+    instance = replace(FAMILIES[devices.family], name=name, chips=devices.count)
+    pair = pair_of(replace(config, lnc=devices.lnc), instance)
     if cores is not None and len(cores) > pair.cores:
         raise ValueError(f"cores: {len(cores)} are more than the {pair.cores} that a {name} has at LNC {pair.lnc}")
     apart = apart and pair.draft is not None
-    sizes = [len(cores)] if cores else [size for size in pair.instance.chip.degrees if size <= pair.cores]
+    sizes = [len(cores)] if cores else [size for size in pair.instance.degrees if size <= pair.cores]
     for size in sizes:
         whole = _widest(pair, "target" if pair.draft is None else "fused", size, config.degree)
         beside = _beside(pair, size, draft, config.degree) if apart else None

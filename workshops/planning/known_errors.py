@@ -1,4 +1,4 @@
-"""Finds known errors in a log (`doctor --log FILE`), and writes the page of them."""
+"""Finds known errors in a log (`doctor --log FILE`)."""
 
 from __future__ import annotations
 
@@ -29,16 +29,6 @@ class KnownError:
     where: str
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A known error: its first line and the number of its lines."""
-
-    error: KnownError
-    line: int
-    text: str
-    count: int
-
-
 @cache
 def known_errors() -> tuple[KnownError, ...]:
     rows = json.loads(Path(__file__).with_name("known_errors.json").read_text(encoding="utf-8"))
@@ -50,18 +40,18 @@ def errors_in(line: str) -> Iterator[KnownError]:
     yield from (error for error in known_errors() if any(sign in lower for sign in error.signs))
 
 
-def read_log(file: Path) -> list[Found]:
-    """A log's known errors by first line. Raises ValueError if it cannot be read."""
-    found: dict[str, Found] = {}
+def read_log(file: Path) -> Iterator[tuple[int, str, KnownError]]:
+    """The first line of each known error in a log, its number and the error. Raises ValueError for unreadable logs."""
+    seen: set[str] = set()
     try:
         with file.open("rb") as log:
             for number, text in _lines(log):
                 for error in errors_in(text):
-                    first = found.get(error.name) or Found(error, number, text.strip()[:SHOWN], 0)
-                    found[error.name] = Found(error, first.line, first.text, first.count + 1)
+                    if error.name not in seen:
+                        yield number, text.strip()[:SHOWN], error
+                    seen.add(error.name)
     except OSError as error:
         raise ValueError(f"log: {file} cannot be read: {error.strerror or error}") from error
-    return list(found.values())
 
 
 def _lines(log: BinaryIO) -> Iterator[tuple[int, str]]:
@@ -71,33 +61,15 @@ def _lines(log: BinaryIO) -> Iterator[tuple[int, str]]:
         number += piece.endswith(b"\n")
 
 
-def found_lines(file: Path, found: list[Found]) -> Iterator[str]:
-    """Found errors as a page's lines."""
-    if not found:
-        yield f"{file}: none of the {len(known_errors())} errors of docs/errors.md"
-    for one in found:
-        more = f" (and {one.count - 1} more)" if one.count > 1 else ""
-        yield f"{file}:{one.line}: {one.text}{more}"
-        yield f"  cause    {one.error.cause}"
-        yield f"  next     {one.error.command}"
-        yield f"  reported {one.error.where}"
-
-
 def run_log(file: Path, as_json: bool = False) -> int:
     """Prints a log's known errors. Returns 0 with any, else 1."""
-    found = read_log(file)
-    print(json.dumps([asdict(one) for one in found], indent=2) if as_json else "\n".join(found_lines(file, found)))
+    found = list(read_log(file))
+    if as_json:
+        print(json.dumps([{"line": line, "text": text, "error": asdict(e)} for line, text, e in found], indent=2))
+    elif not found:
+        print(f"{file}: none of the {len(known_errors())} known errors")
+    else:
+        for line, text, error in found:
+            print(f"{file}:{line}: {text}\n  cause    {error.cause}\n  next     {error.command}")
+            print(f"  reported {error.where}")
     return 0 if found else 1
-
-
-def table_lines() -> Iterator[str]:
-    """The table of docs/errors.md."""
-    yield "| symptom | cause | command |"
-    yield "|---|---|---|"
-    for error in known_errors():
-        where = f"[reported]({error.where})" if error.where.startswith("https://") else f"(by {error.where})"
-        yield f"| {_cell(error.symptom)} {where} | {_cell(error.cause)} | `{error.command}` |"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("`", "")

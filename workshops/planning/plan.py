@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tandem.host.instances import Instance, instance_named
-from tandem.workshops.planning.shapes import DecoderShape, EightBit, Linear, read_shape
+from tandem.workshops.planning.shapes import DecoderShape, LayerMatrix, read_shape
 
 BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "float32": 4}
 QUANTIZATIONS = ("auto", "none", "int8", "f8e4m3", "f8e5m2")
@@ -67,31 +67,6 @@ class PlanConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """`eight_bit`: matrices with one byte a weight, and a scale an output."""
-
-    shape: DecoderShape
-    bytes_each: int
-    eight_bit: EightBit | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """Models on an instance. `nxdi`: served by NxD Inference, else by TorchNeuron."""
-
-    config: PlanConfig
-    instance: Instance
-    lnc: int
-    nxdi: bool
-    target: Model
-    draft: Model | None = None
-
-    @property
-    def cores(self) -> int:
-        return self.instance.cores(self.lnc)
-
-
-@dataclass(frozen=True, slots=True)
 class Process:
     """Bytes on one core. `kind`: target, draft or fused."""
 
@@ -113,33 +88,43 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """Each process at each degree. `disk`: bytes by use."""
+class Pair:
+    """Models on an instance. `nxdi`: with NxD Inference, else TorchNeuron. `stored`: the target's checkpoint."""
 
-    pair: Pair
-    processes: tuple[Process, ...]
-    disk: dict[str, int]
+    config: PlanConfig
+    instance: Instance
+    lnc: int
+    nxdi: bool
+    target: DecoderShape
+    draft: DecoderShape | None
+    stored: DecoderShape
 
+    @property
+    def cores(self) -> int:
+        return self.instance.cores(self.lnc)
 
-def make_plan(config: PlanConfig) -> Plan:
-    """Raises ValueError for an unknown instance, a missing key, or an impossible degree or length."""
-    pair = pair_of(config, instance_named(config.instance))
-    kinds = ("target", "draft", "fused") if pair.draft else ("target",)
-    found = tuple(
-        process
-        for kind in kinds
-        for process in processes_of(pair, kind, pair.cores)
-        if config.degree in (None, process.degree) or kind == "draft"
-    )
-    if not found:
-        known = ", ".join(str(degree) for degree in pair.instance.chip.degrees if degree <= pair.cores)
-        raise ValueError(f"tp_degree: {config.degree} is not one of {known} on a {pair.instance.name}")
-    return Plan(pair, found, _disk(pair, found))
+    @property
+    def models(self) -> tuple[DecoderShape, ...]:
+        return (self.target, self.draft) if self.draft else (self.target,)
+
+    def processes(self) -> tuple[Process, ...]:
+        """Each process at each degree. Raises ValueError for an impossible one."""
+        kinds = ("target", "draft", "fused") if self.draft else ("target",)
+        found = tuple(
+            process
+            for kind in kinds
+            for process in processes_of(self, kind, self.cores)
+            if self.config.degree in (None, process.degree) or kind == "draft"
+        )
+        if not found:
+            known = ", ".join(str(degree) for degree in self.instance.degrees if degree <= self.cores)
+            raise ValueError(f"tp_degree: {self.config.degree} is not one of {known} on a {self.instance.name}")
+        return found
 
 
 def pair_of(config: PlanConfig, instance: Instance) -> Pair:
-    """Reads both configurations. Raises ValueError."""
-    nxdi = config.backend == "nxdi" or not instance.chip.torchneuron
+    """Reads both configurations. Raises ValueError for a missing key, or an impossible length or quantization."""
+    nxdi = config.backend == "nxdi" or not instance.torchneuron
     if not nxdi and config.quantization not in ("auto", "none"):
         raise ValueError(f"quantization: {config.quantization} is NxD Inference's; add --backend nxdi")
     target = read_shape(config.target_model, "target_model")
@@ -149,23 +134,21 @@ def pair_of(config: PlanConfig, instance: Instance) -> Pair:
             raise ValueError(
                 f"sequence_length: {config.length} is above {shape.name}'s max_position_embeddings {shape.longest}"
             )
-    each = BYTES[config.dtype]
-    eight = {"auto": target.eight_bit, "none": None}.get(
-        config.quantization, EightBit(config.quantization, config.keep)
-    )
+    each, kept = BYTES[config.dtype], {"auto": target.kept, "none": None}.get(config.quantization, config.keep)
     return Pair(
         config,
         instance,
-        instance.lnc(config.lnc),
+        instance.checked_lnc(config.lnc),
         nxdi,
-        Model(target, each, eight if nxdi else None),
-        Model(draft, each, draft.eight_bit if nxdi else None) if draft else None,
+        replace(target, bytes_each=each, kept=kept if nxdi else None),
+        draft and replace(draft, bytes_each=each, kept=draft.kept if nxdi else None),
+        replace(target, bytes_each=each),
     )
 
 
 def processes_of(pair: Pair, kind: str, cores: int) -> list[Process]:
     """A process at each of the runtime's degrees on `cores`, ascending."""
-    return [_process(pair, kind, degree) for degree in pair.instance.chip.degrees if degree <= cores]
+    return [_process(pair, kind, degree) for degree in pair.instance.degrees if degree <= cores]
 
 
 def _process(pair: Pair, kind: str, degree: int) -> Process:
@@ -176,7 +159,7 @@ def _process(pair: Pair, kind: str, degree: int) -> Process:
     if kind == "fused":
         assert pair.draft is not None
         parts.append((pair.draft, degree if pair.nxdi else 1))
-    if refused := _refusal(main.shape, degree, pair.nxdi):
+    if refused := _refusal(main, degree, pair.nxdi):
         return Process(kind, degree, refused)
     return Process(
         kind,
@@ -197,21 +180,21 @@ def _refusal(shape: DecoderShape, degree: int, nxdi: bool) -> str:
     )
 
 
-def kv_bytes(model: Model, degree: int, pair: Pair) -> int:
+def kv_bytes(model: DecoderShape, degree: int, pair: Pair) -> int:
     """Bytes of KV on one core. Tandem's cache has a spare row for padding, and room for the widest step at the end."""
-    config, shape = pair.config, model.shape
+    config = pair.config
     rows, length, step = config.batch + 1, config.length, max(_chunk(config), config.drafts + 1)
     positions = config.batch * (length + GUARD) if pair.nxdi else rows * (length + step)
-    heads = core_heads(shape, degree, pair.nxdi)[1]
-    return positions * 2 * shape.layers * heads * shape.head_dim * model.bytes_each
+    heads = core_heads(model, degree, pair.nxdi)[1]
+    return positions * 2 * model.layers * heads * model.head_dim * model.bytes_each
 
 
-def _buffer_bytes(model: Model, degree: int, pair: Pair) -> int:
+def _buffer_bytes(shape: DecoderShape, degree: int, pair: Pair) -> int:
     """The larger of a prefill step's and a verification's."""
-    config, shape = pair.config, model.shape
+    config = pair.config
     q, kv = core_heads(shape, degree, pair.nxdi)
     per_token = 4 * shape.hidden + 2 * -(-shape.intermediate // degree) + (q + 2 * kv) * shape.head_dim
-    per_token *= model.bytes_each
+    per_token *= shape.bytes_each
     scores, logits = FLOAT_BYTES * q * config.length, FLOAT_BYTES * shape.vocabulary
     prefill = config.length * per_token if pair.nxdi else _chunk(config) * (per_token + scores)
     return max(prefill + logits, config.batch * (config.drafts + 1) * (per_token + scores + logits))
@@ -231,25 +214,24 @@ def core_heads(shape: DecoderShape, degree: int, nxdi: bool) -> tuple[int, int]:
     return q, 1  # REPLICATE_TO_TP_DEGREE
 
 
-def weight_bytes(model: Model, degree: int, nxdi: bool) -> int:
+def weight_bytes(shape: DecoderShape, degree: int, nxdi: bool) -> int:
     """Bytes of weights on one core."""
-    shape = model.shape
     q, kv = core_heads(shape, degree, nxdi)
     units = {"q": q * shape.head_dim, "kv": kv * shape.head_dim, "columns": -(-shape.intermediate // degree)}
-    total = (shape.norm_parameters + _tables(shape, degree, nxdi)) * model.bytes_each
-    for linear in shape.linears():
+    total = (shape.norm_parameters + _tables(shape, degree, nxdi)) * shape.bytes_each
+    for matrix in shape.matrices():
         for layer in range(shape.layers):
-            eight = model.eight_bit is not None and model.eight_bit.covers(f"model.layers.{layer}.{linear.name}")
-            total += _linear_bytes(shape, linear, units[linear.split], model.bytes_each, eight)
+            eight = shape.eight_bit(f"model.layers.{layer}.{matrix.name}")
+            total += _matrix_bytes(shape, matrix, units[matrix.split], eight)
     return total
 
 
-def _linear_bytes(shape: DecoderShape, linear: Linear, unit: int, bytes_each: int, eight: bool) -> int:
+def _matrix_bytes(shape: DecoderShape, matrix: LayerMatrix, unit: int, eight: bool) -> int:
     # One side is the hidden size, the other is divided.
-    outputs = unit if linear.inputs == shape.hidden and linear.name != "self_attn.o_proj" else shape.hidden
-    bias = outputs * bytes_each if linear.bias else 0
-    matrix = unit * shape.hidden
-    return bias + (matrix + outputs * FLOAT_BYTES if eight else matrix * bytes_each)
+    outputs = unit if matrix.inputs == shape.hidden and matrix.name != "self_attn.o_proj" else shape.hidden
+    bias = outputs * shape.bytes_each if matrix.bias else 0
+    weights = unit * shape.hidden
+    return bias + (weights + outputs * FLOAT_BYTES if eight else weights * shape.bytes_each)
 
 
 def _tables(shape: DecoderShape, degree: int, nxdi: bool) -> int:
@@ -261,44 +243,41 @@ def _tables(shape: DecoderShape, degree: int, nxdi: bool) -> int:
     return table if shape.tied else table + part
 
 
-def _disk(pair: Pair, processes: Sequence[Process]) -> dict[str, int]:
+def disk_bytes(pair: Pair) -> dict[str, int]:
     # NxD Inference writes a converted copy of FP8 checkpoints, and each core's share of every process.
-    target = pair.target
-    stored = [Model(target.shape, target.bytes_each, target.shape.eight_bit), *([pair.draft] if pair.draft else [])]
+    stored = (pair.stored, *pair.models[1:])
     found = {"checkpoints": sum(weight_bytes(model, 1, False) for model in stored)}
     if pair.nxdi:
-        if target.eight_bit:
-            found["a converted copy"] = weight_bytes(target, 1, False)
-        fitting = {process.kind: process for process in reversed(processes) if process.fits}
+        if pair.target.kept is not None:
+            found["a converted copy"] = weight_bytes(pair.target, 1, False)
+        fitting = {process.kind: process for process in reversed(pair.processes()) if process.fits}
         found["the cores' shares"] = sum(p.weights * p.degree for p in fitting.values())
     return found | {"system and graphs (assumed)": SYSTEM_BYTES}
 
 
-def plan_lines(plan: Plan) -> Iterator[str]:
+def plan_lines(pair: Pair) -> Iterator[str]:
     """The plan as a page's lines."""
-    pair, config = plan.pair, plan.pair.config
-    capacity = pair.instance.core_bytes(pair.lnc)
+    config, capacity = pair.config, pair.instance.core_bytes(pair.lnc)
     yield (
         f"Plan for {pair.instance.name}: {pair.cores} cores at LNC {pair.lnc}, {capacity / 2**30:.0f} GiB each;"
         f" {'NxD Inference' if pair.nxdi else 'TorchNeuron'}"
     )
-    for role, model in (("target", pair.target), ("draft", pair.draft)):
-        if model is not None:
-            shape = model.shape
-            yield (
-                f"  {role:7} {shape.name}: {shape.parameters / 1e9:.2f} billion parameters, {shape.layers} layers,"
-                f" {shape.heads} heads, {shape.kv_heads} KV heads"
-            )
+    for role, shape in zip(("target", "draft"), pair.models, strict=False):
+        yield (
+            f"  {role:7} {shape.name}: {shape.parameters / 1e9:.2f} billion parameters, {shape.layers} layers,"
+            f" {shape.heads} heads, {shape.kv_heads} KV heads"
+        )
     yield f"  load    batch {config.batch}, {config.length} tokens each, {config.drafts} draft tokens a round"
     yield ""
     yield f"GB (10^9 bytes) on each core, of {int(capacity * USABLE) / 1e9:.2f} usable:"
     yield "  process  degree  weights      KV  buffers     sum"
-    yield from map(_process_line, plan.processes)
+    yield from map(_process_line, pair.processes())
     yield ""
-    parts = ", ".join(f"{count / 1e9:,.0f} of {name}" for name, count in plan.disk.items())
-    disk = max(sum(plan.disk.values()), LEAST_VOLUME)
-    least = "; AWS asks for no less" if disk == LEAST_VOLUME else ""
-    for line in (f"Disk: {disk / 1e9:,.0f} GB: {parts}{least}.", *ASSUMPTIONS):
+    disk = disk_bytes(pair)
+    parts = ", ".join(f"{count / 1e9:,.0f} of {name}" for name, count in disk.items())
+    whole = max(sum(disk.values()), LEAST_VOLUME)
+    least = "; AWS asks for no less" if whole == LEAST_VOLUME else ""
+    for line in (f"Disk: {whole / 1e9:,.0f} GB: {parts}{least}.", *ASSUMPTIONS):
         yield from textwrap.wrap(line, 110, subsequent_indent="  ")
 
 
@@ -311,22 +290,21 @@ def _process_line(process: Process) -> str:
     return f"  {process.kind:7}  {process.degree:>6}  {weights} {kv}  {buffers} {total}  {word}"
 
 
-def plan_json(plan: Plan) -> dict[str, Any]:
+def plan_json(pair: Pair) -> dict[str, Any]:
     """The plan as JSON; bytes on one core."""
-    pair = plan.pair
     return {
         "kind": "plan, not a measurement",
         "assumptions": ASSUMPTIONS,
         "instance": {"name": pair.instance.name, "lnc": pair.lnc, "cores": pair.cores},
         "load": asdict(pair.config),
-        "models": {model.shape.name: model.shape.parameters for model in (pair.target, pair.draft) if model},
-        "processes": [asdict(p) | {"total": p.total, "fits": p.fits} for p in plan.processes],
-        "disk": plan.disk,
+        "models": {model.name: model.parameters for model in pair.models},
+        "processes": [asdict(p) | {"total": p.total, "fits": p.fits} for p in pair.processes()],
+        "disk": disk_bytes(pair),
     }
 
 
 def run_plan(config: PlanConfig, as_json: bool = False) -> int:
     """Prints the plan; returns the exit code."""
-    plan = make_plan(config)
-    print(json.dumps(plan_json(plan), indent=2) if as_json else "\n".join(plan_lines(plan)))
+    pair = pair_of(config, instance_named(config.instance))
+    print(json.dumps(plan_json(pair), indent=2) if as_json else "\n".join(plan_lines(pair)))
     return 0

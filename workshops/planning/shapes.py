@@ -12,7 +12,7 @@ DENSE = ("llama", "mistral", "qwen2", "qwen3")
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
+class LayerMatrix:
     """A matrix of every layer. `split`: divided by tensor parallelism (q or kv heads, or columns)."""
 
     name: str
@@ -27,19 +27,8 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
-class EightBit:
-    """One byte per weight, except modules whose names contain `except_for`."""
-
-    method: str
-    except_for: tuple[str, ...]
-
-    def covers(self, module: str) -> bool:
-        return not any(part in module for part in self.except_for)
-
-
-@dataclass(frozen=True, slots=True)
 class DecoderShape:
-    """A dense Llama-like decoder. `eight_bit`: its checkpoint's quantization."""
+    """A dense Llama-like decoder. `kept`: parts of the names of modules without eight-bit weights; None: all are."""
 
     name: str
     model_type: str
@@ -53,18 +42,22 @@ class DecoderShape:
     longest: int
     tied: bool
     bias: bool
-    eight_bit: EightBit | None = None
+    kept: tuple[str, ...] | None = None
+    bytes_each: int = 2
 
-    def linears(self) -> tuple[Linear, ...]:
+    def eight_bit(self, module: str) -> bool:
+        return self.kept is not None and not any(part in module for part in self.kept)
+
+    def matrices(self) -> tuple[LayerMatrix, ...]:
         q, kv, h, i = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.hidden, self.intermediate
         return (
-            Linear("self_attn.q_proj", h, q, "q", self.bias),
-            Linear("self_attn.k_proj", h, kv, "kv", self.bias),
-            Linear("self_attn.v_proj", h, kv, "kv", self.bias),
-            Linear("self_attn.o_proj", q, h, "q", self.bias and self.model_type == "llama"),
-            Linear("mlp.gate_proj", h, i, "columns"),
-            Linear("mlp.up_proj", h, i, "columns"),
-            Linear("mlp.down_proj", i, h, "columns"),
+            LayerMatrix("self_attn.q_proj", h, q, "q", self.bias),
+            LayerMatrix("self_attn.k_proj", h, kv, "kv", self.bias),
+            LayerMatrix("self_attn.v_proj", h, kv, "kv", self.bias),
+            LayerMatrix("self_attn.o_proj", q, h, "q", self.bias and self.model_type == "llama"),
+            LayerMatrix("mlp.gate_proj", h, i, "columns"),
+            LayerMatrix("mlp.up_proj", h, i, "columns"),
+            LayerMatrix("mlp.down_proj", i, h, "columns"),
         )
 
     @property
@@ -76,7 +69,7 @@ class DecoderShape:
     @property
     def parameters(self) -> int:
         """As published: a tied output matrix counts once."""
-        each = sum(linear.parameters for linear in self.linears())
+        each = sum(matrix.parameters for matrix in self.matrices())
         tables = self.vocabulary * (1 if self.tied else 2)
         return self.layers * each + self.norm_parameters + tables * self.hidden
 
@@ -130,7 +123,7 @@ def shape_of(config: Mapping[str, Any], name: str) -> DecoderShape:
         longest=_count(config, "max_position_embeddings"),
         tied=bool(config.get("tie_word_embeddings", False)),
         bias=bool(config.get("attention_bias", False)) or kind == "qwen2",
-        eight_bit=_eight_bit(config.get("quantization_config")),
+        kept=_kept(config.get("quantization_config")),
     )
 
 
@@ -145,8 +138,8 @@ def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> i
     return value
 
 
-def _eight_bit(config: object) -> EightBit | None:
-    """The checkpoint's quantization. Raises ValueError unless eight-bit."""
+def _kept(config: object) -> tuple[str, ...] | None:
+    """Names of an eight-bit checkpoint's other modules. Raises ValueError for another quantization."""
     if config is None:
         return None
     method = config.get("quant_method") if isinstance(config, dict) else config
@@ -156,4 +149,4 @@ def _eight_bit(config: object) -> EightBit | None:
     for name in names:
         if not isinstance(name, str):
             raise ValueError(f"quantization_config.modules_to_not_convert: {name!r} is not a name")
-    return EightBit(method, tuple(names))
+    return tuple(names)

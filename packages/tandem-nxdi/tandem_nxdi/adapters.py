@@ -68,7 +68,7 @@ class NxdiAdapters:
         return bool(self._built)
 
     def put(self, number: int, adapter: Adapter) -> None:
-        """TakesAdapters.put_adapter for a compiled adapter. Raises ValueError for any other."""
+        """PutAdapter for a compiled adapter. Raises ValueError for any other."""
         if self._built.get(adapter.name) != adapter.revision:
             raise ValueError(
                 f"adapters: {adapter.name}: NxD Inference holds the adapters that it was started with: "

@@ -22,7 +22,7 @@ from tandem.runners.backends import Backend, LoadRequest
 from tandem.runners.protocol import Limits, Runner, RunnerIdentity
 from tandem.runners.startup import Startup
 from tandem_nxdi.adapters import NxdiAdapters, read_adapters
-from tandem_nxdi.build import Build, BuildRequest, Kind, plan_build
+from tandem_nxdi.build import Build, Kind, plan_build
 from tandem_nxdi.checkpoint import ModelFacts, facts, local, text_config
 from tandem_nxdi.compiled import CompiledModel, check_store, compiled_model
 from tandem_nxdi.fused import FusedDraft, FusedRunner
@@ -43,7 +43,7 @@ ALSO = ("neuronx-cc", "torch", "transformers")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PlannedModel:
     """What is compiled and loaded. `draft`: in one graph with the target."""
 
     build: Build
@@ -175,7 +175,7 @@ def take_cores(request: LoadRequest) -> None:
     os.environ[VISIBLE_CORES] = format_cores(cores)
 
 
-def plan(target: Checkpoint, draft: Checkpoint | None, request: LoadRequest) -> Plan:
+def plan(target: Checkpoint, draft: Checkpoint | None, request: LoadRequest) -> PlannedModel:
     """Plans a target (`request.verifies`) or a draft, or with `draft` a pair in one graph.
 
     Raises CheckpointError or ValueError, one line.
@@ -186,9 +186,8 @@ def plan(target: Checkpoint, draft: Checkpoint | None, request: LoadRequest) -> 
         raise CheckpointError(f"{draft.folder}: an EAGLE-3 head: with NxD Inference it drafts by --draft model --eagle")
     single = Kind.WINDOW if request.verifies and shape.max_draft else Kind.PLAIN
     dtype = None if execution.dtype == "auto" else execution.dtype
-    sizes = (shape.slots, shape.max_length, shape.max_draft)
     adapters = read_adapters(settings.adapters) if draft or request.verifies else ()
-    build = plan_build(BuildRequest(Kind.FUSED if draft else single, *sizes, dtype, eagle3), settings, adapters)
+    build = plan_build(Kind.FUSED if draft else single, shape, settings, dtype, eagle3, adapters)
     if draft is not None and build.eagle:
         normed = bool((build.draft or {}).get("enable_eagle_draft_input_norm"))
         check_completed(Path(draft.folder), text_config(Path(target.folder)), normed)
@@ -201,10 +200,10 @@ def plan(target: Checkpoint, draft: Checkpoint | None, request: LoadRequest) -> 
     _warn_of_short_buckets(build)
     build = with_draft_kept(build, other) if other else build
     sources = {"target": _source(target, own)} | ({"draft": _source(draft, other)} if draft and other else {})
-    return Plan(build, own, other, _wanted(build, target.name, sources, settings))
+    return PlannedModel(build, own, other, _wanted(build, target.name, sources, settings))
 
 
-def _compiled(planned: Plan) -> str:
+def _compiled(planned: PlannedModel) -> str:
     """Compiles, and publishes to the store if any. Returns a line for the log."""
     from tandem_nxdi.sdk import compile_only
 
@@ -229,7 +228,7 @@ def _warn_of_short_buckets(build: Build) -> None:
         )
 
 
-def _limits(planned: Plan, request: LoadRequest) -> Limits:
+def _limits(planned: PlannedModel, request: LoadRequest) -> Limits:
     build, shape = planned.build, request.shape
     return Limits(shape.slots, build.max_length, shape.max_draft, build.layout.chunks[-1], planned.target.vocab_size)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.checkpoints.adapter_files import Adapter
+from tandem.runners.loading import Shape
 from tandem_nxdi.adapters import lora_config
 from tandem_nxdi.refusals import EAGLE3_NEEDS, refuse_broken
 from tandem_nxdi.settings import OURS, NxdiSettings
@@ -23,21 +24,6 @@ class Kind(enum.Enum):
     PLAIN = "plain"
     WINDOW = "window"
     FUSED = "fused"
-
-
-@dataclass(frozen=True, slots=True)
-class BuildRequest:
-    """Tandem's flags. `max_draft`: draft tokens a round. `dtype`: None is the checkpoint's.
-
-    `eagle3`: the draft is an EAGLE-3 head; with `NxdiSettings.eagle` alone, an EAGLE-1 head.
-    """
-
-    kind: Kind
-    slots: int
-    max_length: int
-    max_draft: int
-    dtype: str | None = None
-    eagle3: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,50 +61,61 @@ class Build:
     adapters: Mapping[str, str] = field(default_factory=dict)
 
 
-def plan_build(request: BuildRequest, settings: NxdiSettings, adapters: Sequence[Adapter] = ()) -> Build:
-    """Raises ValueError if flags contradict each other or NxDI is known to break. `adapters`: the settings', read."""
-    if adapters and request.kind is Kind.FUSED:
+def plan_build(
+    kind: Kind,
+    shape: Shape,
+    settings: NxdiSettings,
+    dtype: str | None = None,
+    eagle3: bool = False,
+    adapters: Sequence[Adapter] = (),
+) -> Build:
+    """Raises ValueError if flags contradict each other or NxDI is known to break.
+
+    `dtype`: None is the checkpoint's. `eagle3`: the draft is an EAGLE-3 head; with `settings.eagle` alone, an EAGLE-1
+    head. `adapters`: the settings', read.
+    """
+    if adapters and kind is Kind.FUSED:
         raise ValueError("adapters: NxD Inference passes none to a fused graph (model_base.py); use --pair apart")
-    fields = _fields(request, settings)
-    held = lora_config(fields.get("lora_config") or {}, settings.adapters, adapters, request.slots)
+    fields = _fields(kind, shape, settings, dtype, eagle3)
+    held = lora_config(fields.get("lora_config") or {}, settings.adapters, adapters, shape.slots)
     refuse_broken(fields)
     fields |= {"lora_config": held} if held else {}
-    layout = _layout(request, fields)
+    layout = _layout(kind, shape.slots, fields)
     draft = None
-    if request.kind is Kind.FUSED:
+    if kind is Kind.FUSED:
         draft = _draft_fields(fields, settings)
     elif settings.draft_neuron_config or settings.eagle:
         raise ValueError(
             f"{'eagle' if settings.eagle else 'draft_neuron_config'}: only --role fused_target has a draft in its graph"
         )
-    usable = layout.capacity - (layout.span if request.kind is Kind.FUSED else 0)
+    usable = layout.capacity - (layout.span if kind is Kind.FUSED else 0)
     tokens_only = fields.get("on_device_sampling_config") is not None and not fields.get("output_logits")
-    length, revisions = min(request.max_length, usable), {each.name: each.revision for each in adapters}
-    return Build(request.kind, fields, draft, layout, length, tokens_only, settings.eagle, revisions)
+    length, revisions = min(shape.max_length, usable), {each.name: each.revision for each in adapters}
+    return Build(kind, fields, draft, layout, length, tokens_only, settings.eagle, revisions)
 
 
-def _fields(request: BuildRequest, settings: NxdiSettings) -> dict[str, Any]:
+def _fields(kind: Kind, shape: Shape, settings: NxdiSettings, dtype: str | None, eagle3: bool) -> dict[str, Any]:
     given: dict[str, Any] = json.loads(json.dumps(dict(settings.neuron_config)))  # NeuronConfig sorts lists in place
-    span = request.max_draft + 1
-    if request.kind is Kind.FUSED and request.max_draft < 1:
-        raise ValueError(f"speculation_length: {request.max_draft} leaves a fused model nothing to draft")
+    span = shape.max_draft + 1
+    if kind is Kind.FUSED and shape.max_draft < 1:
+        raise ValueError(f"speculation_length: {shape.max_draft} leaves a fused model nothing to draft")
     ours: dict[str, Any] = {
-        "batch_size": request.slots,
-        "max_batch_size": request.slots,
-        "tkg_batch_size": request.slots,
-        "spec_batch_size": request.slots,
-        "kv_cache_batch_size": request.slots,
+        "batch_size": shape.slots,
+        "max_batch_size": shape.slots,
+        "tkg_batch_size": shape.slots,
+        "spec_batch_size": shape.slots,
+        "kv_cache_batch_size": shape.slots,
         "ctx_batch_size": 1,
-        "is_continuous_batching": request.slots > 1,
-        "speculation_length": 0 if request.kind is Kind.PLAIN else span,
-        "enable_fused_speculation": request.kind is Kind.FUSED,
+        "is_continuous_batching": shape.slots > 1,
+        "speculation_length": 0 if kind is Kind.PLAIN else span,
+        "enable_fused_speculation": kind is Kind.FUSED,
         "enable_eagle_speculation": settings.eagle,
         "is_eagle_draft": False,
         "tp_degree": settings.tp_degree,
     }
-    if request.dtype:
-        ours["torch_dtype"] = request.dtype
-    if request.eagle3:
+    if dtype:
+        ours["torch_dtype"] = dtype
+    if eagle3:
         ours["is_eagle3"] = True
     for name, flag in OURS.items():
         if name in given and given[name] != ours.get(name):
@@ -127,14 +124,14 @@ def _fields(request: BuildRequest, settings: NxdiSettings) -> dict[str, Any]:
             )
     fields = given | ours
     fields.setdefault("padding_side", "right")
-    if request.eagle3:
+    if eagle3:
         for name in EAGLE3_NEEDS:
             fields.setdefault(name, True)
     sampling = fields.get("on_device_sampling_config")
     if sampling and sampling.get("do_sample") and sampling.get("top_k") == 1:  # an argmax, which speculation allows
         fields["on_device_sampling_config"] = {**sampling, "do_sample": False}
-    _lengths(fields, request, span)
-    if request.kind is Kind.FUSED:
+    _lengths(fields, kind, shape.max_length, span)
+    if kind is Kind.FUSED:
         fields.setdefault("on_device_sampling_config", {"do_sample": False})
     # kv_cache_quant alone is a compiler flag; kv_quant_config quantizes the cache.
     if fields.get("kv_cache_quant"):
@@ -144,11 +141,10 @@ def _fields(request: BuildRequest, settings: NxdiSettings) -> dict[str, Any]:
     return fields
 
 
-def _lengths(fields: dict[str, Any], request: BuildRequest, span: int) -> None:
+def _lengths(fields: dict[str, Any], kind: Kind, wanted: int, span: int) -> None:
     """Sets seq_len and related fields. A fused step cannot slide back at the end, so it gets room for its drafts."""
     decode, context = fields.get("token_generation_buckets"), fields.get("context_encoding_buckets")
-    wanted = request.max_length
-    if request.kind is Kind.FUSED:
+    if kind is Kind.FUSED:
         wanted += span
         wanted += -wanted % TILE if wanted > TILE else 0
     fields.setdefault("seq_len", max(decode) if decode else wanted)
@@ -192,20 +188,20 @@ def _draft_fields(fields: Mapping[str, Any], settings: NxdiSettings) -> dict[str
     return draft
 
 
-def _layout(request: BuildRequest, fields: Mapping[str, Any]) -> Layout:
-    capacity, span = fields["seq_len"], 1 if request.kind is Kind.PLAIN else fields["speculation_length"]
+def _layout(kind: Kind, lines: int, fields: Mapping[str, Any]) -> Layout:
+    capacity, span = fields["seq_len"], 1 if kind is Kind.PLAIN else fields["speculation_length"]
     decode = sorted(fields.get("token_generation_buckets") or automatic_buckets(fields, capacity))
     context = sorted(fields.get("context_encoding_buckets") or automatic_buckets(fields, fields["max_context_length"]))
-    if request.kind is not Kind.PLAIN and span in context:
+    if kind is not Kind.PLAIN and span in context:
         raise ValueError(
             f"speculation_length: a context bucket of just {span} tokens is traced as a verification (model_base.py)"
         )
     return Layout(
-        lines=request.slots,
+        lines=lines,
         capacity=capacity,
-        width=span if request.kind is Kind.WINDOW else 1,
+        width=span if kind is Kind.WINDOW else 1,
         span=span,
-        reserved=0 if request.kind is Kind.PLAIN else span,
+        reserved=0 if kind is Kind.PLAIN else span,
         reads=tuple(bucket - 1 for bucket in decode[:-1] if bucket > 2 * span),
         chunks=(*(bucket - 1 for bucket in context[:-1] if bucket > 2), context[-1]),
     )

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from tandem.runners.capabilities import Capabilities, Trait
 from tandem.runners.protocol import (
     FusedResult,
@@ -29,7 +27,7 @@ from tandem.runners.protocol import (
 from tandem.runners.startup import Startup
 from tandem.speculation.types import Verdict
 from tandem_nxdi.lines import LineError
-from tandem_nxdi.runner import Array, NxdiRunner, StepOutput
+from tandem_nxdi.runner import Array, NxdiRunner
 
 UNKNOWN = -1  # a draft token that was rejected on the device and never copied to the host
 
@@ -65,15 +63,13 @@ class FusedRunner(NxdiRunner):
                     results[r] = self._result(row, answer)
         return sized([results[r] for r in range(len(rows))], self.shapes, [self.layout.span] * len(rows))
 
-    def predicted(self, answer: StepOutput, line: int, window: slice) -> Array:
+    def predicted(self, answer: Sequence[Array], line: int, window: slice) -> Array:
         """The first accepted token, [1]."""
-        assert answer.tokens is not None
-        return np.asarray(answer.tokens[line, :1])
+        return answer[line][:1]
 
-    def _result(self, row: FusedRow, answer: StepOutput) -> FusedResult:
+    def _result(self, row: FusedRow, answer: Sequence[Array]) -> FusedResult:
         p, most = row.propose, self.layout.span - 1
-        assert answer.tokens is not None and answer.counts is not None
-        outputs = tuple(int(t) for t in answer.tokens[p.slot, : int(answer.counts[p.slot])])
+        outputs = tuple(int(t) for t in answer[p.slot])
         self.lines.note(p.slot, p.position, (p.tail[-1], *outputs[:-1]))
         accepted = min(len(outputs) - 1, p.k)
         draft = (*outputs[:accepted], *[UNKNOWN] * (min(p.k, most) - accepted))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +32,6 @@ from tandem.runners.protocol import (
     verify_row,
 )
 from tandem.runners.startup import Startup
-from tandem.speculation.draws import Drawn
 from tandem.speculation.rules import agree
 from tandem.speculation.types import SparseDistribution, Verdict
 from tandem_nxdi.adapters import NxdiAdapters
@@ -45,28 +44,6 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 UNNAMED = No("NxD Inference holds those that --adapters names at start, and it names none")
 UNCHECKED = "not checked: its logits stay on the device; outputs may leave plain decoding's at ties"
-
-
-@dataclass(frozen=True, slots=True)
-class StepOutput:
-    """`logits` [rows, tokens, vocabulary], or `tokens` [rows, tokens] as ids.
-
-    After a fused decode call: `tokens` accepted, `counts` [rows] of them.
-    """
-
-    logits: Array | None
-    tokens: Array | None
-    counts: Array | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Feed:
-    """Tokens for `line` from `start` on. `adapter`: NxDI's number."""
-
-    line: int
-    start: int
-    tokens: tuple[int, ...]
-    adapter: int = 0
 
 
 class NxdiRunner:
@@ -97,7 +74,7 @@ class NxdiRunner:
     @property
     def capabilities(self) -> Capabilities:
         traits = {Trait.NXD_INFERENCE, *({Trait.TOKENS_ONLY} if self.tokens_only else ())}
-        return Capabilities(frozenset(traits), adapters=self if self._adapters.there else UNNAMED)
+        return Capabilities(frozenset(traits), adapters=self.put_adapter if self._adapters.there else UNNAMED)
 
     def put_adapter(self, number: int, adapter: Adapter) -> None:
         self._adapters.put(number, adapter)
@@ -121,7 +98,7 @@ class NxdiRunner:
 
     def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
         place = self._adapters.place
-        feeds = [Feed(row.slot, row.position, (row.last_token, *row.draft), place(row.adapter)) for row in rows]
+        feeds = [PrefillRow(row.slot, row.position, (row.last_token, *row.draft), place(row.adapter)) for row in rows]
         return [
             outputs if isinstance(outputs, RowFailed) else self._verify_row(row, outputs)
             for row, outputs in zip(rows, self.feed(feeds), strict=True)
@@ -149,29 +126,32 @@ class NxdiRunner:
     def fused_with(self, draft: Runner) -> FusedStep | None:
         return None
 
-    def feed(self, feeds: Sequence[Feed]) -> list[Array | RowFailed]:
-        """Feeds rows of any lengths; returns each row's logits [tokens, vocabulary], or ids [tokens] if tokens_only."""
+    def feed(self, feeds: Sequence[PrefillRow]) -> list[Array | RowFailed]:
+        """Feeds rows of any lengths, with NxDI's numbers of adapters; returns predictions.
+
+        Predictions of a row: logits [tokens, vocabulary], or ids [tokens] if tokens_only.
+        """
         outputs: list[list[Array]] = [[] for _ in feeds]
         done = [0] * len(feeds)
         failed: dict[int, RowFailed] = {}
         for r, each in enumerate(feeds):
             try:
-                self.lines.check(each.line, each.start, len(each.tokens), each.adapter)
+                self.lines.check(each.slot, each.start, len(each.tokens), each.adapter)
             except LineError as error:
                 failed[r] = RowFailed(str(error))
                 continue
             if each.start == 0:
-                outputs[r].append(self.after_first(each.line, each.tokens[0], each.adapter))
+                outputs[r].append(self.after_first(each.slot, each.tokens[0], each.adapter))
                 done[r] = 1
         while active := [r for r, each in enumerate(feeds) if r not in failed and done[r] < len(each.tokens)]:
             rows = {}
             for r in active:
                 each = feeds[r]
-                rows[each.line] = (each.start + done[r], each.tokens[done[r] : done[r] + self.layout.width])
+                rows[each.slot] = (each.start + done[r], each.tokens[done[r] : done[r] + self.layout.width])
             predicted = self.step(rows)
             for r in active:
-                outputs[r].append(predicted[feeds[r].line])
-                done[r] += len(rows[feeds[r].line][1])
+                outputs[r].append(predicted[feeds[r].slot])
+                done[r] += len(rows[feeds[r].slot][1])
         return [failed.get(r) or np.concatenate(each) for r, each in enumerate(outputs)]
 
     def step(self, rows: dict[int, tuple[int, tuple[int, ...]]]) -> dict[int, Array]:
@@ -181,29 +161,24 @@ class NxdiRunner:
             self.lines.note(line, start, tokens)
         return {line: self.predicted(answer, line, window) for line, window in windows.items()}
 
-    def call(self, rows: dict[int, tuple[int, tuple[int, ...]]]) -> tuple[StepOutput, dict[int, slice]]:
+    def call(self, rows: dict[int, tuple[int, tuple[int, ...]]]) -> tuple[Sequence[Array], dict[int, slice]]:
         call, windows = self.lines.step(rows, self.shapes.length(self.lines.reach(rows)))
         return self.device.run(call), windows
 
-    def predicted(self, answer: StepOutput, line: int, window: slice) -> Array:
-        """A window's logits [tokens, vocabulary], or ids [tokens] if tokens_only."""
-        values = answer.tokens if self.tokens_only else answer.logits
-        assert values is not None, "the device gave neither logits nor tokens"
-        return np.asarray(values[line, window])
+    def predicted(self, answer: Sequence[Array], line: int, window: slice) -> Array:
+        """A window's predictions."""
+        return answer[line][window]
 
-    def encode(self, line: int, tokens: Sequence[int], adapter: int = 0) -> StepOutput:
+    def encode(self, line: int, tokens: Sequence[int], adapter: int = 0) -> None:
         """Encodes tokens from position 0 of a line, and sets its adapter."""
-        answer = self.device.run(self.lines.prompt(line, tokens, self.shapes.chunk(len(tokens)), adapter))
+        self.device.run(self.lines.prompt(line, tokens, self.shapes.chunk(len(tokens)), adapter))
         self.lines.note(line, 0, tokens)
-        return answer
 
     def after_first(self, line: int, token: int, adapter: int = 0) -> Array:
         """Feeds a line's first token; returns the prediction after it, as `feed`."""
         answer = self.device.run(self.lines.first(line, token, adapter))
         self.lines.note(line, 0, (token,))
-        values = answer.tokens if self.tokens_only else answer.logits
-        assert values is not None
-        return np.asarray(values[0, :1])
+        return answer[0][:1]
 
     def _prefill(self, row: PrefillRow) -> RowFailed | None:
         """Encodes a prompt or its continuation.
@@ -217,7 +192,7 @@ class NxdiRunner:
         except LineError as error:
             return RowFailed(str(error))
         if row.start and (len(row.tokens) <= self.layout.width or end > self.layout.chunks[-1]):
-            (outputs,) = self.feed([Feed(row.slot, row.start, row.tokens, place)])
+            (outputs,) = self.feed([PrefillRow(row.slot, row.start, row.tokens, place)])
             return outputs if isinstance(outputs, RowFailed) else None
         self.encode(row.slot, [*self.lines.held[row.slot][: row.start], *row.tokens], place)
         return None
@@ -225,7 +200,7 @@ class NxdiRunner:
     def _verify_row(self, row: VerifyRow, outputs: Array) -> Verdict | RowFailed:
         if not self.tokens_only:
             return verdict_or_failure(functools.partial(verify_row, row, lambda i: outputs[i]))
-        return agree(row.draft, lambda i: Drawn(int(outputs[i]), 0.0))
+        return agree(row.draft, lambda i: int(outputs[i]))
 
     def _draw(self, row: ProposeRow, outputs: Any, tokens: list[int], sent: list[SparseDistribution]) -> None:
         """Appends the next draft token; with tokens_only it has no distribution."""
@@ -237,7 +212,7 @@ class NxdiRunner:
         sent += [drawn_from] if drawn_from else []
 
 
-def _next_feed(row: ProposeRow, drafted: list[int]) -> Feed:
+def _next_feed(row: ProposeRow, drafted: list[int]) -> PrefillRow:
     if drafted:
-        return Feed(row.slot, row.position + len(drafted), (drafted[-1],))
-    return Feed(row.slot, row.position + 1 - len(row.tail), row.tail)
+        return PrefillRow(row.slot, row.position + len(drafted), (drafted[-1],))
+    return PrefillRow(row.slot, row.position + 1 - len(row.tail), row.tail)

@@ -10,19 +10,17 @@ import importlib
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from tandem_nxdi.build import Build, Kind
 from tandem_nxdi.checkpoint import ModelFacts, older_rope
 from tandem_nxdi.compiled import CompiledModel
 from tandem_nxdi.lines import ForwardCall
 from tandem_nxdi.quantisation import fp8_environment
-from tandem_nxdi.runner import StepOutput
+from tandem_nxdi.runner import Array
 
 log = logging.getLogger("tandem.engine")
 PACKAGE = "neuronx_distributed_inference"
@@ -41,8 +39,11 @@ class Application:
     def dtype(self) -> str:
         return str(self.module.neuron_config.torch_dtype).removeprefix("torch.")
 
-    def run(self, call: ForwardCall) -> StepOutput:
-        """Raises RuntimeError if the device fails or another thread is inside."""
+    def run(self, call: ForwardCall) -> Sequence[Array]:
+        """Predictions of each row: logits [tokens, vocabulary], or ids [tokens]; of a fused model the accepted ids.
+
+        Raises RuntimeError if the device fails or another thread is inside.
+        """
         import torch
 
         if not self._running.acquire(blocking=False):
@@ -65,18 +66,18 @@ class Application:
         finally:
             self._running.release()
 
-    def _answer(self, call: ForwardCall, output: Any) -> StepOutput:
+    def _answer(self, call: ForwardCall, output: Any) -> Sequence[Array]:
         if self._kind is Kind.FUSED:
             # [accepted (B, K), -1 behind; next ids; next mask; next positions (B, 1); ...]. Counted by positions: a
             # token id must not be mistaken for padding.
             accepted, following = _host(output.fused_outputs[0]), _host(output.fused_outputs[3])
-            begins = np.array([[row[0]] for row in call.position_ids])
-            return StepOutput(None, accepted, (following.reshape(-1, 1) - begins)[:, 0])
-        logits, tokens = output.logits, getattr(output, "tokens", None)
-        if logits is not None:
-            return StepOutput(_host(logits.float()), None)
-        ids = _host(tokens)
-        return StepOutput(None, ids[:, None] if ids.ndim == 1 else ids)
+            begins = (row[0] for row in call.position_ids)
+            ends = following.reshape(-1)
+            return [ids[: max(1, end - begin)] for ids, end, begin in zip(accepted, ends, begins, strict=False)]
+        if (logits := output.logits) is not None:
+            return [*_host(logits.float())]
+        ids = _host(output.tokens)
+        return [*(ids[:, None] if ids.ndim == 1 else ids)]
 
 
 def start(build: Build, target: ModelFacts, draft: ModelFacts | None, wanted: CompiledModel) -> Application:

@@ -23,7 +23,7 @@ from tandem.engine.loading import Loaded, load, load_adapters, load_draft, named
 from tandem.engine.model_config import ModelConfig
 from tandem.engine.model_drafter import ModelDrafter
 from tandem.engine.sequences import TargetSequence
-from tandem.host.device_times import DeviceTimes, ModelTimes, StepTime, StepTimes, text_of
+from tandem.host.device_times import DeviceTimes, StepTime, StepTimes, text_of
 from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.estimate import Estimate
 from tandem.speculation.lookup_policy import PolicedLookup
@@ -95,12 +95,12 @@ class PairMeasurement:
         )
         if not verify:
             return None
-        draft = step and step > 0 and ModelTimes(self.draft or "", StepTimes((StepTime(1000 * step, 1, 1, length),)))
+        draft = step and step > 0 and StepTimes((StepTime(1000 * step, 1, 1, length),), self.draft or "")
         return DeviceTimes(
             name="measured",
             device=f"{self.device} with {self.target}",
             source=f"tandem accept, medians of steps at {length} tokens",
-            target=ModelTimes(self.target, StepTimes(verify)),
+            target=StepTimes(verify, self.target),
             draft=draft or None,
         )
 

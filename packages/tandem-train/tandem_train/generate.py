@@ -11,7 +11,7 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,110 +23,42 @@ from torch import Tensor
 
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import find, weights_revision
+from tandem.comparison.measuring.workloads import Prompt
 from tandem.runners.loading import end_ids
-from tandem_train.prompts import OwnTexts, TrainingPrompt, grammar, training_prompt
+from tandem_train.prompts import grammar, training_prompt
 from tandem_train.settings import run_command, setting, show
 from tandem_train.shards import ShardFolder, TrainingSequence
 
-
-@dataclass(frozen=True, slots=True)
-class SampleRequest:
-    """Temperature 0 is greedy."""
-
-    index: int
-    prompt: tuple[int, ...]
-    temperature: float
+Own = Mapping[str, Sequence[str]]
 
 
-@dataclass(frozen=True, slots=True)
-class SamplerConfig:
-    """rows: of a batch. top: ids kept per token. candidates: ids that a token is drawn from."""
-
-    rows: int = 128
-    max_new_tokens: int = 128
-    top: int = 24
-    candidates: int = 64
-    seed: int = 1
+TOP, CANDIDATES = 24, 64  # ids kept per token, and those that a token is drawn from
 
 
 class SampledRow:
-    """A continuation, and the target's best ids and log-probabilities at each token."""
+    """A continuation (temperature 0: greedy), and the target's best ids and log-probabilities at each token."""
 
-    def __init__(self, request: SampleRequest, config: SamplerConfig) -> None:
-        self.request, self._config = request, config
-        self._tokens: list[int] = []
+    def __init__(self, index: int, prompt: tuple[int, ...], temperature: float, seed: int) -> None:
+        self.index, self.prompt, self._temperature = index, prompt, temperature
+        self.tokens: list[int] = []
         self._ids: list[NDArray[np.int64]] = []
         self._logprobs: list[NDArray[np.float32]] = []
-        self._rng = np.random.Generator(np.random.Philox(key=np.array([config.seed, request.index], dtype=np.uint64)))
+        self._rng = np.random.Generator(np.random.Philox(key=np.array([seed, index], dtype=np.uint64)))
 
     def push(self, ids: NDArray[np.int64], logprobs: NDArray[np.float32]) -> int:
         """Draws from candidates, most likely first; stores the token and its distribution."""
         pick = 0
-        if self.request.temperature:
-            pick = int(np.argmax(logprobs / self.request.temperature + self._rng.gumbel(size=len(ids))))
-        self._tokens.append(int(ids[pick]))
-        self._ids.append(ids[: self._config.top])
-        self._logprobs.append(logprobs[: self._config.top])
-        return self._tokens[-1]
-
-    def ended(self, ends: frozenset[int]) -> bool:
-        return len(self._tokens) == self._config.max_new_tokens or self._tokens[-1] in ends
-
-    @property
-    def tokens(self) -> NDArray[np.int32]:
-        return np.array(self._tokens, np.int32)
+        if self._temperature:
+            pick = int(np.argmax(logprobs / self._temperature + self._rng.gumbel(size=len(ids))))
+        self.tokens.append(int(ids[pick]))
+        self._ids.append(ids[:TOP])
+        self._logprobs.append(logprobs[:TOP])
+        return self.tokens[-1]
 
     def sequence(self, kind: str) -> TrainingSequence:
         ids, logprobs = np.stack(self._ids).astype(np.int32), np.stack(self._logprobs).astype(np.float16)
-        prompt = np.array(self.request.prompt, np.int32)
-        return TrainingSequence(kind, self.request.temperature, prompt, self.tokens, ids, logprobs)
-
-
-class BatchSampler:
-    """`module`: a causal language model."""
-
-    def __init__(self, module: Any, config: SamplerConfig, ends: Iterable[int]) -> None:
-        self._module, self._config, self._ends = module, config, frozenset(ends)
-
-    def run(self, requests: Sequence[SampleRequest]) -> Iterator[SampledRow]:
-        """Yields continuations, those of short prompts first."""
-        ordered = sorted(requests, key=lambda request: len(request.prompt))
-        for start in range(0, len(ordered), self._config.rows):
-            rows = [SampledRow(request, self._config) for request in ordered[start : start + self._config.rows]]
-            self._continue(rows)
-            yield from rows
-
-    @torch.inference_mode()
-    def _continue(self, rows: list[SampledRow]) -> None:
-        from transformers import DynamicCache
-
-        device, cache = self._module.device, DynamicCache()
-        longest = len(rows[-1].request.prompt)
-        padded = [(longest - len(row.request.prompt)) * [0] for row in rows]
-        tokens = torch.tensor(
-            [[*pad, *row.request.prompt] for pad, row in zip(padded, rows, strict=True)], device=device
-        )
-        mask = torch.tensor([[*pad, *[1] * (longest - len(pad))] for pad in padded], device=device)
-        positions = (mask.cumsum(1) - 1).clamp(min=0)
-        while rows:
-            logits = self._module(
-                tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1
-            ).logits
-            tokens = torch.tensor(self._drawn(rows, logits[:, -1]), device=device)[:, None]
-            mask = torch.cat((mask, torch.ones_like(tokens)), 1)
-            positions = positions[:, -1:] + 1
-            left = [i for i, row in enumerate(rows) if not row.ended(self._ends)]
-            if len(left) < len(rows):
-                kept = torch.tensor(left, dtype=torch.int64, device=device)
-                rows, tokens, mask, positions = [rows[i] for i in left], tokens[kept], mask[kept], positions[kept]
-                cache.batch_select_indices(kept)
-
-    def _drawn(self, rows: Sequence[SampledRow], logits: Tensor) -> list[int]:
-        """Draws from logits [rows, vocabulary]."""
-        scores = logits.float()
-        best, ids = scores.topk(self._config.candidates, dim=-1)
-        logprobs = (best - scores.logsumexp(-1, keepdim=True)).cpu().numpy()
-        return [row.push(*each) for row, *each in zip(rows, ids.cpu().numpy(), logprobs, strict=True)]
+        prompt, answer = (np.array(each, np.int32) for each in (self.prompt, self.tokens))
+        return TrainingSequence(kind, self._temperature, prompt, answer, ids, logprobs)
 
 
 TEMPERATURES = (0.0, 0.6, 0.9)  # one continuation of each prompt at each
@@ -198,21 +130,53 @@ class _Target:
         device = choose_platform(config.device).name
         module: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=choose_dtype(config.dtype, device))
         self.tokenizer: Any = AutoTokenizer.from_pretrained(**source)
-        top, candidates = (min(most, module.config.vocab_size) for most in (24, 64))
-        settings = SamplerConfig(config.rows, config.max_new_tokens, top, candidates, config.seed)
-        self._config, self._sampler = config, BatchSampler(module.to(device).eval(), settings, end_ids(module))
+        self._config, self._module, self._ends = config, module.to(device).eval(), frozenset(end_ids(module))
 
-    def sequences(self, number: int, own: OwnTexts) -> list[TrainingSequence]:
+    def _sample(self, rows: Sequence[SampledRow]) -> Iterator[SampledRow]:
+        """Continues the rows; yields those of short prompts first."""
+        ordered = sorted(rows, key=lambda row: len(row.prompt))
+        for start in range(0, len(ordered), self._config.rows):
+            batch = ordered[start : start + self._config.rows]
+            self._continue(batch)
+            yield from batch
+
+    @torch.inference_mode()
+    def _continue(self, rows: list[SampledRow]) -> None:
+        from transformers import DynamicCache
+
+        device, cache = self._module.device, DynamicCache()
+        longest = len(rows[-1].prompt)
+        padded = [(longest - len(row.prompt)) * [0] for row in rows]
+        tokens = torch.tensor([[*pad, *row.prompt] for pad, row in zip(padded, rows, strict=True)], device=device)
+        mask = torch.tensor([[*pad, *[1] * (longest - len(pad))] for pad in padded], device=device)
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        while rows:
+            logits = self._module(
+                tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1
+            ).logits
+            tokens = torch.tensor(_drawn(rows, logits[:, -1]), device=device)[:, None]
+            mask = torch.cat((mask, torch.ones_like(tokens)), 1)
+            positions = positions[:, -1:] + 1
+            left = [i for i, row in enumerate(rows) if not self._ended(row)]
+            if len(left) < len(rows):
+                kept = torch.tensor(left, dtype=torch.int64, device=device)
+                rows, tokens, mask, positions = [rows[i] for i in left], tokens[kept], mask[kept], positions[kept]
+                cache.batch_select_indices(kept)
+
+    def _ended(self, row: SampledRow) -> bool:
+        return len(row.tokens) == self._config.max_new_tokens or row.tokens[-1] in self._ends
+
+    def sequences(self, number: int, own: Own) -> list[TrainingSequence]:
         """Continuations of shard `number`'s prompts."""
-        config, kinds, requests = self._config, dict[int, str](), []
+        config, kinds, rows = self._config, dict[int, str](), []
         for index in range(number * config.shard, (number + 1) * config.shard):
             which, nth = divmod(index, len(TEMPERATURES))
             prompt = training_prompt(config.seed, which, own)
             kinds[index] = prompt.kind
-            requests.append(SampleRequest(index, self.encode(prompt)[-config.max_prompt :], TEMPERATURES[nth]))
-        return [row.sequence(kinds[row.request.index]) for row in self._sampler.run(requests)]
+            rows.append(SampledRow(index, self.encode(prompt)[-config.max_prompt :], TEMPERATURES[nth], config.seed))
+        return [row.sequence(kinds[row.index]) for row in self._sample(rows)]
 
-    def encode(self, prompt: TrainingPrompt) -> tuple[int, ...]:
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
         if prompt.chat and self.tokenizer.chat_template:
             return tuple(self.tokenizer(self._chat(prompt.text), add_special_tokens=False)["input_ids"])
         return tuple(self.tokenizer(prompt.text)["input_ids"])
@@ -239,14 +203,21 @@ class _Target:
 
     def _continued(self, begins: Sequence[str], first: int) -> list[str]:
         """The target's continuations of `begins` at temperature 1. first: index of the first one's noise."""
-
         ids = {begin: tuple(self.tokenizer(begin, add_special_tokens=False)["input_ids"]) for begin in set(begins)}
-        requests = [SampleRequest(first + i, ids[begin], 1.0) for i, begin in enumerate(begins)]
-        found = {row.request.index - first: row.tokens for row in self._sampler.run(requests)}
+        rows = [SampledRow(first + i, ids[begin], 1.0, self._config.seed) for i, begin in enumerate(begins)]
+        found = {row.index - first: row.tokens for row in self._sample(rows)}
         return [str(self.tokenizer.decode(found[i], skip_special_tokens=True)) for i in range(len(begins))]
 
 
-def _own_texts(config: GenerateConfig, target: _Target, show: Callable[[str], None]) -> OwnTexts:
+def _drawn(rows: Sequence[SampledRow], logits: Tensor) -> list[int]:
+    """Draws from logits [rows, vocabulary]."""
+    scores = logits.float()
+    best, ids = scores.topk(min(CANDIDATES, scores.shape[-1]), dim=-1)
+    logprobs = (best - scores.logsumexp(-1, keepdim=True)).cpu().numpy()
+    return [row.push(*each) for row, *each in zip(rows, ids.cpu().numpy(), logprobs, strict=True)]
+
+
+def _own_texts(config: GenerateConfig, target: _Target, show: Callable[[str], None]) -> Own:
     file = config.output / "own_texts.json"
     if not file.exists():
         show(f"generating {config.own} prompts and {config.own_raw} raw texts with the target")
@@ -257,15 +228,15 @@ def _own_texts(config: GenerateConfig, target: _Target, show: Callable[[str], No
         partial = file.with_suffix(".partial")
         partial.write_text(json.dumps(made, indent=0))
         partial.rename(file)
-    return OwnTexts(**{name: tuple(texts) for name, texts in json.loads(file.read_text()).items()})
+    found: Own = json.loads(file.read_text())
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    def work(args: dict[str, Any]) -> None:
-        config = GenerateConfig(**args)
+    def work(config: GenerateConfig) -> None:
         print(f"{config.output} holds {generate(config, show):,} tokens of the target's")
 
-    return run_command("Generates training data: the target's continuations.", (GenerateConfig,), argv, work)
+    return run_command("Generates training data: the target's continuations.", GenerateConfig, argv, work)
 
 
 if __name__ == "__main__":

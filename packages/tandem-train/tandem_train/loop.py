@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from tandem_train.settings import RunConfig, TrainConfig
 from tandem_train.shards import TrainingSequence
@@ -21,16 +22,18 @@ class TrainingBatch:
     """A training batch; "answered" tokens are the target's.
 
     tokens: int64 [rows, length]. where: int64 [answered, 2], (row, column) that predicts each answered token. The
-    target's best tokens: ids int64 and probs float32, [answered, top].
+    target's best tokens: ids int64 and probs float32, [answered, top]. features [rows, length, 3 * hidden]: for heads.
     """
 
     tokens: Tensor
     where: Tensor
     ids: Tensor
     probs: Tensor
+    features: Tensor
 
     def to(self, device: str) -> TrainingBatch:
-        return TrainingBatch(*(part.to(device) for part in (self.tokens, self.where, self.ids, self.probs)))
+        parts = (self.tokens, self.where, self.ids, self.probs, self.features)
+        return TrainingBatch(*(part.to(device) for part in parts))
 
 
 def batch_groups(lengths: Sequence[tuple[int, int]], tokens: int, rng: np.random.Generator) -> list[list[int]]:
@@ -54,8 +57,8 @@ def batch_groups(lengths: Sequence[tuple[int, int]], tokens: int, rng: np.random
     return [groups[g] for g in rng.permutation(len(groups)).tolist()]
 
 
-def make_batch(data: Sequence[TrainingSequence]) -> TrainingBatch:
-    """Pads and stacks sequences."""
+def make_batch(data: Sequence[TrainingSequence], features: Sequence[Tensor] = ()) -> TrainingBatch:
+    """Pads and stacks sequences. `features`: [tokens, 3 * hidden] of each."""
     length = max(len(s.prompt) + len(s.answer) for s in data) - 1
     tokens = np.zeros((len(data), length), np.int64)
     where = []
@@ -70,6 +73,7 @@ def make_batch(data: Sequence[TrainingSequence]) -> TrainingBatch:
         torch.from_numpy(np.concatenate(where)),
         torch.from_numpy(np.concatenate([s.ids for s in data]).astype(np.int64)),
         torch.softmax(torch.from_numpy(logprobs), -1),
+        pad_sequence([each[:-1].float() for each in features], batch_first=True) if features else torch.empty(0),
     )
 
 
@@ -147,16 +151,6 @@ def agreement(student: Any, data: Sequence[TrainingSequence], rows: int = 32) ->
     return right / max(1, tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingData:
-    """counts [vocabulary]: how often each token was among the target's best."""
-
-    train: list[TrainingSequence]
-    held_out: list[TrainingSequence]
-    tokens: int
-    counts: torch.Tensor
-
-
 def rate_at(step: int, steps: int, warm_up: int) -> float:
     """Learning rate of a step: linear warm-up, then cosine decay to a fiftieth."""
     if step < warm_up:
@@ -166,10 +160,7 @@ def rate_at(step: int, steps: int, warm_up: int) -> float:
 
 
 class Resumable:
-    """A resumable run of `total` steps in a seeded order.
-
-    trained: the saved module. seconds: time in steps, earlier runs included.
-    """
+    """A resumable run of `total` steps in a seeded order. `trained`: the saved module."""
 
     def __init__(
         self,
@@ -203,6 +194,18 @@ class Resumable:
         partial.replace(self._run.state)
         self.saved = time.monotonic()
 
+    def run(self, sequences: Sequence[TrainingSequence]) -> float:
+        """Trains to the last step; returns the seconds, earlier runs included."""
+        self._trained.train()
+        for group in self.groups(sequences):
+            self.train_group([sequences[i] for i in group])
+        self._trained.eval()
+        return self.seconds
+
+    def train_group(self, sequences: Sequence[TrainingSequence]) -> None:
+        """One step on a batch."""
+        raise NotImplementedError
+
     def groups(self, sequences: Sequence[TrainingSequence]) -> Iterator[list[int]]:
         """Batches of the remaining steps; call `take_step` between them."""
         lengths = [(len(one.prompt), len(one.answer)) for one in sequences]
@@ -231,27 +234,19 @@ class Resumable:
 
 
 class Training(Resumable):
-    def __init__(self, config: TrainConfig, student: Any, softmax: Softmax, data: TrainingData, steps: int,
-                 show: Callable[[str], None]) -> None:  # fmt: skip
+    def __init__(
+        self, config: TrainConfig, student: Any, softmax: Softmax, steps: int, show: Callable[[str], None]
+    ) -> None:
         decayed = [p for p in student.parameters() if p.ndim > 1]
         other = [p for p in student.parameters() if p.ndim <= 1]
         groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": other, "weight_decay": 0.0}]
         optimizer = torch.optim.AdamW(groups, lr=config.rate, betas=(0.9, 0.98), fused=True)
-        self.config, self.student, self.softmax, self.data = config, student, softmax, data
+        self.config, self.student, self.softmax = config, student, softmax
         super().__init__(config, student, optimizer, steps, show)
 
-    def run(self) -> float:
-        """Trains to the last step; returns the seconds, earlier runs included."""
-        self.student.train()
-        for group in self.groups(self.data.train):
-            self.train_group(group)
-        return self.seconds
-
-    def train_group(self, group: list[int]) -> None:
-        """One step on a batch."""
+    def train_group(self, sequences: Sequence[TrainingSequence]) -> None:
         began = time.monotonic()
         torch.manual_seed(self.config.seed * 1_000_003 + self.step)
-        sequences = [self.data.train[i] for i in group]
         rng = np.random.default_rng([self.config.seed, self.step])
         twice = copies(sequences, round(self.config.copies * len(sequences)), rng)
         batch = make_batch([*sequences, *twice]).to(self.device)

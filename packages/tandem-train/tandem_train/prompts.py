@@ -9,31 +9,16 @@ from __future__ import annotations
 import json
 import random
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tandem.comparison.measuring.workloads import Prompt
+
 _FIELD = re.compile(r"\[\[([^\]]+)\]\]")
 _SUM = re.compile(r"(\w+)([+-]\d+)")
 _RANGE = re.compile(r"(\d+)-(\d+)")
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingPrompt:
-    """`kind` groups prompts in reports; `chat`: uses the target's chat template."""
-
-    kind: str
-    text: str
-    chat: bool
-
-
-@dataclass(frozen=True, slots=True)
-class OwnTexts:
-    """Texts by the target: instructions, and raw texts without a template."""
-
-    instructions: tuple[str, ...] = ()
-    raw: tuple[str, ...] = ()
 
 
 @cache
@@ -43,20 +28,21 @@ def grammar() -> dict[str, Any]:
     return read
 
 
-def training_prompt(seed: int, index: int, own: OwnTexts = OwnTexts()) -> TrainingPrompt:
-    """Prompt `index` of the stream `seed`."""
+def training_prompt(seed: int, index: int, own: Mapping[str, Sequence[str]]) -> Prompt:
+    """Prompt `index` of the stream `seed`. `own`: the target's `instructions`, and `raw` texts without a template."""
     rng, kinds = random.Random(f"{seed}/{index}"), dict(grammar()["kinds"])
-    for name, texts in (("own", own.instructions), ("raw", own.raw)):
-        if not texts:
+    texts = {"own": own.get("instructions"), "raw": own.get("raw")}
+    for name in texts:
+        if not texts[name]:
             del kinds[name]
     kind = rng.choices(list(kinds), [each["weight"] for each in kinds.values()])[0]
     if kind == "own":
-        return TrainingPrompt(kind, rng.choice(own.instructions), True)
+        return Prompt("", kind, rng.choice(own["instructions"]), True)
     if kind == "raw":
-        return TrainingPrompt(kind, rng.choice(own.raw)[: rng.randint(12, 240)], False)
+        return Prompt("", kind, rng.choice(own["raw"])[: rng.randint(12, 240)], False)
     raw, chat = (kinds[kind][name] for name in ("raw", "chat"))
     name = rng.choice([*raw, *chat])
-    return TrainingPrompt(kind, _filled(rng, f"[[@{name}]]", {}), name in chat)
+    return Prompt("", kind, _filled(rng, f"[[@{name}]]", {}), name in chat)
 
 
 def _filled(rng: random.Random, text: str, known: dict[str, str]) -> str:

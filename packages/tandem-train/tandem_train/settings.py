@@ -7,7 +7,9 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+Config = TypeVar("Config", bound=Any)
 
 
 def setting(text: str, default: Any = MISSING, flag: str | None = None) -> Any:
@@ -24,12 +26,10 @@ TYPES: dict[str, Callable[[str], Any]] = {
 }  # fmt: skip
 
 
-def run_command(
-    about: str, kinds: Sequence[type], argv: Sequence[str] | None, work: Callable[[dict[str, Any]], None]
-) -> int:
-    """Parses the fields of configurations; prints a ValueError as one line."""
+def run_command(about: str, kind: type[Config], argv: Sequence[str] | None, work: Callable[[Config], None]) -> int:
+    """Parses the fields of a configuration; prints a ValueError as one line."""
     parser = argparse.ArgumentParser(description=about)
-    for each in (each for kind in kinds for each in fields(kind) if "help" in each.metadata):
+    for each in (each for each in fields(kind) if "help" in each.metadata):
         name = each.metadata["flag"] or each.name
         default = None if each.default is MISSING else each.default
         parser.add_argument(
@@ -41,7 +41,7 @@ def run_command(
             help=each.metadata["help"] + ("" if default is None else f" (default {default})"),
         )
     try:
-        work(vars(parser.parse_args(argv)))
+        work(kind(**vars(parser.parse_args(argv))))
     except ValueError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
@@ -53,21 +53,6 @@ def show(line: str) -> None:
 
 
 HELD_OUT = 50  # every 50th prompt is held out, with all its continuations
-
-
-@dataclass(frozen=True, slots=True)
-class StudentConfig:
-    hidden: int = setting("hidden size", 160)
-    layers: int = setting("decoder layers", 2)
-    heads: int = setting("attention heads", 5)
-    feed_forward: int = setting("width of the feed-forward layers", 1024)
-
-    def __post_init__(self) -> None:
-        for name in ("hidden", "layers", "heads", "feed_forward"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name.replace('_', '-')}: {getattr(self, name)} is below 1")
-        if self.hidden % (2 * self.heads):
-            raise ValueError(f"heads: {self.heads} heads of even size do not make a hidden size of {self.hidden}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +92,21 @@ class TrainConfig(RunConfig):
     copies: sequences with a repeated span that are made from the data, per sequence of it.
     """
 
-    student: StudentConfig = field(default_factory=StudentConfig)
+    hidden: int = setting("hidden size", 160)
+    layers: int = setting("decoder layers", 2)
+    heads: int = setting("attention heads", 5)
+    feed_forward: int = setting("width of the feed-forward layers", 1024)
     softmax: int = 12_288
     others: int = 1024
     copies: float = 0.25
+
+    def __post_init__(self) -> None:
+        RunConfig.__post_init__(self)
+        for name in ("hidden", "layers", "heads", "feed_forward"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name.replace('_', '-')}: {getattr(self, name)} is below 1")
+        if self.hidden % (2 * self.heads):
+            raise ValueError(f"heads: {self.heads} heads of even size do not make a hidden size of {self.hidden}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem_train.settings import StudentConfig
+from tandem_train.settings import TrainConfig
 
 ROPE_THETA = 1e6
 
 
-def build(target: Any, config: StudentConfig, counts: Tensor, seed: int) -> Any:
+def build(target: Any, config: TrainConfig, counts: Tensor) -> Any:
     """`counts` [vocabulary]: how often the target generated each token."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    torch.manual_seed(seed)
+    torch.manual_seed(config.seed)
     theirs = target.config
     student = LlamaForCausalLM(
         LlamaConfig(

@@ -11,7 +11,7 @@ import json
 import sys
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,14 @@ from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import FREQUENT_TOKENS, find, weights_revision
 from tandem.checkpoints.tensors import save_whole
 from tandem.checkpoints.tokenizers import write_tokenizer
-from tandem_train.loop import Softmax, Training, TrainingData, agreement
-from tandem_train.settings import HELD_OUT, StudentConfig, TrainConfig, run_command, show
-from tandem_train.shards import ShardFolder
+from tandem_train.loop import Softmax, Training, agreement
+from tandem_train.settings import HELD_OUT, TrainConfig, run_command, show
+from tandem_train.shards import ShardFolder, TrainingSequence
 from tandem_train.student import build
 
 
-def read_data(folder: Path, revision: str, vocab_size: int, best: int) -> TrainingData:
-    """Reads the target's data; counts each token among its `best`. Raises ValueError."""
+def read_data(folder: Path, revision: str) -> tuple[list[TrainingSequence], list[TrainingSequence]]:
+    """Reads the target's data: to train on, and held out. Raises ValueError."""
     shards = ShardFolder(folder)
     if (of := shards.meta()["target"]) != revision:
         raise ValueError(f"{folder}: holds data of the target {of}, not {revision}")
@@ -38,10 +38,13 @@ def read_data(folder: Path, revision: str, vocab_size: int, best: int) -> Traini
     train = [one for one in everything if one.prompt.tobytes() not in apart]
     if not train:
         raise ValueError(f"{folder}: no shard to train on")
-    seen = np.concatenate([one.ids[:, :best].ravel() for one in train])
-    counts = torch.from_numpy(np.bincount(seen, minlength=vocab_size))
-    held_out = [one for one in everything if one.prompt.tobytes() in apart]
-    return TrainingData(train, held_out, sum(len(one.answer) for one in train), counts)
+    return train, [one for one in everything if one.prompt.tobytes() in apart]
+
+
+def best_counts(data: Sequence[TrainingSequence], best: int, vocab_size: int) -> torch.Tensor:
+    """How often each token is among the target's `best`, [vocabulary]."""
+    seen = np.concatenate([one.ids[:, :best].ravel() for one in data])
+    return torch.from_numpy(np.bincount(seen, minlength=vocab_size))
 
 
 def held_out_prompts(prompts: set[bytes]) -> set[bytes]:
@@ -67,23 +70,24 @@ def train(config: TrainConfig, show: Callable[[str], None]) -> dict[str, Any]:
     checkpoint = unpacked(find(config.target))
     revision = weights_revision(checkpoint)
     target: Any = AutoModelForCausalLM.from_pretrained(**checkpoint.source, dtype=torch.float32)
-    data = read_data(config.data, revision, target.config.vocab_size, best=4)
-    student = build(target, config.student, data.counts, config.seed).to(device)
+    data, held_out = read_data(config.data, revision)
+    counts, tokens = best_counts(data, 4, target.config.vocab_size), sum(len(one.answer) for one in data)
+    student = build(target, config, counts).to(device)
     del target
-    seen = most_frequent(data.counts, config.softmax)
+    seen = most_frequent(counts, config.softmax)
     softmax = Softmax(seen, student.config.vocab_size, config.others, device)
-    steps = max(1, round(config.epochs * data.tokens / config.batch))
-    show(f"{data.tokens:,} tokens in {len(data.train):,} sequences, {len(seen):,} tokens in every softmax, "
+    steps = max(1, round(config.epochs * tokens / config.batch))
+    show(f"{tokens:,} tokens in {len(data):,} sequences, {len(seen):,} tokens in every softmax, "
          f"{sum(p.numel() for p in student.parameters()):,} parameters, about {steps:,} steps")  # fmt: skip
-    seconds = Training(config, student, softmax, data, steps, show).run()
+    seconds = Training(config, student, softmax, steps, show).run(data)
     report = {
         "config": json.loads(json.dumps(asdict(config), default=str)),
         "target": revision,
-        "train_tokens": data.tokens,
-        "train_sequences": len(data.train),
+        "train_tokens": tokens,
+        "train_sequences": len(data),
         "steps": steps,
         "seconds": round(seconds, 1),
-        "held_out_agreement": round(agreement(student, data.held_out), 4),
+        "held_out_agreement": round(agreement(student, held_out), 4),
     }
     save_whole(config.output, student.half().save_pretrained)
     (config.output / FREQUENT_TOKENS).write_text(json.dumps(seen.tolist()) + "\n")
@@ -94,14 +98,12 @@ def train(config: TrainConfig, show: Callable[[str], None]) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    def work(args: dict[str, Any]) -> None:
-        student = StudentConfig(**{each.name: args.pop(each.name) for each in fields(StudentConfig)})
-        config = TrainConfig(student=student, **args)
+    def work(config: TrainConfig) -> None:
         print(json.dumps(train(config, show)["held_out_agreement"]))
         measuring = "python main.py --role accept --draft_model"
         print(f"wrote {config.output}; measure it with: {measuring} {config.output}")
 
-    return run_command("Trains a draft on what generate wrote.", (TrainConfig, StudentConfig), argv, work)
+    return run_command("Trains a draft on what generate wrote.", TrainConfig, argv, work)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 
 from tandem.comparison.analysis import words
-from tandem.comparison.analysis.loads import Capacity, LoadPoint, capacity, load_point
+from tandem.comparison.analysis.capacity import Capacity, capacity
 from tandem.comparison.analysis.summary import Summary, completed, summarize
 from tandem.comparison.analysis.theory import Theory, theory_of
-from tandem.comparison.analysis.verdict import Verdict, host_of, measured_verdict, predicted_verdict
+from tandem.comparison.analysis.verdict import Decision, host_of, loaded_decision, measured_decision, predicted_decision
 from tandem.comparison.analysis.words import joined, name_in_sentence, plural
 from tandem.comparison.links.link import LinkOverhead
 from tandem.comparison.links.settings import MAX_RTT_MS, LinkSettings
@@ -21,14 +21,14 @@ from tandem.comparison.measuring.attempt import tried
 from tandem.comparison.measuring.conditions import BASE, LINK, LOAD, SAMPLING, Condition, Load
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint, baseline_of
-from tandem.comparison.measuring.environment import Machine, Versions
+from tandem.comparison.measuring.environment import Machine
 from tandem.comparison.measuring.json_form import decoded, encoded, read_text
 from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.measuring.records import Failure, Record
 from tandem.comparison.measuring.workloads import OWN
 from tandem.speculation.types import Rule, SamplingParams
 
-SCHEMA_VERSION = 3  # raised when an older comparison.json no longer fits these types
+SCHEMA_VERSION = 4  # raised when an older comparison.json no longer fits these types
 EARLY_TOKENS = 8  # a shorter answer has next to no time per token
 SETTINGS = ("backend", "device", "dtype", "kv_slots", "max_sequence_length", "plain_width")  # of a server's description
 
@@ -43,6 +43,7 @@ class Measured:
     load: Load | None
     overhead: LinkOverhead | None  # of an emulated link
     summaries: tuple[Summary, ...]
+    decision: Decision | None  # None: too few architectures answered
 
     @property
     def rtt_ms(self) -> float:
@@ -62,14 +63,11 @@ class Comparison:
     planned: int
     config: ComparisonConfig
     machine: Machine
-    versions: Versions
     endpoints: tuple[Endpoint, ...]
     warm_up_failures: Mapping[str, Failure]
     baseline: str | None  # plain decoding that speedups refer to
     conditions: tuple[Measured, ...]  # the base first
     theory: Theory | None
-    verdicts: tuple[Verdict, ...]  # of every condition without a load
-    loads: tuple[LoadPoint, ...]
     capacity: Capacity | None
     caveats: tuple[str, ...]
     remarks: tuple[str, ...]
@@ -77,7 +75,7 @@ class Comparison:
 
     def __str__(self) -> str:
         times = (f"{s.architecture}: {words.milliseconds(s.tpot_s, 2)} ms a token" for s in self.base.summaries)
-        return "\n".join([*(f"{verdict.sentence} ({verdict.sureness})" for verdict in self.decisions), *times])
+        return "\n".join([*(f"{decision.sentence} ({decision.sureness})" for decision in self.decisions), *times])
 
     @property
     def base(self) -> Measured:
@@ -96,14 +94,17 @@ class Comparison:
         return [self.base, *found] if found else []
 
     @property
-    def decision(self) -> Verdict | None:
-        return self.verdict(self.base.name)
+    def loads(self) -> list[Measured]:
+        return [m for m in self.conditions if m.load]
 
     @property
-    def decisions(self) -> list[Verdict]:
-        """A verdict for every link, then for every load."""
-        found = [self.verdict(m.name) for m in self.links]
-        return [verdict for verdict in (*found, *(point.verdict for point in self.loads)) if verdict]
+    def decision(self) -> Decision | None:
+        return self.base.decision
+
+    @property
+    def decisions(self) -> list[Decision]:
+        """Those of every link, then of every load."""
+        return [m.decision for m in (*self.links, *self.loads) if m.decision]
 
     @property
     def failed(self) -> tuple[Record, ...]:
@@ -118,10 +119,7 @@ class Comparison:
     def architectures(self) -> list[str]:
         return list(dict.fromkeys(s.architecture for m in self.conditions for s in m.summaries))
 
-    def verdict(self, condition: str) -> Verdict | None:
-        return next((verdict for verdict in self.verdicts if verdict.at.condition == condition), None)
-
-    def decide(self, rtt_ms: float | None = None, clients: int = 1) -> Verdict | None:
+    def decide(self, rtt_ms: float | None = None, clients: int = 1) -> Decision | None:
         """Decides from measurements, else predictions, for a round trip (None: the base's) and a number of clients.
 
         Returns None with too few architectures. Raises ValueError.
@@ -131,12 +129,11 @@ class Comparison:
         if rtt_ms is not None and not 0 <= rtt_ms <= MAX_RTT_MS:
             raise ValueError(f"rtt-ms: {rtt_ms:g} is outside 0 to {MAX_RTT_MS:g}")
         at = self.base.rtt_ms if rtt_ms is None else rtt_ms
-        for verdict in self.decisions:
-            if (verdict.at.rtt_ms, verdict.at.clients) == (at, clients):
-                return verdict
-        links = [(m.rtt_ms, m.summaries) for m in self.links if m.link.but.predictable]
-        known = [found for m in self.links if (found := self.verdict(m.name))]
-        return predicted_verdict(links, known, at, clients)
+        for decision in self.decisions:
+            if (decision.rtt_ms, decision.clients) == (at, clients):
+                return decision
+        links = [(m.rtt_ms, m.summaries) for m in self.links if m.link.predictable]
+        return predicted_decision(links, [m.decision for m in self.links if m.decision], at, clients)
 
 
 def analyse(measured: RunData) -> Comparison:
@@ -152,20 +149,21 @@ def analyse(measured: RunData) -> Comparison:
     summaries = {c.name: tuple(_summaries(measured, c, records, plain, remarks)) for c in conditions}
     made = partial(theory_of, conditions, summaries, measured.calibrations)
     theory = tried(remarks, "Theory beside measurement", made, None)
-    verdicts, loads = list[Verdict](), list[LoadPoint]()
-    for on in conditions:
-        what = f"The decision under {on.name}"
+
+    def decided(on: Condition) -> Measured:
+        request, link, found = on.request, on.link, summaries[on.name]
         if on.load:
-            point = tried(remarks, what, partial(load_point, on, on.load, summaries[on.name], records), None)
-            loads += [point] if point else []
+            decide = partial(loaded_decision, on, on.load, found, records)
         else:
-            judge = partial(measured_verdict, on, summaries[on.name], records, endpoints, cores)
-            verdict = tried(remarks, what, judge, None)
-            verdicts += [verdict] if verdict else []
+            decide = partial(measured_decision, on, found, records, endpoints, cores)
+        decision = tried(remarks, f"The decision under {on.name}", decide, None)
+        overhead = measured.links.get(link)
+        return Measured(on.name, on.varies, link, request.sampling, request.rule, on.load, overhead, found, decision)
+
     served = None
     if config.capacity_ms is not None:
-        gain = theory.capacity_gain if theory else None
-        counted = partial(capacity, config.capacity_ms / 1000, loads, summaries, gain)
+        loads = [(c.load.concurrency, summaries[c.name]) for c in conditions if c.load and c.load.concurrency]
+        counted = partial(capacity, config.capacity_ms / 1000, loads, theory.capacity_gain if theory else None)
         served = tried(remarks, "The capacity", counted, None)
     return Comparison(
         SCHEMA_VERSION,
@@ -174,14 +172,11 @@ def analyse(measured: RunData) -> Comparison:
         measured.planned,
         config,
         measured.machine,
-        measured.versions,
         endpoints,
         measured.warm_up_failures,
         plain,
-        tuple(_measured(measured, c, summaries[c.name]) for c in conditions),
+        tuple(map(decided, conditions)),
         theory,
-        tuple(verdicts),
-        tuple(loads),
         served,
         tuple(caveats(endpoints)),
         (*_remarks(measured), *measured.remarks, *remarks),
@@ -206,11 +201,6 @@ def read_comparison(path: Path, flag: str = "report") -> Comparison:
 
 def comparison_as_text(comparison: Comparison) -> str:
     return json.dumps(encoded(comparison), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-
-
-def _measured(measured: RunData, on: Condition, summaries: tuple[Summary, ...]) -> Measured:
-    request, overhead = on.request, measured.links.get(on.link)
-    return Measured(on.name, on.varies, on.link, request.sampling, request.rule, on.load, overhead, summaries)
 
 
 def _in_order(measured: RunData) -> list[Record]:

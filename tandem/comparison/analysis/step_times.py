@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from dataclasses import replace
 
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, WIDTH_1
 from tandem.comparison.measuring.record_log import RunData
-from tandem.comparison.measuring.records import Calibration
-from tandem.host.device_times import DeviceTimes, ModelTimes, StepTime, StepTimes
+from tandem.comparison.measuring.records import Measurement
+from tandem.host.device_times import DeviceTimes, StepTime, StepTimes
 
 
 def step_times(measured: RunData) -> DeviceTimes | None:
@@ -18,7 +18,7 @@ def step_times(measured: RunData) -> DeviceTimes | None:
     if not models or any(model.rehearsals for model in models) or measured.config.connect:
         return None
     target = _target(measured)
-    draft = _draft(measured.calibrations)
+    draft = _draft(measured)
     if target is None:
         return None
     drafts = next((model.draft_name for model in models if model.draft_name), "")
@@ -26,8 +26,8 @@ def step_times(measured: RunData) -> DeviceTimes | None:
         name="measured",
         device=f"{measured.machine.processor}, {measured.machine.usable_cores} cores, with {models[0].model_name}",
         source=f"tandem compare, {measured.started_at}, medians over rows measured one at a time",
-        target=ModelTimes(models[0].model_name, target),
-        draft=ModelTimes(drafts, draft) if draft else None,
+        target=replace(target, model=models[0].model_name),
+        draft=draft and replace(draft, model=drafts),
     )
 
 
@@ -35,20 +35,24 @@ def _target(measured: RunData) -> StepTimes | None:
     """Medians of verification seconds by tokens fed."""
     seconds: defaultdict[int, list[float]] = defaultdict(list)
     plain = [r.measurement for r in measured.records if r.architecture in (AUTOREGRESSIVE.name, WIDTH_1.name)]
-    for one in [*filter(None, plain), *(each.measurement for each in measured.calibrations)]:
+    for one in [*filter(None, plain), *_calibrated(measured)]:
         if one.rounds and one.seconds_by_cause.verify > 0:
             seconds[round(1 + one.drafted / one.rounds)].append(one.seconds_by_cause.verify / one.rounds)
     return _times({width: statistics.median(values) for width, values in seconds.items()})
 
 
-def _draft(calibrations: Sequence[Calibration]) -> StepTimes | None:
+def _draft(measured: RunData) -> StepTimes | None:
     """The median seconds of one draft token of a model; copies cost almost nothing."""
     known: list[float] = []
-    for one in (each.measurement for each in calibrations):
+    for one in _calibrated(measured):
         by_models = sum(count for proposer, count in one.drafted_by.items() if proposer != "ngram")
         if by_models and one.seconds_by_cause.draft:
             known.append(one.seconds_by_cause.draft / by_models)
     return _times({1: statistics.median(known)}) if known else None
+
+
+def _calibrated(measured: RunData) -> list[Measurement]:
+    return [one for by_length in measured.calibrations.values() for found in by_length.values() for one in found]
 
 
 def _times(seconds: dict[int, float]) -> StepTimes | None:

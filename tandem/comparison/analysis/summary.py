@@ -15,12 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from tandem.comparison.measuring.distributions import DISTRIBUTIONS, MetricDistribution, distribution, ratio
-from tandem.comparison.measuring.identity import MarginTrace, TokenIdentity, identity
+from tandem.comparison.measuring.identity import TokenIdentity, identity
 from tandem.comparison.measuring.records import CAUSES, Measurement, Record
 from tandem.speculation.types import rounds_by_length
 
 FIELDS = {"number_output_tokens": "output_tokens"}  # of a measurement, by LLMPerf's names
 Interval = tuple[float, float]
+ALIKE = 1.05  # ratios within this factor of 1 are equal for any decision
+CLOSE = 1.03  # without an interval, figures within this factor are equal
 
 # 97.5 % points of t with 1, 2, ... degrees of freedom; `_student` approximates the rest
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
@@ -57,7 +59,9 @@ def completed(records: Iterable[Record]) -> list[Measurement]:
 
 
 @dataclass(frozen=True, slots=True)
-class Acceptance:
+class DraftFigures:
+    """Drafts over all requests, and the steps of a target that never waits."""
+
     rounds: int
     drafted: int
     accepted: int
@@ -67,6 +71,10 @@ class Acceptance:
     drafted_by: Mapping[str, int]  # by proposer
     accepted_by: Mapping[str, int]
     rounds_by_length: tuple[int, ...]
+    run_steps: int  # 0: the target waited
+    drafted_steps: int
+    wasted_steps: int
+    unverified_drafts: int  # draft tokens that no step verified
 
     @property
     def proposing(self) -> float | None:
@@ -74,13 +82,14 @@ class Acceptance:
         return ratio(self.rounds - self.rounds_by_length[0], self.rounds) if self.rounds_by_length else None
 
 
-def acceptance(measurements: Sequence[Measurement]) -> Acceptance:
+def acceptance(measurements: Sequence[Measurement]) -> DraftFigures:
     rounds = sum(m.rounds for m in measurements)
     drafted = sum(m.drafted for m in measurements)
     accepted = sum(m.accepted for m in measurements)
     drafted_at = sum_positions(m.drafted_per_position for m in measurements)
     accepted_at = sum_positions(m.accepted_per_position for m in measurements)
-    return Acceptance(
+    running = [m for m in measurements if m.run_steps]
+    return DraftFigures(
         rounds,
         drafted,
         accepted,
@@ -90,27 +99,10 @@ def acceptance(measurements: Sequence[Measurement]) -> Acceptance:
         drafted_by=sum_counts(m.drafted_by for m in measurements),
         accepted_by=sum_counts(m.accepted_by for m in measurements),
         rounds_by_length=tuple(rounds_by_length(rounds, drafted_at)) if sum(drafted_at) == drafted else (),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class NeverWaiting:
-    steps: int
-    drafted_steps: int
-    wasted_steps: int
-    unverified_drafts: int  # draft tokens that no step verified
-
-
-def never_waiting(measurements: Sequence[Measurement]) -> NeverWaiting | None:
-    """Returns None if no target ran on."""
-    ran = [m for m in measurements if m.run_steps]
-    if not ran:
-        return None
-    return NeverWaiting(
-        sum(m.run_steps for m in ran),
-        sum(m.drafted_per_position[0] for m in ran if m.drafted_per_position),
-        sum(m.wasted_steps for m in ran),
-        sum(m.stale_drafts for m in ran),
+        run_steps=sum(m.run_steps for m in running),
+        drafted_steps=sum(m.drafted_per_position[0] for m in running if m.drafted_per_position),
+        wasted_steps=sum(m.wasted_steps for m in running),
+        unverified_drafts=sum(m.stale_drafts for m in running),
     )
 
 
@@ -139,12 +131,31 @@ def milliseconds_per_token(measurements: Sequence[Measurement]) -> dict[str, flo
 
 @dataclass(frozen=True, slots=True)
 class Speedup:
+    """How many times as fast as `over`."""
+
+    over: str
     ratio: float | None
-    interval: Interval | None  # 95 %, paired by prompt
-    pairs: int  # of requests
+    interval: Interval | None = None  # 95 %, paired by prompt
+
+    @property
+    def tied(self) -> bool:
+        if self.interval is None:
+            return self.ratio is None or self.ratio < CLOSE
+        return self.interval[0] <= 1
+
+    @property
+    def alike(self) -> bool:
+        """Whether the two are equal for any decision."""
+        if self.interval is None:
+            return self.ratio is not None and self.ratio < CLOSE
+        return alike(self.interval)
 
 
-def speedup(records: Iterable[Record], baseline: Iterable[Record]) -> Speedup:
+def alike(interval: Interval) -> bool:
+    return interval[0] >= 1 / ALIKE and interval[1] <= ALIKE
+
+
+def speedup(records: Iterable[Record], baseline: Iterable[Record], over: str) -> Speedup:
     of_baseline = {(r.prompt, r.run): r.measurement for r in baseline}
     pairs = [
         (record.prompt, other.tpot_s, own.tpot_s)
@@ -153,7 +164,7 @@ def speedup(records: Iterable[Record], baseline: Iterable[Record]) -> Speedup:
         if own.tpot_s is not None and other.tpot_s is not None
     ]
     theirs, ours = _sums_by_prompt(pairs)
-    return Speedup(ratio(sum(theirs), sum(ours)), paired_interval(theirs, ours), len(pairs))
+    return Speedup(over, ratio(sum(theirs), sum(ours)), paired_interval(theirs, ours))
 
 
 def _sums_by_prompt(terms: Iterable[tuple[str, float, float]]) -> tuple[list[float], list[float]]:
@@ -166,21 +177,16 @@ def _sums_by_prompt(terms: Iterable[tuple[str, float, float]]) -> tuple[list[flo
 
 
 @dataclass(frozen=True, slots=True)
-class WorkloadSummary:
-    tpot_s: MetricDistribution
-    acceptance_rate: float | None
-    speedup: Speedup
-
-
-@dataclass(frozen=True, slots=True)
 class Summary:
+    """An architecture under a condition, or on one of its workloads; figures of a load are named as LLMPerf's."""
+
     architecture: str
     requests: int
     failed: int
     distributions: Mapping[str, MetricDistribution]  # by LLMPerf's names
     tpot_interval: Interval | None
     output_throughput_token_per_s: float | None
-    acceptance: Acceptance
+    acceptance: DraftFigures
     acceptance_interval: Interval | None
     bytes_up_per_token: float | None
     bytes_down_per_token: float | None
@@ -188,8 +194,11 @@ class Summary:
     overlapping: int  # requests whose causes add up to more than their time
     speedup: Speedup
     identical: TokenIdentity | None
-    never_waiting: NeverWaiting | None
-    workloads: Mapping[str, WorkloadSummary]
+    error_code_frequency: Mapping[str, int]
+    # under a load, over the time from the first request sent to the last one ended; tokens are of completed requests
+    num_completed_requests_per_minute: float | None
+    mean_output_throughput_token_per_s: float | None
+    workloads: Mapping[str, Summary]
 
     @property
     def tpot_s(self) -> float | None:
@@ -201,7 +210,8 @@ def summarize(
     records: Sequence[Record],
     baseline: str | None,
     plain: Sequence[Record] = (),
-    traces: Mapping[str, MarginTrace] | None = None,
+    traces: Mapping[str, Measurement] | None = None,
+    by_workload: bool = True,
 ) -> Summary:
     """Summarizes records of one condition. `plain`: the outputs that others should equal, if any."""
     own = [record for record in records if record.architecture == name]
@@ -210,11 +220,11 @@ def summarize(
     tokens = sum(m.output_tokens for m in done)
     accepted = ((r.prompt, m.accepted, m.drafted) for r in own if (m := r.measurement))
     tpots = ((r.prompt, m.tpot_s, 1) for r in own if (m := r.measurement) and m.tpot_s is not None)
-    kinds: dict[str, WorkloadSummary] = {}
-    for kind in dict.fromkeys(record.workload for record in own):
-        of_kind = [record for record in own if record.workload == kind]
-        tpot = distribution(m.tpot_s for m in completed(of_kind))
-        kinds[kind] = WorkloadSummary(tpot, acceptance(completed(of_kind)).rate, speedup(of_kind, others))
+    sent, ended = ([at for r in own if (at := getattr(r, field)) is not None] for field in ("sent_s", "ended_s"))
+    seconds = max(ended, default=0.0) - min(sent, default=0.0)
+    kinds: defaultdict[str, list[Record]] = defaultdict(list)
+    for record in records if by_workload and own else ():
+        kinds[record.workload].append(record)
     return Summary(
         architecture=name,
         requests=len(own),
@@ -230,8 +240,10 @@ def summarize(
         bytes_down_per_token=ratio(sum(m.bytes_down for m in done), tokens),
         milliseconds_per_token=milliseconds_per_token(done),
         overlapping=sum(m.other_clamped for m in done),
-        speedup=speedup(own, others),
+        speedup=speedup(own, others, baseline or ""),
         identical=identity(own, plain, traces) if plain else None,
-        never_waiting=never_waiting(done),
-        workloads=kinds,
+        error_code_frequency=Counter(record.error.code for record in own if record.error),
+        num_completed_requests_per_minute=ratio(60 * len(done), seconds),
+        mean_output_throughput_token_per_s=ratio(tokens, seconds),
+        workloads={kind: summarize(name, of, baseline, plain, traces, False) for kind, of in kinds.items()},
     )

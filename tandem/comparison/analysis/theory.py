@@ -6,7 +6,6 @@ Overlapping rounds (never waiting, pipelined) are not predicted.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -17,7 +16,7 @@ from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring import architectures as arch
 from tandem.comparison.measuring.conditions import BASE, LINK, Condition
 from tandem.comparison.measuring.distributions import ratio
-from tandem.comparison.measuring.records import Calibration, Measurement
+from tandem.comparison.measuring.records import Measurement
 
 MISSED = 1.25  # a prediction off by more than this factor is not relied on
 PREDICTED = (arch.DISTRIBUTED.name, arch.FUSED.name, arch.REMOTE_DRAFT.name)
@@ -36,16 +35,19 @@ class Costs:
     message_bytes: float  # payload of a round, both ways
 
 
-def costs_by_architecture(found: Sequence[Calibration], link: LinkSettings) -> dict[str, Costs]:
+Calibrations = Mapping[str, Mapping[int, Sequence[Measurement]]]  # by architecture and draft tokens of a round
+
+
+def costs_by_architecture(calibrations: Calibrations, link: LinkSettings) -> dict[str, Costs]:
     """Computes costs by architecture, without the configured delay of `link`."""
-    grouped: defaultdict[str, dict[int, list[Measurement]]] = defaultdict(lambda: defaultdict(list))
-    for one in found:
-        if one.measurement.rounds:
-            grouped[one.architecture][one.length].append(one.measurement)
-    return {name: _costs(by_length, link) for name, by_length in grouped.items()}
+    with_rounds = {
+        name: {length: known for length, found in by_length.items() if (known := [m for m in found if m.rounds])}
+        for name, by_length in calibrations.items()
+    }
+    return {name: _costs(by_length, link) for name, by_length in with_rounds.items() if by_length}
 
 
-def _costs(by_length: Mapping[int, list[Measurement]], link: LinkSettings) -> Costs:
+def _costs(by_length: Mapping[int, Sequence[Measurement]], link: LinkSettings) -> Costs:
     def overhead(m: Measurement) -> float:
         """The overhead of the rounds, without the request's own trip across the link."""
         return m.seconds_by_cause.queue + max(0.0, m.seconds_by_cause.other - link.seconds)
@@ -92,7 +94,7 @@ def _per_round(measurements: Sequence[Measurement], value: Callable[[Measurement
 
 
 @dataclass(frozen=True, slots=True)
-class Rounds:
+class MeanRound:
     committed: float  # tokens per round
     drafted: float  # draft tokens verified per round
     drafting: float  # share of rounds with a draft
@@ -104,13 +106,13 @@ class Rounds:
         return (self.tokens - self.committed) / (self.tokens - 1) if self.tokens > self.committed else 1.0
 
 
-def rounds_of(summary: Summary) -> Rounds | None:
+def rounds_of(summary: Summary) -> MeanRound | None:
     """Returns None without drafts."""
     of, tokens = summary.acceptance, summary.distributions["number_output_tokens"].mean
     if not of.drafted or not of.rounds or tokens is None:
         return None
     proposing = 1.0 if of.proposing is None else of.proposing
-    return Rounds(1 + of.accepted / of.rounds, of.drafted / of.rounds, proposing, tokens)
+    return MeanRound(1 + of.accepted / of.rounds, of.drafted / of.rounds, proposing, tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,7 @@ class Theory:
     plain_s: float
     plain_overhead_s: float
     costs: Mapping[str, Costs]
-    rounds: Mapping[str, Rounds]  # of the base
+    rounds: Mapping[str, MeanRound]  # of the base
     predictions: tuple[Prediction, ...] = ()
     break_even_rtt_s: float | None = None  # below it distributed beats plain decoding; None: at no round trip
     best_lengths: Mapping[str, int] = field(default_factory=dict)  # fastest fixed length on the base's link, 0: plain
@@ -152,12 +154,12 @@ class Theory:
         """The architectures whose predictions are not relied on."""
         return sorted({prediction.architecture for prediction in self.predictions if prediction.missed})
 
-    def round_s(self, name: str, rounds: Rounds) -> tuple[float, float]:
+    def round_s(self, name: str, rounds: MeanRound) -> tuple[float, float]:
         of = self.costs[name]
         draft = of.draft_fixed_s * rounds.drafting + of.draft_slope_s * rounds.drafted
         return draft, of.verify_fixed_s + of.verify_slope_s * (1 + rounds.drafted)
 
-    def tpot_s(self, name: str, link: LinkSettings, rounds: Rounds | None = None) -> float:
+    def tpot_s(self, name: str, link: LinkSettings, rounds: MeanRound | None = None) -> float:
         """Returns the predicted time per token. `rounds`: on this link; None: the base's."""
         if name in arch.PLAIN:
             return self.plain_tpot_s
@@ -168,13 +170,13 @@ class Theory:
         return seconds / rounds.committed * rounds.as_defined
 
 
-def asking(name: str, rounds: Rounds) -> float:
+def asking(name: str, rounds: MeanRound) -> float:
     """Returns round trips per round; a target with a remote draft makes none in a round without a draft."""
     return rounds.drafting if name == arch.REMOTE_DRAFT.name else 1.0
 
 
 def theory_of(
-    conditions: Sequence[Condition], summaries: Mapping[str, Sequence[Summary]], calibrations: Sequence[Calibration]
+    conditions: Sequence[Condition], summaries: Mapping[str, Sequence[Summary]], calibrations: Calibrations
 ) -> Theory | None:
     """Predicts every link; None unless plain decoding and a drafting architecture were calibrated."""
     base = conditions[0]
@@ -186,12 +188,12 @@ def theory_of(
         return None
     step = costs[plain]
     model = Theory(step.verify_fixed_s + step.verify_slope_s, step.overhead_s, costs, rounds)
-    links = [c for c in conditions if c.varies in (BASE, LINK) and c.link.but.predictable]
+    links = [c for c in conditions if c.varies in (BASE, LINK) and c.link.predictable]
     return replace(
         model,
         predictions=tuple(p for c in links for p in _predictions(model, plain, c, summaries[c.name])),
         break_even_rtt_s=_break_even(model, base.link),
-        best_lengths={name: _best_length(model, name, base.link, calibrations) for name in rounds},
+        best_lengths={name: _best_length(model, name, base.link, calibrations[name]) for name in rounds},
         capacity_gain=_capacity_gain(model),
     )
 
@@ -211,20 +213,19 @@ def _break_even(model: Theory, base: LinkSettings) -> float | None:
     name = arch.DISTRIBUTED.name
     if name not in model.rounds:
         return None
-    rounds, near = model.rounds[name], LinkSettings(0.0, base.bandwidth_mbps, base.but)
+    rounds, near = model.rounds[name], replace(base, rtt_ms=0.0)
     left = (model.plain_tpot_s - model.tpot_s(name, near)) / rounds.as_defined * rounds.committed
     return left if left > 0 else None
 
 
-def _best_length(model: Theory, name: str, link: LinkSettings, found: Sequence[Calibration]) -> int:
+def _best_length(model: Theory, name: str, link: LinkSettings, by_length: Mapping[int, Sequence[Measurement]]) -> int:
     """Returns the fastest fixed length, by calibration's acceptance: auto drafts much where much is accepted."""
-    own = [one for one in found if one.architecture == name]
     tpots, committed = [model.plain_tpot_s], 1.0
-    for position in range(max((one.length for one in own), default=0)):
-        reaching = [one.measurement for one in own if one.length > position]
+    for position in range(max(by_length)):
+        reaching = [m for length, found in by_length.items() if length > position for m in found]
         accepted = sum(sum(m.accepted_per_position[position : position + 1]) for m in reaching)
         committed += ratio(accepted, sum(m.rounds for m in reaching)) or 0.0
-        rounds = Rounds(committed, position + 1, 1.0, model.rounds[name].tokens)
+        rounds = MeanRound(committed, position + 1, 1.0, model.rounds[name].tokens)
         tpots.append(model.tpot_s(name, link, rounds))
     return min(range(len(tpots)), key=tpots.__getitem__)
 

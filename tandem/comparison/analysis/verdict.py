@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from tandem.comparison.analysis.summary import Interval, Summary, completed, speedup
+from tandem.comparison.analysis.summary import CLOSE, Interval, Speedup, Summary, alike, completed, speedup
 from tandem.comparison.analysis.theory import asking, rounds_of
 from tandem.comparison.analysis.words import joined, name_in_sentence
 from tandem.comparison.measuring import architectures as arch
-from tandem.comparison.measuring.conditions import BASE, LINK, Condition
+from tandem.comparison.measuring.conditions import BASE, LINK, Condition, Load
 from tandem.comparison.measuring.deployment import Endpoint
 from tandem.comparison.measuring.distributions import ratio
 from tandem.comparison.measuring.machine_load import MachineLoad
 from tandem.comparison.measuring.records import Record
 from tandem.rpc.credentials import on_this_machine
 
-ALIKE = 1.05  # ratios within this factor of 1 are equal for any decision
 LEAST_PROMPTS, SURE_ANSWERS = 3, 8
 LEAST_TOKENS, SURE_TOKENS = 30, 100
 LEAST_STEPS = 4  # requests whose step times can be compared
 IDLE, MORE_RUNS, MORE_PROMPTS = "on an idle machine", "with --num-runs 5", "with more prompts"
 ALIKE_SERVERS = "in a comparison under that condition, with servers started alike"
-CLOSE = 1.03  # without an interval, figures within this factor are equal
 ACTIONS = {
     arch.LOOKUP.name: "use lookup, copies from the text without a draft model",
     arch.DISTRIBUTED.name: "use distributed, the draft apart from the target",
@@ -126,10 +124,6 @@ def _grounds(of: Evidence) -> Iterable[str]:
         yield "steps took even times"
 
 
-def alike(interval: Interval) -> bool:
-    return interval[0] >= 1 / ALIKE and interval[1] <= ALIKE
-
-
 def evidence_of(own: Sequence[Record], other: Sequence[Record], plain: Sequence[Record], cores: int) -> Evidence:
     """Returns the evidence of comparing two architectures; steps are plain decoding's where it ran."""
     timed = [[r for r in of if r.measurement and r.measurement.tpot_s is not None] for of in (own, other)]
@@ -162,36 +156,13 @@ def spread(steps: Sequence[float]) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Rival:
-    architecture: str
-    ratio: float | None  # the fastest's speed over this one's
-    interval: Interval | None = None  # 95 %
+class Decision:
+    """What to use at a round trip and a number of clients."""
 
-    @property
-    def tied(self) -> bool:
-        if self.interval is None:
-            return self.ratio is None or self.ratio < CLOSE
-        return self.interval[0] <= 1
-
-    @property
-    def alike(self) -> bool:
-        if self.interval is None:
-            return self.ratio is not None and self.ratio < CLOSE
-        return alike(self.interval)
-
-
-@dataclass(frozen=True, slots=True)
-class Situation:
     condition: str  # "" if predicted
-    where: str
     rtt_ms: float
-    clients: int = 1  # 0: an open loop
-    unit: str = FAST
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    at: Situation
+    clients: int  # 0: an open loop
+    unit: str
     architecture: str  # to use; if undecided, the fastest
     sentence: str
     doubt: Doubt
@@ -199,7 +170,7 @@ class Verdict:
     ratio: float | None  # speed over that of `over`
     interval: Interval | None
     fastest: str
-    rivals: tuple[Rival, ...]  # all but the fastest
+    rivals: tuple[Speedup, ...]  # the fastest over each other
 
     @property
     def sureness(self) -> str:
@@ -211,11 +182,15 @@ class Verdict:
 
 
 def _decided(
-    at: Situation,
+    where: str,
+    condition: str,
+    rtt_ms: float,
     order: Sequence[str],
-    compare: Callable[[str, str], Rival],
+    compare: Callable[[str, str], Speedup],
     evidence: Callable[[str, str], Evidence],
-) -> Verdict | None:
+    clients: int = 1,
+    unit: str = FAST,
+) -> Decision | None:
     """Decides between the fastest and plain decoding (or the next): drafts only where clearly faster than none.
 
     `order`: the fastest first.
@@ -224,94 +199,93 @@ def _decided(
         return None
     best = order[0]
     rivals = tuple(compare(best, other) for other in order[1:])
-    against = next((one for one in rivals if one.architecture in arch.PLAIN), rivals[0])
-    none = best in arch.PLAIN or (against.architecture in arch.PLAIN and against.alike)
-    ties = [] if none else [one.architecture for one in rivals if one.tied and one.architecture not in arch.PLAIN]
-    found = doubt(replace(evidence(best, against.architecture), interval=against.interval, tie=bool(ties)))
-    over, times, interval = against.architecture, against.ratio, against.interval
+    against = next((one for one in rivals if one.over in arch.PLAIN), rivals[0])
+    none = best in arch.PLAIN or (against.over in arch.PLAIN and against.alike)
+    ties = [] if none else [one.over for one in rivals if one.tied and one.over not in arch.PLAIN]
+    found = doubt(replace(evidence(best, against.over), interval=against.interval, tie=bool(ties)))
+    over, times, interval = against.over, against.ratio, against.interval
     if none and best not in arch.PLAIN:  # plain decoding is chosen, so the ratio is turned
         over, times = best, ratio(1.0, against.ratio or 0.0)
         interval = (1 / interval[1], 1 / interval[0]) if interval else None
     chosen = arch.AUTOREGRESSIVE.name if none else best
-    sentence = _sentence(at, chosen, ties, against.alike, over, times, found)
-    return Verdict(at, chosen, sentence, found, over, times, interval, best, rivals)
-
-
-def _sentence(
-    at: Situation, chosen: str, ties: Sequence[str], alike: bool, over: str, times: float | None, found: Doubt
-) -> str:
-    marked = "" if at.condition else " (predicted)"
+    marked = "" if condition else " (predicted)"
     if found.sureness is Sureness.NOISE:
-        return f"{at.where}, nothing can be decided: {found.reasons[0]}{marked}."
-    if chosen in arch.PLAIN:
-        return f"{at.where}, {LITTLE if alike else PLAINLY}{marked}."
-    figure = "" if times is None else f": {times:.2f} {at.unit} {name_in_sentence(over)}"
-    if ties:
-        names = [name_in_sentence(name) for name in (chosen, *ties)]
-        return f"{at.where}, {joined(names, 'or')}, too close to call{figure}{marked}."
-    return f"{at.where}, {ACTIONS[chosen]}{figure}{marked}."
+        sentence = f"{where}, nothing can be {'decided' if condition else 'predicted'}: {found.reasons[0]}."
+    elif none:
+        sentence = f"{where}, {LITTLE if against.alike else PLAINLY}{marked}."
+    else:
+        names = joined([name_in_sentence(name) for name in (chosen, *ties)], "or")
+        what = f"{names}, too close to call" if ties else ACTIONS[chosen]
+        figure = "" if times is None else f": {times:.2f} {unit} {name_in_sentence(over)}"
+        sentence = f"{where}, {what}{figure}{marked}."
+    return Decision(condition, rtt_ms, clients, unit, chosen, sentence, found, over, times, interval, best, rivals)
 
 
-def measured_verdict(
-    on: Condition,
-    summaries: Sequence[Summary],
-    records: Sequence[Record],
-    endpoints: Sequence[Endpoint],
-    cores: int,
-) -> Verdict | None:
+def measured_decision(
+    on: Condition, summaries: Sequence[Summary], records: Sequence[Record], endpoints: Sequence[Endpoint], cores: int
+) -> Decision | None:
     """Decides a condition without a load; None if fewer than two architectures answered."""
     tpots = tpots_of(summaries)
     own = {name: [r for r in records if (r.condition, r.architecture) == (on.name, name)] for name in tpots}
     plain = next((own[name] for name in reversed(arch.PLAIN) if name in own), [])
 
-    def compare(best: str, other: str) -> Rival:
-        found = speedup(own[best], own[other])
-        return Rival(other, found.ratio, found.interval)
-
     def evidence(best: str, other: str) -> Evidence:
         return replace(evidence_of(own[best], own[other], plain, cores), apart=unlike(endpoints, best, other))
 
-    at = Situation(on.name, where(on), 1000 * on.link.seconds)
-    return _decided(at, sorted(tpots, key=tpots.__getitem__), compare, evidence)
+    def compare(best: str, other: str) -> Speedup:
+        return speedup(own[best], own[other], other)
+
+    order = sorted(tpots, key=tpots.__getitem__)
+    return _decided(where(on), on.name, 1000 * on.link.seconds, order, compare, evidence)
 
 
-def loaded_verdict(
-    on: Condition, rates: Mapping[str, float], latencies: Mapping[str, float], evidence: Evidence
-) -> Verdict | None:
-    """Decides by tokens per second under a load; among close ones by mean latency."""
-    most, clients = max(rates.values(), default=0.0), on.load.concurrency if on.load else 0
+def loaded_decision(
+    on: Condition, load: Load, summaries: Sequence[Summary], records: Sequence[Record]
+) -> Decision | None:
+    """Decides by tokens per second under a load, among close ones by mean latency.
+
+    Returns None if fewer than two architectures answered everything.
+    """
+    rates, latencies = dict[str, float](), dict[str, float]()
+    for s in summaries:
+        rate, latency = s.mean_output_throughput_token_per_s, s.distributions["end_to_end_latency_s"].mean
+        if s.architecture in arch.COMPARED and s.requests >= load.requests and rate and latency is not None:
+            rates[s.architecture], latencies[s.architecture] = rate, latency
+    most = max(rates.values(), default=0.0)
+    busy_of = [record.machine_load for record in records if record.condition == on.name and record.machine_load]
+    evidence = Evidence(busy=busy(busy_of, 1), apart="it was measured in one pass, so there is no interval")
 
     def rank(name: str) -> tuple[bool, float]:
         close = rates[name] * CLOSE >= most
         return not close, latencies[name] if close else -rates[name]
 
-    def compare(best: str, other: str) -> Rival:
-        return Rival(other, ratio(rates[best], rates[other]))
+    def compare(best: str, other: str) -> Speedup:
+        return Speedup(other, ratio(rates[best], rates[other]))
 
-    at = Situation(on.name, f"With {on.load}", 1000 * on.link.seconds, clients or 0, RATE)
-    once = replace(evidence, apart="it was measured in one pass, so there is no interval")
-    return _decided(at, sorted(rates, key=rank), compare, lambda best, other: once)
+    at, rtt_ms = f"With {load}", 1000 * on.link.seconds
+    order = sorted(rates, key=rank)
+    return _decided(at, on.name, rtt_ms, order, compare, lambda *_: evidence, load.concurrency or 0, RATE)
 
 
-def predicted_verdict(
-    links: Sequence[tuple[float, Sequence[Summary]]], known: Sequence[Verdict], rtt_ms: float, clients: int
-) -> Verdict | None:
+def predicted_decision(
+    links: Sequence[tuple[float, Sequence[Summary]]], known: Sequence[Decision], rtt_ms: float, clients: int
+) -> Decision | None:
     """Decides for an unmeasured round trip or number of clients. `links`: (RTT in ms, summaries).
 
     The target is modelled as a queue with one server; shared steps do better with many clients.
     """
     names = dict.fromkeys(name for _, summaries in links for name in tpots_of(summaries))
     times = {name: time for name in names if (time := estimate(links, name, rtt_ms, clients))}
-    nearest = min((v for v in known if v.at.clients == 1), key=lambda v: abs(v.at.rtt_ms - rtt_ms), default=None)
+    nearest = min(known, key=lambda each: abs(each.rtt_ms - rtt_ms), default=None)
     measured = ", ".join(f"{rtt:g}" for rtt, _ in links)
     evidence = Evidence(apart=f"it is predicted from one client at round trips of {measured} ms")
 
-    def compare(best: str, other: str) -> Rival:
-        return Rival(other, ratio(times[other], times[best]))
+    def compare(best: str, other: str) -> Speedup:
+        return Speedup(other, ratio(times[other], times[best]))
 
     at = f"At {rtt_ms:g} ms with {clients} clients" if clients > 1 else f"At {rtt_ms:g} ms"
     order = sorted(times, key=times.__getitem__)
-    found = _decided(Situation("", at, rtt_ms, clients), order, compare, lambda best, other: evidence)
+    found = _decided(at, "", rtt_ms, order, compare, lambda *_: evidence, clients)
     if found is None or nearest is None or nearest.decided:
         return found
     return replace(found, sentence=f"{at}, nothing can be predicted: {nearest.doubt.reasons[0]}.", doubt=nearest.doubt)
@@ -359,7 +333,7 @@ def where(on: Condition) -> str:
         return f"At {on.name}" if on.request.sampling.temperature else f"Under {on.name}"
     if on.link.rtt_ms is None:
         return "Here"
-    return f"On {on.link.but.recorded}" if on.link.but.recorded else f"At {on.link.rtt_ms:g} ms"
+    return f"On {on.link.recorded}" if on.link.recorded else f"At {on.link.rtt_ms:g} ms"
 
 
 def host_of(endpoint: Endpoint) -> str:

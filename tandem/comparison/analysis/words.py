@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring.architectures import PLAIN
@@ -76,17 +75,3 @@ def sampling(sampling: SamplingParams) -> str:
     neutral = {"top_k": 0, "top_p": 1, "min_p": 0}
     filters = (f"{key} {getattr(sampling, key):g}" for key, value in neutral.items() if getattr(sampling, key) != value)
     return ", ".join([f"temperature {sampling.temperature:g}", *filters, f"seed {sampling.seed}"])
-
-
-def setting(value: Any) -> str:
-    if value is None or value in ({}, [], ""):
-        return "not set"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:g}" if math.isfinite(value) else MISSING
-    if isinstance(value, list | tuple):
-        return ", ".join(setting(item) for item in value)
-    if isinstance(value, dict):
-        return "; ".join(f"{key} {setting(item)}" for key, item in value.items())
-    return str(value)

@@ -32,7 +32,6 @@ from random import Random
 from tandem.comparison.links.settings import (
     IP_TCP_BYTES,
     SEGMENT_BYTES,
-    Impairments,
     LinkSettings,
     TracedLink,
     read_trace,
@@ -302,8 +301,7 @@ class Proxy:
                 case ["echo"]:
                     return f"ok {self._accepting(self._echo)}"
                 case ["set", settings]:
-                    found = json.loads(settings)
-                    return f"ok {self._set(LinkSettings(**{**found, 'but': Impairments(**found['but'])}))!r}"
+                    return f"ok {self._set(LinkSettings(**json.loads(settings)))!r}"
         except (OSError, ValueError, LookupError, TypeError) as error:
             return f"error {error}"
         return f"error {line!r} is not a command"
@@ -311,15 +309,14 @@ class Proxy:
     def _set(self, link: LinkSettings) -> float:
         """Applies settings to new data; returns when traces begin."""
         link.check()
-        but, now = link.but, time.monotonic()
-        up_mbps, down_mbps = link.rates
+        now, (up_mbps, down_mbps) = time.monotonic(), link.rates
         for seed, wire, mbps, path in (
-            (1, self._up, up_mbps, but.trace_up),
-            (2, self._down, down_mbps, but.trace_down),
+            (1, self._up, up_mbps, link.trace_up),
+            (2, self._down, down_mbps, link.trace_down),
         ):
             times = read_trace(path) if path else ()
-            trace = TracedLink(times, now - but.trace_from * times[-1] / 1000) if times else None
-            wire.set(link.seconds / 2, None if mbps is None else mbps * 1e6, trace, but.jitter_ms / 1000, seed)
+            trace = TracedLink(times, now - link.trace_from * times[-1] / 1000) if times else None
+            wire.set(link.seconds / 2, None if mbps is None else mbps * 1e6, trace, link.jitter_ms / 1000, seed)
         return now
 
     def _listen(self, upstream: str, back: bool) -> int:

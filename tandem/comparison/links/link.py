@@ -40,8 +40,8 @@ class LinkOverhead:
 
     @property
     def added_s(self) -> float:
-        """The link's median round trip minus the direct one and the configured one."""
-        return self.link_p50_s - self.direct_p50_s - self.nominal_s
+        """The link's median round trip minus the direct and the configured one; 0 where noise makes it less."""
+        return max(0.0, self.link_p50_s - self.direct_p50_s - self.nominal_s)
 
 
 class DelayLink:

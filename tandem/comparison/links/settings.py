@@ -33,9 +33,11 @@ def wire_bits(size: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Impairments:
-    """Differences from a constant, symmetric link. Up is from the draft's side to the target's."""
+class LinkSettings:
+    """A link, shared by all connections. Up is from the draft's side to the target's."""
 
+    rtt_ms: float | None = None  # None: no link is emulated
+    bandwidth_mbps: float | None = None  # 10^6 bits per second each way; None: unlimited
     up_mbps: float | None = None  # None: as down
     jitter_ms: float = 0.0  # largest random delay of a segment, each way
     trace_up: str = ""  # files of recorded links, in place of a bandwidth
@@ -44,13 +46,15 @@ class Impairments:
 
     def check(self) -> None:
         """Reads the traces. Raises a one-line ValueError that names the flag."""
-        for flag, value, most in (
-            ("jitter-ms", self.jitter_ms, MAX_JITTER_MS),
-            ("trace-from", self.trace_from, 1.0),
+        for flag, value, least, most in (
+            ("rtt-ms", self.rtt_ms, 0, MAX_RTT_MS),
+            ("bandwidth-mbps", self.bandwidth_mbps, MIN_MBPS, MAX_MBPS),
+            ("up-mbps", self.up_mbps, MIN_MBPS, MAX_MBPS),
+            ("jitter-ms", self.jitter_ms, 0, MAX_JITTER_MS),
+            ("trace-from", self.trace_from, 0, 1),
         ):
-            _check_between(flag, value, 0, most)
-        if self.up_mbps is not None:
-            _check_between("up-mbps", self.up_mbps, MIN_MBPS, MAX_MBPS)
+            if value is not None and not (math.isfinite(value) and least <= value <= most):
+                raise ValueError(f"{flag}: {value:g} is not between {least:g} and {most:g}")
         for path in filter(None, (self.trace_up, self.trace_down)):
             read_trace(path)
 
@@ -67,37 +71,16 @@ class Impairments:
         return paths[0].stem if alike else " and ".join(path.name for path in paths)
 
     def __str__(self) -> str:
+        if self.rtt_ms is None:
+            return "not emulated"
         parts = (
-            (bool(self.recorded), f"recorded {self.recorded}"),
-            (self.up_mbps is not None, f"{self.up_mbps or 0:g} Mbit/s up"),
-            (bool(self.jitter_ms), f"jitter {self.jitter_ms:g} ms"),
+            f"RTT {self.rtt_ms:g} ms",
+            self.bandwidth_mbps and f"{self.bandwidth_mbps:g} Mbit/s",
+            self.recorded and f"recorded {self.recorded}",
+            self.up_mbps and f"{self.up_mbps:g} Mbit/s up",
+            self.jitter_ms and f"jitter {self.jitter_ms:g} ms",
         )
-        return ", ".join(text for shown, text in parts if shown)
-
-
-STEADY = Impairments()
-
-
-@dataclass(frozen=True, slots=True)
-class LinkSettings:
-    """A link, shared by all connections."""
-
-    rtt_ms: float | None = None  # None: no link is emulated
-    bandwidth_mbps: float | None = None  # 10^6 bits per second each way; None: unlimited
-    but: Impairments = STEADY
-
-    def check(self) -> None:
-        """Raises a one-line ValueError that names the flag."""
-        if self.rtt_ms is not None:
-            _check_between("rtt-ms", self.rtt_ms, 0, MAX_RTT_MS)
-        if self.bandwidth_mbps is not None:
-            _check_between("bandwidth-mbps", self.bandwidth_mbps, MIN_MBPS, MAX_MBPS)
-        self.but.check()
-
-    def __str__(self) -> str:
-        bandwidth = "" if self.bandwidth_mbps is None else f", {self.bandwidth_mbps:g} Mbit/s"
-        also = f", {self.but}" if str(self.but) else ""
-        return "not emulated" if self.rtt_ms is None else f"RTT {self.rtt_ms:g} ms{bandwidth}{also}"
+        return ", ".join(part for part in parts if part)
 
     @property
     def seconds(self) -> float:
@@ -106,7 +89,7 @@ class LinkSettings:
     @property
     def rates(self) -> tuple[float | None, float | None]:
         """The bandwidths up and down, in Mbit/s."""
-        return self.but.up_mbps or self.bandwidth_mbps, self.bandwidth_mbps
+        return self.up_mbps or self.bandwidth_mbps, self.bandwidth_mbps
 
     def transfer(self, payload_bytes: float) -> float:
         """Returns the seconds that a payload occupies the link; half of it goes up."""
@@ -119,7 +102,7 @@ class LinkSettings:
     def small_round_trip(self) -> float:
         """Returns the seconds of a small message and its reply on an idle link."""
         sending = sum(wire_bits(SMALL_BYTES) / (rate * 1e6) for rate in self.rates if rate is not None)
-        return self.seconds + self.but.jitter_ms / 1000 + sending  # half of the most jitter each way, on average
+        return self.seconds + self.jitter_ms / 1000 + sending  # half of the most jitter each way, on average
 
 
 def traces_named(link: str) -> tuple[str, str]:
@@ -128,11 +111,6 @@ def traces_named(link: str) -> tuple[str, str]:
     if not (up and comma and down):
         raise ValueError(f"link: {link!r} is not trace:UP,DOWN, two files")
     return str(Path(up).resolve()), str(Path(down).resolve())
-
-
-def _check_between(flag: str, value: float, least: float, most: float) -> None:
-    if not (math.isfinite(value) and least <= value <= most):
-        raise ValueError(f"{flag}: {value:g} is not between {least:g} and {most:g}")
 
 
 def read_trace(path: str) -> tuple[int, ...]:

@@ -43,7 +43,7 @@ def worker_command(config: ComparisonConfig, architecture: str, target: str, *ex
     where = ("--target_host", host.strip("[]"), "--target_port", port, "--pipeline", pipeline)
     if config.drafts_with_head:
         context = () if config.feature_context is None else ("--feature_context", str(config.feature_context))
-        extra = (*extra, "--feature_format", config.feature_format, *context)
+        extra = (*extra, *context)
     return server_command(config, "draft_worker", *where, *extra, group=config.groups.draft)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tandem.comparison.links.settings import STEADY, Impairments, LinkSettings
+from tandem.comparison.links.settings import LinkSettings
 from tandem.speculation.types import GenerationRequest, Rule
 
 BASE, LINK, SAMPLING, LOAD = "base", "link", "sampling", "load"
@@ -43,16 +43,11 @@ class Condition:
 
 def plan(
     request: GenerationRequest,
-    rtts_ms: Sequence[float] = (),
-    bandwidth_mbps: float | None = None,
+    links: Sequence[LinkSettings] = (LinkSettings(),),
     temperatures: Sequence[float] = (),
     rules: Sequence[Rule] = (Rule.AGREEMENT,),
-    buts: Sequence[Impairments] = (STEADY,),
 ) -> tuple[Condition, ...]:
     """Returns the base, then every other link, then every other sampling: the two do not affect each other."""
-    emulated = bool(rtts_ms) or bandwidth_mbps is not None or tuple(buts) != (STEADY,)
-    settings = [LinkSettings(rtt, bandwidth_mbps, but) for but in buts for rtt in (rtts_ms or (0.0,))]
-    links = settings if emulated else [LinkSettings()]
     base = Condition("base", BASE, links[0], replace(request, rule=rules[0]))
     conditions = [base, *(replace(base, name=str(link), varies=LINK, link=link) for link in links[1:])]
     for temperature in temperatures or (request.sampling.temperature,):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
-from tandem.comparison.links.settings import LINK_KINDS, TRACE, Impairments, traces_named
+from tandem.comparison.links.settings import LINK_KINDS, TRACE, LinkSettings, traces_named
 from tandem.comparison.measuring.architectures import (
     ASKED,
     AUTOREGRESSIVE,
@@ -91,7 +91,6 @@ class ComparisonConfig:
     head: str | None = None
     rehearse: str | None = None
     hand_out_features: str = "on"
-    feature_format: str = "bfloat16"
     feature_context: int | None = None
     pipeline: str = "off"  # for distributed's worker and, unless "on", remote_draft's target
     timeout_s: float = 300.0
@@ -151,7 +150,6 @@ class ComparisonConfig:
             ("dtype", self.dtype, DTYPES),
             ("weights", self.weights, ("auto", "bfloat16", "float32", "int8", "q4", "as-stored")),
             ("draft", self.draft, DRAFTERS),
-            ("feature-format", self.feature_format, ("bfloat16", "int8")),
             ("pipeline", self.pipeline, ("off", "on", "never-waiting", "auto")),
         ):
             _check_names(flag, (chosen,), known)
@@ -268,14 +266,18 @@ class ComparisonConfig:
             speculation_length=self.speculation_length,
             adapter=self.adapter,
         )
-        return plan(request, self.rtts_ms, self.bandwidth_mbps, self.temperatures, self.rules, self.impairments)
+        return plan(request, self.links, self.temperatures, self.rules)
 
     @property
-    def impairments(self) -> tuple[Impairments, ...]:
-        """The impairments of the emulated links. Raises ValueError."""
-        recorded = [link for link in (self.link, *self.other_links) if link.startswith(TRACE)]
-        each = [traces_named(link) for link in recorded] or [("", "")]
-        return tuple(Impairments(self.up_mbps, self.jitter_ms, *traces) for traces in each)
+    def links(self) -> tuple[LinkSettings, ...]:
+        """The emulated links, or one that is not emulated. Raises ValueError."""
+        recorded = [traces_named(link) for link in (self.link, *self.other_links) if link.startswith(TRACE)]
+        emulated = tuple(
+            LinkSettings(rtt, self.bandwidth_mbps, self.up_mbps, self.jitter_ms, *traces)
+            for traces in recorded or [("", "")]
+            for rtt in self.rtts_ms or (0.0,)
+        )
+        return emulated if self.rtts_ms or emulated != (LinkSettings(0.0),) else (LinkSettings(),)
 
     @property
     def loads(self) -> tuple[Load, ...]:

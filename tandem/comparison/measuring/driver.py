@@ -17,9 +17,9 @@ from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, WIDTH_1
 from tandem.comparison.measuring.attempt import format_error
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Describe, Endpoint, deploy, in_report_order, wants_width_1
-from tandem.comparison.measuring.environment import these_versions, this_machine
+from tandem.comparison.measuring.environment import this_machine
 from tandem.comparison.measuring.interruption import Interruption
-from tandem.comparison.measuring.measurement import Measuring, Refused, ServerDied, while_all_live
+from tandem.comparison.measuring.measurement import Measuring, ServerDied, Unmeasurable, while_all_live
 from tandem.comparison.measuring.progress import Progress
 from tandem.comparison.measuring.record_log import RecordLog, RunData
 from tandem.comparison.measuring.records import failure_of
@@ -47,7 +47,9 @@ class Unreachable(RuntimeError):
     """No server of the expected service answers at an address."""
 
 
-def run_comparison(config: ComparisonConfig, connect: Connect, publish: Callable[[RunData], int]) -> int:
+def run_comparison(
+    config: ComparisonConfig, connect: Connect, publish: Callable[[RunData], int], progress: Progress | None = None
+) -> int:
     """Measures, publishes even an incomplete run, and returns the exit code."""
     with Interruption() as interruption:
         try:
@@ -56,11 +58,10 @@ def run_comparison(config: ComparisonConfig, connect: Connect, publish: Callable
             print(f"compare_architectures.py: error: output-dir: {error.filename}: {error.strerror}", file=sys.stderr)
             return USAGE
         with opened as log:
-            code, why = _measured(log, connect, interruption)
+            code, why = _measured(log, connect, interruption, progress or Progress())
             if code and not log.measured.ended:
                 log.add("end", why)
         if log.measured.records:
-            print("writing the report", file=sys.stderr)
             published = publish(log.measured)
             code = code or published
         elif interruption.signal:
@@ -71,13 +72,13 @@ def run_comparison(config: ComparisonConfig, connect: Connect, publish: Callable
 def started(config: ComparisonConfig) -> RunData:
     """Returns an empty run of this machine."""
     started_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    return RunData(config, this_machine(), these_versions(), started_at)
+    return RunData(config, this_machine(), started_at)
 
 
-def _measured(log: RecordLog, connect: Connect, interruption: Interruption) -> tuple[int, str]:
+def _measured(log: RecordLog, connect: Connect, interruption: Interruption, progress: Progress) -> tuple[int, str]:
     """Returns the exit code and why the run ended early."""
     try:
-        interruption.run(measure(log, connect, interruption, Progress()))
+        interruption.run(measure(log, connect, interruption, progress))
         return OK, ""
     except asyncio.CancelledError:
         if interruption.signal is None:
@@ -86,9 +87,9 @@ def _measured(log: RecordLog, connect: Connect, interruption: Interruption) -> t
     except ServerDied as error:
         print(error, file=sys.stderr)
         return SERVER_DIED, f"{error}".splitlines()[0]
-    except (ServerFailed, Refused, Unreachable) as error:  # before anything was measured
+    except (ServerFailed, Unmeasurable, Unreachable) as error:  # before anything was measured
         print(f"compare_architectures.py: error: {error}", file=sys.stderr)
-        usage = isinstance(error, Refused) or getattr(error, "returncode", None) == USAGE
+        usage = isinstance(error, Unmeasurable) or getattr(error, "returncode", None) == USAGE
         return USAGE if usage else FAILED, f"{error}".splitlines()[0]
     except Exception as error:
         if not log.measured.records:
@@ -99,7 +100,10 @@ def _measured(log: RecordLog, connect: Connect, interruption: Interruption) -> t
 
 
 async def measure(log: RecordLog, connect: Connect, interruption: Interruption, progress: Progress) -> None:
-    """Starts the servers, measures into the log, stops them. Raises ServerFailed, ServerDied, Unreachable, Refused."""
+    """Starts the servers, measures into the log, stops them.
+
+    Raises ServerFailed, ServerDied, Unreachable, Unmeasurable.
+    """
     config = log.measured.config
     tokenizer, turns = _tokenizer(config), turns_of(config)
     emulated = any(condition.link.rtt_ms is not None for condition in config.conditions)
@@ -128,7 +132,7 @@ async def measure(log: RecordLog, connect: Connect, interruption: Interruption, 
                 for each in endpoints if tokenizer else ():
                     if tokenizer and each.model.tokenizer_sha256 != tokenizer.sha256:  # ids would mean another text
                         name = each.architecture.name
-                        raise Refused(f"mean-input-tokens: {name} has another tokenizer than --model names here")
+                        raise Unmeasurable(f"mean-input-tokens: {name} has another tokenizer than --model names here")
                 wide = any(each.architecture == AUTOREGRESSIVE and wants_width_1(each) for each in endpoints)
                 if config.placement and wide:
                     turns.append((WIDTH_1.name,))
@@ -159,7 +163,7 @@ def _tokenizer(config: ComparisonConfig) -> Tokenizer | None:
     try:
         return target_tokenizer(config.backend, config.model)
     except ValueError as error:
-        raise Refused(f"mean-input-tokens: {error}") from error
+        raise Unmeasurable(f"mean-input-tokens: {error}") from error
 
 
 def _describing(connect: Connect, credentials: Credentials) -> Describe:

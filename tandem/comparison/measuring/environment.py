@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,24 +15,20 @@ from tandem.host.packages import installed_version
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The driver's machine; connected servers may run elsewhere."""
+    """The driver's machine and software; connected servers may run elsewhere."""
 
     system: str
     architecture: str
     processor: str
     usable_cores: int
     memory_bytes: int | None
+    python: str
+    packages: dict[str, str] = field(default_factory=dict)
+    git_commit: str | None = None
 
     def __str__(self) -> str:
         memory = f", {self.memory_bytes / 2**30:.0f} GiB" if self.memory_bytes else ""
         return f"{self.processor}, {self.usable_cores} cores{memory}, {self.system}"
-
-
-@dataclass(frozen=True, slots=True)
-class Versions:
-    python: str
-    packages: dict[str, str] = field(default_factory=dict)
-    git_commit: str | None = None
 
 
 def this_machine() -> Machine:
@@ -43,12 +38,10 @@ def this_machine() -> Machine:
         processor=name_of(first_processor()),
         usable_cores=usable_cores(),
         memory_bytes=_memory_bytes(),
+        python=platform.python_version(),
+        packages={name: version for name in LIBRARIES if (version := installed_version(name))},
+        git_commit=_git_commit(),
     )
-
-
-def these_versions(packages: Sequence[str] = LIBRARIES) -> Versions:
-    installed = {name: version for name in packages if (version := installed_version(name))}
-    return Versions(platform.python_version(), installed, _git_commit())
 
 
 def _memory_bytes() -> int | None:

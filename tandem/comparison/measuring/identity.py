@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tandem.comparison.measuring.records import UNKNOWN, Record
-
-
-@dataclass(frozen=True, slots=True)
-class MarginTrace:
-    """A request repeated on the autoregressive server, with logit margins."""
-
-    token_ids: tuple[int, ...]
-    margins: tuple[float, ...]
+from tandem.comparison.measuring.records import UNKNOWN, Measurement, Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +33,9 @@ def first_difference(left: Sequence[object], right: Sequence[object]) -> int | N
 
 
 def identity(
-    records: Sequence[Record], reference: Sequence[Record], traces: Mapping[str, MarginTrace] | None = None
+    records: Sequence[Record], reference: Sequence[Record], traces: Mapping[str, Measurement] | None = None
 ) -> TokenIdentity:
-    """Compares records with the reference's of the same prompt and run. `traces`: by prompt."""
+    """Compares records with the reference's of the same prompt and run. `traces`: with margins, by prompt."""
     expected = {(r.prompt, r.run): r.measurement.output_token_ids for r in reference if r.measurement}
     total = 0
     divergences: list[Divergence] = []
@@ -68,9 +60,8 @@ def diverged_prompts(records: Sequence[Record], reference: Sequence[Record]) -> 
     return {divergence.prompt for divergence in identity(records, reference).divergences}
 
 
-def _gap(trace: MarginTrace | None, plain: tuple[int, ...], position: int) -> float | None:
+def _gap(trace: Measurement | None, plain: tuple[int, ...], position: int) -> float | None:
     # A trace that differs from the timed output before this position has another context.
     end = position + 1
-    if trace is None or position >= len(plain) or trace.token_ids[:end] != plain[:end] or len(trace.margins) < end:
-        return None
-    return trace.margins[position]
+    same = trace is not None and position < len(plain) and trace.output_token_ids[:end] == plain[:end]
+    return trace.margins[position] if trace and same and len(trace.margins) >= end else None

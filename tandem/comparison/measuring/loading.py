@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,6 @@ from tandem.comparison.measuring.distributions import distribution
 from tandem.comparison.measuring.records import Record
 from tandem.comparison.measuring.run import Contender, attempt, rotated, short
 from tandem.comparison.measuring.workloads import Prompt
-from tandem.speculation.types import GenerationRequest
 
 if TYPE_CHECKING:
     from tandem.clients.encoding import Tokenizer
@@ -25,19 +23,12 @@ WARM_UP_REQUESTS = 4
 BETWEEN = "\n\n"
 
 
-@dataclass(frozen=True, slots=True)
-class LoadRequest:
-    """One request of a load, the same for every architecture."""
-
-    prompt: str
-    workload: str
-    run: int
-    request: GenerationRequest
+Turns = Sequence[tuple[int, Prompt]]  # run and prompt
 
 
 async def measure_loads(
     contenders: Sequence[Contender],
-    requests: Sequence[LoadRequest],
+    turns: Turns,
     conditions: Sequence[Condition],
     seed: int,
     on_load: Callable[[str, Load], None],
@@ -56,27 +47,27 @@ async def measure_loads(
             if contender.name in full and load.concurrency:
                 continue
             on_load(contender.name, load)
-            await _warm_up(contender, requests[: load.concurrency or WARM_UP_REQUESTS])
+            await _warm_up(contender, condition, turns[: load.concurrency or WARM_UP_REQUESTS])
             tpots = list[float | None]()
 
             def measured(record: Record, tpots: list[float | None] = tpots) -> None:
                 tpots.append(record.measurement.tpot_s if record.measurement else None)
                 on_record(record)
 
-            await _run(contender, requests[: load.requests], condition, seed, measured)
+            await _run(contender, turns[: load.requests], condition, seed, measured)
             if bound_s is not None and (distribution(tpots).p95 or 0.0) > bound_s:
                 full.add(contender.name)
 
 
-async def _warm_up(contender: Contender, requests: Sequence[LoadRequest]) -> None:
+async def _warm_up(contender: Contender, condition: Condition, turns: Turns) -> None:
     """Sends short requests at once, so that no measurement includes a batch's first use."""
-    cut = (replace(one, request=short(one.request)) for one in requests)
-    await asyncio.gather(*(_attempt(contender.of(user), one, "warm-up") for user, one in enumerate(cut)))
+    sent = (_attempt(contender.of(user), condition, *turn, warm_up=True) for user, turn in enumerate(turns))
+    await asyncio.gather(*sent)
 
 
 async def _run(
     contender: Contender,
-    requests: Sequence[LoadRequest],
+    turns: Turns,
     condition: Condition,
     seed: int,
     on_record: Callable[[Record], None],
@@ -84,27 +75,30 @@ async def _run(
     assert condition.load is not None, "a condition under load"
     load, began = condition.load, time.perf_counter()
 
-    async def send(one: LoadRequest, at: float = 0.0, user: int = 0) -> None:
+    async def send(run: int, prompt: Prompt, at: float = 0.0, user: int = 0) -> None:
         await asyncio.sleep(max(0.0, at - (time.perf_counter() - began)))
         sent = time.perf_counter() - began
-        done = await _attempt(contender.of(user), one, condition.name)
+        done = await _attempt(contender.of(user), condition, run, prompt)
         on_record(replace(done, sent_s=sent, ended_s=time.perf_counter() - began))
 
     async def closed_loop(user: int) -> None:
-        for one in waiting:  # shared: who is answered first takes the next
-            await send(one, user=user)
+        for run, prompt in waiting:  # shared: who is answered first takes the next
+            await send(run, prompt, user=user)
 
     if load.rate is not None:
-        times = arrivals(load.rate, len(requests), seed)
-        await asyncio.gather(*(send(one, at) for at, one in zip(times, requests, strict=True)))
+        times = arrivals(load.rate, len(turns), seed)
+        await asyncio.gather(*(send(*turn, at) for at, turn in zip(times, turns, strict=True)))
     else:
-        waiting = iter(requests)
+        waiting = iter(turns)
         await asyncio.gather(*map(closed_loop, range(load.concurrency or 1)))
 
 
-async def _attempt(contender: Contender, one: LoadRequest, condition: str) -> Record:
-    record = Record(contender.name, one.prompt, one.workload, one.run, condition=condition)
-    return await attempt(contender.apart(), record, one.request, alone=False)
+async def _attempt(
+    contender: Contender, condition: Condition, run: int, prompt: Prompt, warm_up: bool = False
+) -> Record:
+    request = prompt.into(condition.request, run)
+    record = Record(contender.name, prompt.name, prompt.kind, run, condition=condition.name)
+    return await attempt(contender.apart(), record, short(request) if warm_up else request, alone=False)
 
 
 def arrivals(rate: float, count: int, seed: int) -> tuple[float, ...]:
@@ -121,33 +115,30 @@ def drawn_length(random: Random, mean: int, stddev: int, most: int) -> int:
             return drawn
 
 
-def load_requests(config: ComparisonConfig, count: int, tokenizer: Tokenizer | None = None) -> tuple[LoadRequest, ...]:
-    """Returns `count` requests, whole prompts or of lengths drawn like LLMPerf's."""
-    random, template = Random(f"lengths {config.sampling.seed}"), config.conditions[0].request
-    prompts = ((run, prompt) for run in itertools.count() for prompt in config.prompts)
-    whole = (LoadRequest(p.name, p.kind, run, p.into(template, run)) for run, p in itertools.islice(prompts, count))
+def load_turns(config: ComparisonConfig, count: int, tokenizer: Tokenizer | None = None) -> Turns:
+    """Returns `count` runs of prompts, whole or of lengths drawn like LLMPerf's."""
+    random = Random(f"lengths {config.sampling.seed}")
+    turns = [(run, prompt) for run in range(-(-count // len(config.prompts))) for prompt in config.prompts][:count]
     if config.mean_input_tokens is None and config.mean_output_tokens is None:
-        return tuple(whole)
-    return tuple(
-        LoadRequest(f"load/{number}", each.workload, 0, _shaped(each.request, number, config, random, tokenizer))
-        for number, each in enumerate(whole)
-    )
+        return turns
+    return [(run, _shaped(prompt, number, config, random, tokenizer)) for number, (run, prompt) in enumerate(turns)]
 
 
 def _shaped(
-    request: GenerationRequest, number: int, config: ComparisonConfig, random: Random, tokenizer: Tokenizer | None
-) -> GenerationRequest:
-    """Cuts prompt and output to drawn lengths; a drawn output ignores ends of sequence."""
+    prompt: Prompt, number: int, config: ComparisonConfig, random: Random, tokenizer: Tokenizer | None
+) -> Prompt:
+    """Cuts prompt and output to drawn lengths."""
     inputs, outputs, room = config.mean_input_tokens, config.mean_output_tokens, config.sequence_length
+    prompt = replace(prompt, name=f"load/{number}")
     if inputs is not None:
         assert tokenizer is not None, "prompts are cut with a tokenizer"
         length = drawn_length(random, inputs, config.stddev_input_tokens, room - (outputs or config.max_new_tokens))
         room -= length
-        request = replace(request, text=None, token_ids=cut(config.prompts, number, length, tokenizer), chat=False)
+        prompt = replace(prompt, token_ids=cut(config.prompts, number, length, tokenizer), chat=False)
     if outputs is not None:
         drawn = drawn_length(random, outputs, config.stddev_output_tokens, config.sequence_length)
-        request = replace(request, max_new_tokens=min(drawn, room), ignore_end_of_sequence=True)
-    return request
+        prompt = replace(prompt, new_tokens=min(drawn, room))
+    return prompt
 
 
 def cut(prompts: Sequence[Prompt], number: int, length: int, tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -23,21 +23,14 @@ class MachineLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class CoreTimes:
-    """Clock ticks of all cores since boot."""
+class LoadWatch:
+    """The state when watching started: waiting threads of others, and clock ticks of all cores since boot."""
 
-    total: int
+    waiting: int | None
+    total: int  # 0: unknown, as the others are
     busy: int
     steal: int
     own: int  # of this process and its children
-
-
-@dataclass(frozen=True, slots=True)
-class LoadWatch:
-    """Watches from `started` until `ended`."""
-
-    waiting: int | None
-    times: CoreTimes | None
 
     @classmethod
     async def started(cls, alone: bool = True) -> LoadWatch:
@@ -46,15 +39,15 @@ class LoadWatch:
         if waiting:
             await asyncio.sleep(SETTLING_SECONDS)
             waiting = min(waiting, _running() or 0)
-        return cls(waiting, _core_times())
+        return cls(waiting, *_core_ticks())
 
     def ended(self, all_ours: bool = True) -> MachineLoad:
         """Ends. `all_ours`: this process started every server, so their time can be subtracted."""
-        now, average = _core_times(), os.getloadavg()[0]
-        if self.times is None or now is None or (total := now.total - self.times.total) <= 0:
+        (total, busy, steal, own), average = _core_ticks(), os.getloadavg()[0]
+        if not self.total or total <= self.total:
             return MachineLoad(average, self.waiting)
-        others = now.busy - self.times.busy - (now.own - self.times.own)
-        shares = [min(1.0, max(0.0, ticks / total)) for ticks in (others, now.steal - self.times.steal)]
+        others = busy - self.busy - (own - self.own)
+        shares = [min(1.0, max(0.0, ticks / (total - self.total))) for ticks in (others, steal - self.steal)]
         return MachineLoad(average, self.waiting, shares[0] if all_ours else None, shares[1])
 
 
@@ -64,13 +57,14 @@ def _running() -> int | None:
     return max(0, int(rest.split()[0]) - 1) if found else None
 
 
-def _core_times() -> CoreTimes | None:
+def _core_ticks() -> tuple[int, int, int, int]:
+    """Returns the ticks of LoadWatch."""
     first = _text(PROC / "stat").partition("\n")[0].split()
     if len(first) < 9 or first[0] != "cpu":
-        return None
+        return 0, 0, 0, 0
     user, nice, system, idle, io_wait, irq, soft_irq, steal = map(int, first[1:9])
     busy = user + nice + system + irq + soft_irq
-    return CoreTimes(busy + idle + io_wait + steal, busy, steal, sum(map(_ticks, _family(os.getpid()))))
+    return busy + idle + io_wait + steal, busy, steal, sum(map(_ticks, _family(os.getpid())))
 
 
 def _family(pid: int) -> Iterator[int]:

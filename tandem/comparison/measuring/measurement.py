@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import math
 from collections.abc import Coroutine, Iterator, Sequence
@@ -15,16 +16,16 @@ from tandem.comparison.measuring.attempt import format_error
 from tandem.comparison.measuring.conditions import Condition, Load
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint
-from tandem.comparison.measuring.identity import MarginTrace, diverged_prompts
-from tandem.comparison.measuring.loading import load_requests, measure_loads
+from tandem.comparison.measuring.identity import diverged_prompts
+from tandem.comparison.measuring.loading import load_turns, measure_loads
 from tandem.comparison.measuring.progress import Progress
 from tandem.comparison.measuring.record_log import RecordLog
-from tandem.comparison.measuring.records import Calibration, Record
+from tandem.comparison.measuring.records import Record
 from tandem.comparison.measuring.run import Contender, attempt, measure, rotated, short
 from tandem.comparison.measuring.servers import Fleet
 from tandem.comparison.measuring.vllm import own_texts
 from tandem.comparison.measuring.workloads import Prompt
-from tandem.speculation.types import Chunk, GenerationRequest, Rule
+from tandem.speculation.types import Rule
 
 if TYPE_CHECKING:
     from tandem.clients.encoding import Tokenizer
@@ -34,7 +35,7 @@ CALIBRATION_TOKENS = 24  # about twenty steps, enough for a mean
 CALIBRATIONS = 2  # least requests for each length and architecture
 
 
-class Refused(RuntimeError):
+class Unmeasurable(RuntimeError):
     """These servers cannot be measured with these settings; one line that names the flag."""
 
 
@@ -88,10 +89,10 @@ class Measuring:
             self.log.add("remark", remark)
         if config.loads:
             await self._enter(base)
-            requests = load_requests(config, max(load.requests for load in config.loads), self.tokenizer)
+            turns = load_turns(config, max(load.requests for load in config.loads), self.tokenizer)
             conditions, seed = config.load_conditions, config.sampling.seed
             bound_s = None if config.capacity_ms is None else config.capacity_ms / 1000
-            await measure_loads(self.contenders, requests, conditions, seed, self._load, self._measured, bound_s)
+            await measure_loads(self.contenders, turns, conditions, seed, self._load, self._measured, bound_s)
 
     def _load(self, architecture: str, load: Load) -> None:
         self.progress.say(f"{architecture}, {load}: {load.requests} requests")
@@ -102,9 +103,9 @@ class Measuring:
 
     async def _enter(self, condition: Condition, share: float = 0.0) -> None:
         """Sets the condition's link; a recorded one begins at `share` of its length."""
-        link, recorded = condition.link, condition.link.but.recorded
+        link, recorded = condition.link, condition.link.recorded
         if recorded:
-            link = replace(link, but=replace(link.but, trace_from=share))
+            link = replace(link, trace_from=share)
         if self.link and (recorded or link != self.link.settings):
             await self.link.set(link)
 
@@ -117,7 +118,9 @@ class Measuring:
             record = Record(contender.name, prompt.name, prompt.kind, 0, condition="warm-up")
             failure = (await attempt(contender, record, short(prompt.into(base.request)))).error
             if failure and failure.message.startswith("chat: "):
-                raise Refused(f"raw: give your prompts as they are, with --raw: {contender.name}: {failure.message}")
+                raise Unmeasurable(
+                    f"raw: give your prompts as they are, with --raw: {contender.name}: {failure.message}"
+                )
             if failure:
                 self.log.add("warm-up failure", contender.name, failure)
 
@@ -142,7 +145,7 @@ class Measuring:
         for turn, (run, prompt) in enumerate(turns):
             for condition in config.conditions:
                 for contender in rotated(self.contenders, turn):
-                    self.progress.measuring(contender.name, prompt.name)
+                    self.progress.say(f"{contender.name} · {prompt.name}")
                     await self._enter(condition, turn / len(turns))
                     record = Record(contender.name, prompt.name, prompt.kind, run, condition=condition.name)
                     self._measured(await attempt(contender, record, prompt.into(condition.request, run)))
@@ -163,11 +166,9 @@ class Measuring:
         plain = [c for c in self.contenders if c.name in PLAIN]
         drafting = [c for c in self.contenders if c.name not in NOT_COSTED]
         for contender, length in (*((c, 0) for c in plain), *((c, length) for length in lengths for c in drafting)):
-            try:
+            with contextlib.suppress(Exception):  # the measured requests to the same server report what is wrong
                 found = await measure(contender, prompt.into(replace(request, speculation_length=length)))
-            except Exception:  # the measured requests to the same server report what is wrong
-                continue
-            self.log.add("calibration", Calibration(contender.name, length, found))
+                self.log.add("calibration", contender.name, length, found)
 
     async def _margins(self, condition: Condition) -> None:
         """Repeats diverged prompts on the autoregressive server for their logit margins."""
@@ -179,19 +180,7 @@ class Measuring:
         if names:
             await self._enter(condition)
         for prompt in self.config.prompts:
-            if prompt.name in names and (trace := await traced_margins(plain, prompt, condition.request)):
-                self.log.add("margins", condition.name, prompt.name, trace)
-
-
-async def traced_margins(plain: Contender, prompt: Prompt, request: GenerationRequest) -> MarginTrace | None:
-    """Repeats a prompt, untimed, for the logit margins: they cost server time. None if the request fails."""
-    traced = replace(prompt.into(request), margins=True)
-    tokens, margins = list[int](), list[float]()
-    try:
-        async for event in plain.generator.generate(traced, timeout=plain.timeout_s):
-            if isinstance(event, Chunk):
-                tokens += event.token_ids
-                margins += event.margins
-    except Exception:
-        return None
-    return MarginTrace(tuple(tokens), tuple(margins))
+            if prompt.name in names:
+                with contextlib.suppress(Exception):  # the measured requests report what is wrong
+                    found = await measure(plain, replace(prompt.into(condition.request), margins=True))
+                    self.log.add("margins", condition.name, prompt.name, found)

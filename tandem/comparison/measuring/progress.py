@@ -1,4 +1,4 @@
-"""Shows progress on stderr: a bar on a terminal, lines in a log."""
+"""Shows progress on stderr: a bar on a terminal, a line now and then in a log."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ from rich.progress import Progress as Bar
 
 from tandem.comparison.measuring.records import Record
 
-QUIET_SECONDS = 15.0  # interval of log lines about starting servers
+LOG_SECONDS = 30.0  # between lines of a log
 
 
 class Progress:
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, verbose: bool = False) -> None:
+        """`verbose`: a line for every server and request."""
         self._console = console or Console(stderr=True)
+        self._verbose = verbose
         self._waiting: dict[str, float] = {}
         self._last_line = time.monotonic()
         columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
         hidden = not self._console.is_terminal
-        self._bar = Bar(TextColumn("{task.description}"), *columns, console=self._console, disable=hidden)
+        self._bar = Bar(
+            TextColumn("{task.description}"), *columns, console=self._console, disable=hidden, transient=True
+        )
         self._bar.add_task("starting", total=None)
         (self._task,) = self._bar.tasks
 
@@ -34,37 +38,38 @@ class Progress:
 
     def waiting(self, server: str, seconds: float) -> None:
         self._waiting[server] = seconds
-        text = "starting " + ", ".join(f"{name} ({s:.0f} s)" for name, s in self._waiting.items())
-        self._describe(text)
-        if time.monotonic() - self._last_line > QUIET_SECONDS:
-            self._line(text)
+        self.say("starting " + ", ".join(f"{name} ({s:.0f} s)" for name, s in self._waiting.items()))
 
     def ready(self, server: str, address: str, seconds: float) -> None:
         self._waiting.pop(server, None)
-        self._line(f"{server} is ready on {address} after {seconds:.1f} s")
+        if self._verbose:
+            self._line(f"{server} is ready on {address} after {seconds:.1f} s")
 
     def say(self, text: str) -> None:
-        self._describe(text)
-        self._line(text)
+        self._bar.update(self._task.id, description=escape(text))
+        if not self._console.is_terminal and time.monotonic() - self._last_line > LOG_SECONDS:
+            self._line(f"{self._done}{text}{self._left}")
 
     def expect(self, total: int) -> None:
         self._bar.update(self._task.id, total=total)
-
-    def measuring(self, architecture: str, prompt: str) -> None:
-        self._describe(f"{architecture} · {prompt}")
 
     def measured(self, record: Record) -> None:
         self._bar.advance(self._task.id)
         what = f"{record.architecture} · {record.prompt}"
         if record.error:
             self._line(f"{what}: {record.error.code}: {record.error.message}")
-        elif record.measurement and not self._console.is_terminal:
+        elif record.measurement and self._verbose:
             tokens, seconds = record.measurement.output_tokens, record.measurement.end_to_end_latency_s
-            done, total = self._task.completed, self._task.total or 0
-            self._line(f"[{done:.0f}/{total:.0f}] {what}: {tokens} tokens in {seconds:.2f} s")
+            self._line(f"{self._done}{what}: {tokens} tokens in {seconds:.2f} s")
 
-    def _describe(self, text: str) -> None:
-        self._bar.update(self._task.id, description=escape(text))
+    @property
+    def _done(self) -> str:
+        return f"[{self._task.completed:.0f}/{self._task.total:.0f}] " if self._task.total else ""
+
+    @property
+    def _left(self) -> str:
+        seconds = self._task.time_remaining
+        return f", about {seconds:.0f} s left" if seconds else ""
 
     def _line(self, text: str) -> None:
         self._last_line = time.monotonic()

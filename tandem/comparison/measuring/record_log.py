@@ -16,21 +16,20 @@ from tandem.comparison.links.link import LinkOverhead
 from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint
-from tandem.comparison.measuring.environment import Machine, Versions
-from tandem.comparison.measuring.identity import MarginTrace
+from tandem.comparison.measuring.environment import Machine
 from tandem.comparison.measuring.json_form import decoded, encoded, read_text
-from tandem.comparison.measuring.records import Calibration, Failure, Record
+from tandem.comparison.measuring.records import Failure, Measurement, Record
 
 NAME = "records.jsonl"
-FORMAT = 2  # incremented when a line changes its meaning or goes
+FORMAT = 3  # incremented when a line changes its meaning or goes
 UNENDED = "the run has not ended, or was killed"
 LINES: Mapping[str, Mapping[str, Any]] = {  # kinds after the first line
     "servers": {"endpoints": tuple[Endpoint, ...]},
     "warm-up failure": {"architecture": str, "failure": Failure},
     "link": {"link": LinkSettings, "overhead": LinkOverhead},
     "record": {"record": Record},
-    "calibration": {"calibration": Calibration},
-    "margins": {"condition": str, "prompt": str, "trace": MarginTrace},
+    "calibration": {"architecture": str, "length": int, "measurement": Measurement},
+    "margins": {"condition": str, "prompt": str, "trace": Measurement},
     "remark": {"text": str},
     "end": {"cut_short": str | None},
 }
@@ -40,14 +39,14 @@ LINES: Mapping[str, Mapping[str, Any]] = {  # kinds after the first line
 class RunData:
     config: ComparisonConfig
     machine: Machine
-    versions: Versions
     started_at: str
     endpoints: tuple[Endpoint, ...] = ()
     warm_up_failures: dict[str, Failure] = field(default_factory=dict)
     links: dict[LinkSettings, LinkOverhead] = field(default_factory=dict)
     records: list[Record] = field(default_factory=list)
-    calibrations: list[Calibration] = field(default_factory=list)
-    margins: dict[tuple[str, str], MarginTrace] = field(default_factory=dict)  # by condition and prompt
+    # by architecture and draft tokens of a round
+    calibrations: dict[str, dict[int, list[Measurement]]] = field(default_factory=dict)
+    margins: dict[tuple[str, str], Measurement] = field(default_factory=dict)  # by condition and prompt
     remarks: list[str] = field(default_factory=list)
     ended: bool = False  # the run recorded its end
     cut_short: str | None = None  # why it ended early
@@ -75,8 +74,8 @@ class RunData:
                 self.links[link] = overhead
             case "record", record:
                 self.records.append(record)
-            case "calibration", calibration:
-                self.calibrations.append(calibration)
+            case "calibration", name, length, measurement:
+                self.calibrations.setdefault(name, {}).setdefault(length, []).append(measurement)
             case "margins", condition, prompt, trace:
                 self.margins[condition, prompt] = trace
             case "remark", text:
@@ -93,7 +92,7 @@ class RecordLog:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file: TextIO | None = self.path.open("w", encoding="utf-8")
         started = {"format": FORMAT, "started_at": measured.started_at, "settings": measured.config}
-        self._write("run", {**started, "machine": measured.machine, "versions": measured.versions})
+        self._write("run", {**started, "machine": measured.machine})
 
     def __enter__(self) -> RecordLog:
         return self
@@ -130,8 +129,7 @@ def read_records(path: Path, flag: str = "from-records") -> RunData:
         if not isinstance(head, dict) or head.get("format") != FORMAT:
             raise ValueError(f"format {FORMAT} is needed")
         config = decoded(ComparisonConfig, {**head["settings"], "output_dir": path.parent})
-        machine, versions = decoded(Machine, head["machine"]), decoded(Versions, head["versions"])
-        measured = RunData(config, machine, versions, head["started_at"])
+        measured = RunData(config, decoded(Machine, head["machine"]), head["started_at"])
         for line in lines[1:]:
             number += 1
             found = json.loads(line)

@@ -67,6 +67,7 @@ class Measurement:
     sent_by_depth: tuple[int, ...] = ()
     run_steps: int = 0
     wasted_steps: int = 0
+    margins: tuple[float, ...] = ()  # of a repetition for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +96,3 @@ class Record:
     sent_s: float | None = None  # since the load began; None without a load
     ended_s: float | None = None
     machine_load: MachineLoad | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """One calibration request with `length` draft tokens per round."""
-
-    architecture: str
-    length: int
-    measurement: Measurement

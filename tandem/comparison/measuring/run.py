@@ -111,5 +111,6 @@ async def measure(contender: Contender, request: GenerationRequest) -> Measureme
         bytes_down=stats.bytes_down if contender.split else generator.bytes_down - down,
         seconds_by_cause=seconds,
         other_clamped=clamped,
+        margins=tuple(margin for chunk in chunks for margin in chunk.margins),
         **frozen,
     )

@@ -21,12 +21,18 @@ class Prompt:
     kind: str  # groups prompts in the report
     text: str
     chat: bool  # wraps the text in the chat template
+    token_ids: tuple[int, ...] | None = None  # in place of the text, under a load of drawn lengths
+    new_tokens: int | None = None  # of such a load: generated also past the end of the sequence
 
     def into(self, request: GenerationRequest, run: int = 0) -> GenerationRequest:
         """Returns a request with this prompt; a sampled run has its own seed."""
         sampling = request.sampling
         seed = sampling.seed if sampling.greedy else (sampling.seed + run) % 2**64
-        return replace(request, text=self.text, chat=self.chat, sampling=replace(sampling, seed=seed))
+        if self.new_tokens is not None:
+            request = replace(request, max_new_tokens=self.new_tokens, ignore_end_of_sequence=True)
+        text = self.text if self.token_ids is None else None
+        sampling = replace(sampling, seed=seed)
+        return replace(request, text=text, token_ids=self.token_ids, chat=self.chat, sampling=sampling)
 
 
 def built_in_prompts(kinds: Sequence[str] = BUILT_IN, per_workload: int | None = None) -> tuple[Prompt, ...]:

@@ -1,58 +1,40 @@
-"""At most four pictures of a comparison, as SVG in the page's fonts and colors. Imports matplotlib on use."""
+"""At most four pictures of a comparison, as HTML and SVG of any width, in the page's fonts and colors."""
 
 from __future__ import annotations
 
-import io
-import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any, Literal
 
 from tandem.comparison.analysis import words
 from tandem.comparison.analysis.comparison import Comparison, Measured
+from tandem.comparison.analysis.summary import Summary
 from tandem.comparison.measuring.records import CAUSES
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-WIDTH = 6.0
-INK, QUIET, RULE, PAPER = "#1d1d21", "#66666e", "#d7d7dc", "#fefefe"
-LOOKS = {  # colors after Okabe and Ito; markers for black and white
-    "autoregressive": ("#5f6570", "s"),
-    "autoregressive_width_1": ("#8b919c", "P"),
-    "lookup": ("#9b2d5e", "<"),
-    "distributed": ("#0b6fb3", "o"),
-    "distributed_head": ("#5b53b5", "p"),
-    "fused": ("#cf5a0a", "D"),
-    "remote_draft": ("#0a8f6c", "^"),
-    "pipelined": ("#a8558c", "v"),
-    "never_waiting": ("#7a6a00", ">"),
-    "openai": ("#3d3d44", "h"),
+MARKERS = {  # for black and white; the page's style has the colors
+    "autoregressive": "■",
+    "autoregressive_width_1": "□",
+    "lookup": "○",
+    "distributed": "●",
+    "distributed_head": "★",
+    "fused": "◆",
+    "remote_draft": "▲",
+    "pipelined": "▼",
+    "never_waiting": "◇",
 }
-CAUSE_COLORS = dict(zip(CAUSES, ("#8fa3bd", "#4a5568", "#7d6b91", "#e0a21b", "#b9b4c7", "#dcdde2"), strict=True))
-THEMED = {  # CSS variables, so that colors follow light and dark mode
-    INK: "--ink", QUIET: "--quiet", RULE: "--rule", PAPER: "--paper",
-    **{color: f"--{name.replace('_', '-')}" for name, (color, _) in LOOKS.items()},
-    **{color: f"--cause-{cause}" for cause, color in CAUSE_COLORS.items()},
-}  # fmt: skip
-STYLE: dict[str, Any] = {
-    "font.family": "DejaVu Sans", "font.size": 9.5, "text.parse_math": False, "svg.fonttype": "none",
-    "axes.titlesize": 9.5, "axes.titleweight": "bold", "axes.titlelocation": "left", "legend.frameon": False,
-    "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": QUIET, "xtick.color": QUIET, "ytick.color": QUIET,
-    "xtick.labelcolor": INK, "ytick.labelcolor": INK, "axes.facecolor": "none", "figure.facecolor": PAPER,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "grid.color": RULE,
-    "lines.linewidth": 1.8, "lines.markersize": 6.5,
-}  # fmt: skip
+HEIGHT = 240  # CSS pixels of a chart
+LEAST = 1e-6  # ms; an axis is at least so long
+WIDEST = 3.0  # an interval beyond this multiple of its mean is cut off
+Lines = Mapping[tuple[str, bool], Sequence[tuple[float, ...]]]  # x, y and y's interval, by architecture and dashed
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
     title: str
     text: str
-    svg: str  # trusted; "" without matplotlib
+    markup: str  # trusted
 
 
 def speed(found: Comparison) -> Picture | None:
@@ -61,179 +43,154 @@ def speed(found: Comparison) -> Picture | None:
     strips = [m for m in shown if any(s.tpot_s for s in m.summaries)]
     if not strips:
         return None
-
-    def draw() -> Figure:
-        rows = [len(m.summaries) for m in strips]
-        figure, panels = _figure(0.9 + 0.25 * sum(rows) + 0.3 * len(strips), len(strips), height_ratios=rows)
-        for axes, measured in zip(panels, strips, strict=True):
-            _dots(axes, measured)
-            axes.set_title(words.link(measured.link) if len(strips) > 1 else "")
-        panels[0].set_xlim(0, None)
-        panels[-1].set_xlabel("time per output token, ms (line: 95 % interval); left is faster")
-        return figure
-
-    return _picture("speed", "Time per token", "Means over all requests, measured at the client.", draw)
+    points = [_point(s) for m in strips for s in m.summaries if s.tpot_s is not None]
+    ticks = _ticks(max(_end(point) for point in points))
+    rows = "".join(
+        (f"<b>{escape(words.link(m.link))}</b>" if len(strips) > 1 else "") + _dots(m, ticks[-1]) for m in strips
+    )
+    text = "Mean over all requests, measured at the client, and its 95 % interval; further left is faster."
+    return Picture("Time per token", text, _rows(rows, ticks))
 
 
-def _dots(axes: Axes, measured: Measured) -> None:
-    names: list[str] = []
-    for summary in measured.summaries:
-        if summary.tpot_s is not None:
-            color, marker = _look(summary.architecture)
-            mean, place = 1000 * summary.tpot_s, len(names)
-            low, high = (1000 * each for each in summary.tpot_interval or (summary.tpot_s, summary.tpot_s))
-            axes.plot([low, high], [place, place], color=color)
-            axes.plot([mean], [place], marker, color=color, markeredgecolor=PAPER, clip_on=False)
-            _value(axes, f"{mean:.2f}", max(mean, high), place)
-            names.append(words.name(summary.architecture))
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    _grid(axes, "x")
+def _point(of: Summary) -> tuple[float, ...]:
+    """Returns the mean TPOT in ms and, if known, the ends of its interval."""
+    return tuple(1000 * each for each in (of.tpot_s or 0.0, *(of.tpot_interval or ())))
+
+
+def _end(point: Sequence[float]) -> float:
+    return min(max(point), WIDEST * point[0])
+
+
+def _dots(measured: Measured, end: float) -> str:
+    made = []
+    for s in measured.summaries:
+        if s.tpot_s is not None:
+            mean, *interval = _point(s)
+            low, high = interval or (mean, mean)
+            ends = f"left:{_share(low, end)};right:calc(100% - {_share(high, end)})"
+            line = f'<i class="interval {escape(s.architecture)}" style="{ends}"></i>'
+            dot = f'<i style="left:{_share(mean, end)}">{_marker(s.architecture)}</i>'
+            made.append(_row(s.architecture, line + dot, f"{mean:.2f}"))
+    return "".join(made)
 
 
 def by_round_trip(found: Comparison) -> Picture | None:
     """Plots measured and predicted TPOT by round trip; None for a single one."""
-    links = found.links
-    if len(links) < 2 or _same_round_trip(found):
+    if len(found.links) < 2 or _same_round_trip(found):
         return None
-
-    def draw() -> Figure:
-        figure, (axes,) = _figure(3.8)
-        for name in found.architectures:
-            color, marker = _look(name)
-            points = [(m.rtt_ms, s) for m in links if (s := m.of(name)) and s.tpot_s is not None]
-            if not points:
-                continue
-            rtts, means = [rtt for rtt, _ in points], [1000 * (s.tpot_s or 0.0) for _, s in points]
-            axes.plot(rtts, means, marker=marker, color=color, markeredgecolor=PAPER, label=words.name(name))
-            for rtt, s in points:
-                if s.tpot_interval:
-                    axes.plot([rtt, rtt], [1000 * each for each in s.tpot_interval], color=color, linewidth=1)
-        at = {m.name: m.rtt_ms for m in links}
-        for p in found.theory.predictions if found.theory else ():
-            axes.plot([at[p.condition]], [1000 * p.predicted_s], "x", color=_look(p.architecture)[0], markersize=5)
-        axes.set_ylim(0, None)
-        axes.set_xlabel("round trip between draft and target, ms")
-        axes.set_ylabel("time per output token, ms")
-        _grid(axes, "y")
-        figure.legend(loc="outside upper left", ncols=3)
-        return figure
-
-    text = "Lines join what was measured (bars: 95 % interval); crosses are predicted from component times."
+    lines = {
+        (name, False): [(m.rtt_ms, *_point(s)) for m in found.links if (s := m.of(name)) and s.tpot_s is not None]
+        for name in found.architectures
+    }
+    at = {m.name: m.rtt_ms for m in found.links}
+    predictions = found.theory.predictions if found.theory else ()
+    crosses = [(p.architecture, at[p.condition], 1000 * p.predicted_s) for p in predictions]
+    title, axis = "Time per token against round trip", "round trip between draft and target, ms"
+    text = "Time per output token in ms. Lines join what was measured (bars: 95 % interval)"
+    text += "; crosses are predicted from component times." if crosses else "."
     if off := [words.name(each) for each in (found.theory.missed if found.theory else ())]:
         text += f" Predictions missed: {words.joined(off)}."
-    return _picture("by-round-trip", "Time per token against round trip", text, draw)
+    return Picture(title, text, _chart(title, axis, lines, crosses))
 
 
 def by_cause(found: Comparison) -> Picture | None:
     shown = [s for s in found.base.summaries if any(s.milliseconds_per_token.values())]
     if not shown:
         return None
-
-    def draw() -> Figure:
-        figure, (axes,) = _figure(1.3 + 0.3 * len(shown))
-        left, places = [0.0] * len(shown), range(len(shown))
-        for cause, color in CAUSE_COLORS.items():
-            widths = [s.milliseconds_per_token[cause] or 0.0 for s in shown]
-            if any(widths):
-                axes.barh(places, widths, 0.7, left, color=color, edgecolor=PAPER, linewidth=0.6, label=cause)
-                left = [start + width for start, width in zip(left, widths, strict=True)]
-        for place, total in zip(places, left, strict=True):
-            _value(axes, f"{total:.1f}", total, place)
-        axes.set_yticks(places, [words.name(s.architecture) for s in shown])
-        axes.set_ylim(len(shown) - 0.5, -0.5)
-        axes.set_xlabel("milliseconds per output token, end to end")
-        _grid(axes, "x")
-        figure.legend(loc="outside upper left", ncols=6, columnspacing=1.0, handlelength=1.3)
-        return figure
-
-    return _picture("by-cause", "Where the milliseconds go", "The causes of a bar add up to its whole time.", draw)
+    totals = [sum(each or 0.0 for each in s.milliseconds_per_token.values()) for s in shown]
+    ticks, used = _ticks(max(totals)), [c for c in CAUSES if any(s.milliseconds_per_token[c] for s in shown)]
+    rows = []
+    for s, total in zip(shown, totals, strict=True):
+        widths = {cause: s.milliseconds_per_token[cause] or 0.0 for cause in used}
+        parts = (
+            f'<i class="cause {cause}" style="width:{_share(width, ticks[-1])}" title="{cause} {width:.2f} ms"></i>'
+            for cause, width in widths.items()
+        )
+        rows.append(_row(s.architecture, "".join(parts), f"{total:.1f}"))
+    legend = _legend(f'<i class="cause {cause}"></i> {cause}' for cause in used)
+    text = "Milliseconds per output token, end to end. The causes of a bar add up to its whole time."
+    if count := sum(s.overlapping for s in found.base.summaries):
+        text += f" In {words.plural(count, 'request')} they overlap, and are scaled to it."
+    return Picture("Where the milliseconds go", text, legend + _rows("".join(rows), ticks))
 
 
 def under_load(found: Comparison) -> Picture | None:
     """Plots latency over throughput, a line per architecture, dashed for open loops."""
-    by_name = {m.name: m for m in found.conditions}
-    lines: dict[tuple[str, bool], list[tuple[float, float]]] = {}
-    for point in found.loads:
-        for name, figures in point.figures.items():
-            summary, rate = by_name[point.condition].of(name), figures.mean_output_throughput_token_per_s
-            if summary and rate and (tpot := summary.distributions["tpot_s"].p50) is not None:
-                lines.setdefault((name, point.load.rate is not None), []).append((rate, 1000 * tpot))
+    lines: dict[tuple[str, bool], list[tuple[float, ...]]] = {}
+    for m in found.loads:
+        for s in m.summaries:
+            rate, tpot = s.mean_output_throughput_token_per_s, s.distributions["tpot_s"].p50
+            if m.load and rate and tpot is not None:
+                lines.setdefault((s.architecture, m.load.rate is not None), []).append((rate, 1000 * tpot))
     if not lines:
         return None
-
-    def draw() -> Figure:
-        figure, (axes,) = _figure(3.8)
-        for (name, is_open), points in lines.items():
-            color, marker = _look(name)
-            axes.plot(
-                *zip(*points, strict=True), color=color, marker=marker, linestyle="--" if is_open else "-",
-                markerfacecolor=PAPER if is_open else color, label=words.name(name) + (", open" if is_open else ""),
-            )  # fmt: skip
-        axes.set(xlim=(0, None), ylim=(0, None))
-        axes.set_xlabel("output tokens per second, all requests together")
-        axes.set_ylabel("median time per token, ms")
-        _grid(axes, "y")
-        figure.legend(loc="outside upper left", ncols=3)
-        return figure
-
-    loads = words.joined([str(point.load) for point in found.loads])
-    text = f"Further right and lower is better. Points of a line, in order: {loads}."
-    return _picture("under-load", "Latency against throughput", text, draw)
+    loads = words.joined([str(m.load) for m in found.loads])
+    title, axis = "Latency against throughput", "output tokens per second, all requests together"
+    text = f"Median time per token in ms; further right and lower is better. Points of a line, in order: {loads}."
+    return Picture(title, text, _chart(title, axis, lines))
 
 
-def _picture(name: str, title: str, text: str, draw: Callable[[], Figure]) -> Picture:
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        return Picture(title, text, "")
-    out = io.StringIO()
-    with _styled(), mpl.rc_context({"svg.hashsalt": name}):
-        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        draw().savefig(out, format="svg", transparent=True, metadata=nothing)
-    return Picture(title, text, _for_a_page(out.getvalue(), name, f"{title}. {text}"))
+def _row(architecture: str, track: str, value: str) -> str:
+    return f'<span>{escape(words.name(architecture))}</span><div class="track">{track}</div><span>{value}</span>'
 
 
-def _for_a_page(svg: str, name: str, label: str) -> str:
-    """Makes ids unique, and fonts and colors the page's."""
-    box = re.search(r'viewBox="([^"]+)"', svg)
-    body = svg[svg.index("<svg") :]
-    body = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", body[body.index(">") + 1 :], flags=re.DOTALL)
-    body = re.sub(r'( id="|url\(#|xlink:href="#)', rf"\1{name}-", body).replace("xlink:href", "href")
-    body = re.sub(r"font: ([^;\"]*?)(\d[\d.]*)px [^;\"]*", r"font-size: \2px", body)
-    body = re.sub(r"font-family: [^;\"]*;? ?", "", body)
-    for color, variable in THEMED.items():
-        body = re.sub(rf"{color}(?![0-9a-f])", f"var({variable})", body, flags=re.IGNORECASE)
-    return f'<svg viewBox="{box[1] if box else ""}" role="img" aria-label="{escape(label)}">{body}'
+def _rows(rows: str, ticks: Sequence[float]) -> str:
+    axis = "".join(f'<i style="left:{_share(each, ticks[-1])}">{each:g}</i>' for each in ticks)
+    return f'<div class="rows">{rows}<span></span><div class="track axis">{axis}</div><span>ms</span></div>'
 
 
-@contextmanager
-def _styled() -> Iterator[None]:
-    """Applies the style, without the user's matplotlibrc."""
-    from matplotlib import style
+def _chart(title: str, axis: str, lines: Lines, crosses: Sequence[tuple[str, float, float]] = ()) -> str:
+    points = [point for of in lines.values() for point in of]
+    xs = _ticks(max([point[0] for point in points], default=0.0))
+    ends = [_end(point[1:]) for point in points]
+    ys = _ticks(max([*ends, *(y for *_, y in crosses)], default=0.0))
 
-    with style.context(["default", STYLE]):
-        yield
+    def at(x: float, y: float) -> tuple[str, str]:
+        return _share(x, xs[-1]), f"{HEIGHT * (1 - min(y / ys[-1], 1.0)):.1f}"
+
+    def line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
+        (left, top), (right, bottom) = at(x1, y1), at(x2, y2)
+        return f'<line x1="{left}" y1="{top}" x2="{right}" y2="{bottom}" {style}/>'
+
+    def mark(x: float, y: float, sign: str, style: str = "") -> str:
+        return '<text x="{}" y="{}" {}>{}</text>'.format(*at(x, y), style, sign)
+
+    made = [line(0, y, xs[-1], y, 'class="grid"') + mark(0, y, f"{y:g}", 'class="left" dx="-8"') for y in ys]
+    made += [mark(x, 0, f"{x:g}", 'dy="16"') for x in xs]
+    made.append(f'<text x="50%" y="{HEIGHT + 36}">{axis}</text>')
+    for (name, dashed), of in lines.items():
+        style = f'class="{escape(name)}" stroke-width="2"' + (' stroke-dasharray="5 4"' if dashed else "")
+        made += [line(x, y, next_x, next_y, style) for (x, y, *_), (next_x, next_y, *_) in itertools.pairwise(of)]
+        made += [line(x, low, x, high, f'class="{escape(name)}"') for x, _, low, high in (p for p in of if p[2:])]
+        made += [mark(x, y, MARKERS.get(name, "✖"), f'class="{escape(name)}"') for x, y, *_ in of]
+    made += [mark(x, y, "×", f'class="{escape(name)}"') for name, x, y in crosses]
+    legend = _legend(
+        f"{_marker(name)} {escape(words.name(name))}{', open' if dashed else ''}"
+        for (name, dashed), of in lines.items()
+        if of
+    )
+    label = f'role="img" aria-label="{escape(title)}"'
+    return f'{legend}<svg class="chart" width="100%" height="{HEIGHT + 44}" {label}>{"".join(made)}</svg>'
 
 
-def _figure(height: float, rows: int = 1, **how: Any) -> tuple[Figure, list[Axes]]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    return figure, list(figure.subplots(rows, 1, squeeze=False, sharex=True, **how).flat)
+def _legend(entries: Iterable[str]) -> str:
+    return f'<ul class="legend">{"".join(f"<li>{each}</li>" for each in entries)}</ul>'
 
 
-def _look(architecture: str) -> tuple[str, str]:
-    return LOOKS.get(architecture, (INK, "X"))
+def _marker(architecture: str) -> str:
+    return f'<span class="{escape(architecture)}">{MARKERS.get(architecture, "✖")}</span>'
 
 
-def _grid(axes: Axes, axis: Literal["x", "y"]) -> None:
-    axes.grid(True, axis=axis)
-    axes.tick_params(length=0)
+def _share(value: float, end: float) -> str:
+    return f"{100 * min(value / end, 1.0):.2f}%"
 
 
-def _value(axes: Axes, text: str, x: float, y: float) -> None:
-    axes.annotate(text, (x, y), (6, 0), textcoords="offset points", va="center", fontsize=9)
+def _ticks(most: float) -> list[float]:
+    """Returns three to six round numbers from 0 to `most` or more."""
+    most = max(most, LEAST)
+    power = 10.0 ** math.floor(math.log10(most / 2))
+    step = next(power * each for each in (1, 2, 5, 10) if most <= 5 * power * each)
+    return [step * i for i in range(math.ceil(most / step) + 1)]
 
 
 def _same_round_trip(found: Comparison) -> bool:

@@ -2,107 +2,54 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import fields
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
+from tandem.comparison.analysis import words
 from tandem.comparison.analysis.comparison import Comparison, analyse, comparison_as_text
 from tandem.comparison.analysis.step_times import step_times
 from tandem.comparison.measuring.attempt import tried
 from tandem.comparison.measuring.driver import FAILED, OK
-from tandem.comparison.measuring.json_form import encoded
-from tandem.comparison.measuring.machine_load import MachineLoad
 from tandem.comparison.measuring.record_log import RunData
-from tandem.comparison.measuring.records import CAUSES, Measurement, Record
 from tandem.comparison.report.page import html
-from tandem.comparison.report.terminal import TABLE_WIDTH, print_comparison
-from tandem.host.device_times import text_of as times_as_text
-
-REHEARSED = "rehearsed"  # last column: name of the rehearsed step times
-CSV_COLUMNS: tuple[str, ...] = (
-    *("condition", "architecture", "prompt", "workload", "run", "sent_s", "ended_s"),
-    *(f.name for f in fields(Measurement) if f.name != "seconds_by_cause"),
-    *(f"{cause}_seconds" for cause in CAUSES),
-    "error_code",
-    "error_message",
-    *(f"machine_{f.name}" for f in fields(MachineLoad)),
-    REHEARSED,
-)
+from tandem.comparison.report.terminal import TABLE_WIDTH, Detail, print_comparison
+from tandem.host.device_times import text_of
 
 
-def publish(measured: RunData) -> int:
+def publish(measured: RunData, detail: Detail = "short") -> int:
     """Returns OK, or FAILED if a request or a file failed. Raises ValueError without a record."""
     found, remarks = analyse(measured), list[str]()
-    written = _write(found, measured, remarks)
+    written = write_files(found, measured, remarks)
     console = Console() if sys.stdout.isatty() else Console(width=TABLE_WIDTH)
-    tried(remarks, "The tables", lambda: print_comparison(found, console), None)
-    if written:
-        print("wrote " + ", ".join(map(str, written)))
+    tried(remarks, "The tables", lambda: print_comparison(found, console, detail), None)
+    if written and detail in ("short", "all"):
+        print(f"wrote {words.joined(written)} to {found.config.output_dir}")
     for remark in remarks:
         print(f"compare_architectures.py: error: {remark}", file=sys.stderr)
     return FAILED if found.failed or remarks else OK
 
 
-def write_files(found: Comparison, measured: RunData) -> tuple[Path, ...]:
-    """Writes comparison.json, comparison.csv and the page. Raises OSError with a sentence per failure."""
-    remarks: list[str] = []
-    written = _write(found, measured, remarks)
-    if remarks:
-        raise OSError("; ".join(remarks))
-    return written
-
-
-def write_page(found: Comparison, folder: Path) -> Path:
-    return write_atomically(folder / "report.html", html(found))
-
-
-def _write(found: Comparison, measured: RunData, remarks: list[str]) -> tuple[Path, ...]:
+def write_files(found: Comparison, measured: RunData, remarks: list[str]) -> list[str]:
+    """Returns the names of the files; a failure becomes a remark."""
     folder, times = found.config.output_dir, step_times(measured)
     texts: dict[str, Callable[[], str]] = {
-        "comparison.json": lambda: comparison_as_text(found),
-        "comparison.csv": lambda: records_as_csv(found.records, found.config.rehearse),
         "report.html": lambda: html(found),
+        "comparison.json": lambda: comparison_as_text(found),
     }
     if times:
-        texts["step_times.json"] = partial(times_as_text, times)
+        texts["step_times.json"] = lambda: text_of(times)
 
-    def write(name: str, make: Callable[[], str]) -> Path:
+    def write(name: str, make: Callable[[], str]) -> str:
         folder.mkdir(parents=True, exist_ok=True)
-        return write_atomically(folder / name, make())
+        return write_atomically(folder / name, make()).name
 
     files = (tried(remarks, name, partial(write, name, make), None) for name, make in texts.items())
-    return tuple(path for path in files if path)
-
-
-def records_as_csv(records: Sequence[Record], rehearsed: str | None = None) -> str:
-    """Returns one row per record. Lists are JSON; unmeasured cells are empty."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, CSV_COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({**_csv_row(record), REHEARSED: rehearsed} for record in records)
-    return text.getvalue()
-
-
-def _csv_row(record: Record) -> dict[str, Any]:
-    row: dict[str, Any] = encoded(record)
-    parts = {name: row.pop(name) or {} for name in ("measurement", "error", "machine_load")}
-    seconds = parts["measurement"].pop("seconds_by_cause", {})
-    return {
-        **row,
-        **{key: json.dumps(value) if isinstance(value, list) else value for key, value in parts["measurement"].items()},
-        **{f"{cause}_seconds": value for cause, value in seconds.items()},
-        **{f"error_{key}": value for key, value in parts["error"].items()},
-        **{f"machine_{key}": value for key, value in parts["machine_load"].items()},
-    }
+    return [name for name in files if name]
 
 
 def write_atomically(path: Path, content: str | bytes) -> Path:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from datetime import datetime, timezone
 
 from tandem.comparison.analysis import words
 from tandem.comparison.analysis.comparison import Comparison
-from tandem.comparison.analysis.verdict import Doubt, Verdict
+from tandem.comparison.analysis.verdict import Decision, busy
 from tandem.comparison.analysis.words import milliseconds, name, name_in_sentence
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, PLAIN
 
-LEAST_SHARE = 0.005  # of processor time, worth a sentence
+LEAST_RTT_S = 0.0001  # a shorter round trip is none
 PACKAGES = ("torch", "transformers", "numpy")
 
 
@@ -30,20 +29,24 @@ def undecided(found: Comparison) -> str:
     return f"No decision: only {words.joined([name_in_sentence(each) for each in measured])} was measured."
 
 
-def doubts(of: Doubt) -> Iterator[str]:
-    yield f"How sure: {of.sureness.value}{':' if of.reasons else '.'}"
-    yield from (f"  - {reason}" for reason in of.reasons)
-    if of.surer:
-        yield f"To be surer: measure again {', '.join(of.surer)}."
+def reasons(decision: Decision) -> str:
+    """Returns why it is as sure as it is; of what is undecided, the sentence has the first reason."""
+    shown = decision.doubt.reasons[0 if decision.decided else 1 :]
+    surer = f" To be surer, measure again {', '.join(decision.doubt.surer)}." if decision.doubt.surer else ""
+    return (f"{words.capitalised('; '.join(shown))}." if shown else "") + surer
 
 
-def ratios(verdict: Verdict) -> Iterator[str]:
-    """The fastest's speed over each other architecture's."""
-    for rival in verdict.rivals:
+def doubts(decision: Decision) -> Iterator[str]:
+    yield f"How sure: {decision.sureness}. {reasons(decision)}".rstrip()
+
+
+def ratios(decision: Decision) -> Iterator[str]:
+    """The fastest's speed over each other architecture's, that of the sentence first."""
+    for rival in sorted(decision.rivals, key=lambda rival: rival.over not in (decision.over, decision.architecture)):
         if rival.ratio is not None:
             ratio = words.with_interval(f"{rival.ratio:.2f}", rival.interval)
-            fastest, other = name_in_sentence(verdict.fastest), name_in_sentence(rival.architecture)
-            yield f"{fastest} is {ratio} {verdict.at.unit} {other}"
+            fastest, other = name_in_sentence(decision.fastest), name_in_sentence(rival.over)
+            yield f"{fastest} is {ratio} {decision.unit} {other}"
 
 
 def not_measured(found: Comparison) -> Iterator[str]:
@@ -53,7 +56,7 @@ def not_measured(found: Comparison) -> Iterator[str]:
         if rtt_ms not in measured:
             yield f"At {rtt_ms:g} ms: not measured."
     for m in found.links:
-        if len(found.links) > 1 and not found.verdict(m.name):
+        if len(found.links) > 1 and not m.decision:
             yield f"{m.name}: not decided, fewer than two architectures answered."
 
 
@@ -76,8 +79,10 @@ def theory(found: Comparison) -> Iterator[str]:
         yield f"Predicted TPOT is off by {median} in the median and {most} at most, over {figures}."
     if "distributed" in of.rounds:
         even = of.break_even_rtt_s
-        below = "at no round trip" if even is None else f"below {milliseconds(even, 0)} ms RTT"
-        yield f"Distributed is predicted to beat plain decoding {below}."
+        beats = "never to beat plain decoding here"
+        if even is not None and even >= LEAST_RTT_S:
+            beats = f"to beat plain decoding below {milliseconds(even)} ms RTT"
+        yield f"Distributed is predicted {beats}."
     if of.capacity_gain is not None:
         yield (
             f"One target is predicted to serve {words.times(of.capacity_gain)} the clients with drafts of their own as"
@@ -109,19 +114,11 @@ def drafts(found: Comparison) -> Iterator[str]:
         if len(of.drafted_by) > 1:
             parts = (f"{who} {of.accepted_by.get(who, 0)} of {count}" for who, count in of.drafted_by.items())
             yield f"accepted, {each}: {', '.join(parts)}"
-        if ran := s.never_waiting:
+        if of.run_steps:
             yield (
-                f"the target of {each} made {ran.steps} steps, {ran.drafted_steps} with a draft and"
-                f" {ran.wasted_steps} for nothing; {ran.unverified_drafts} draft tokens were never verified."
+                f"the target of {each} made {of.run_steps} steps, {of.drafted_steps} with a draft and"
+                f" {of.wasted_steps} for nothing; {of.unverified_drafts} draft tokens were never verified."
             )
-
-
-def date(found: Comparison) -> str:
-    try:
-        at = datetime.fromisoformat(found.started_at).astimezone(timezone.utc)
-    except ValueError:
-        return found.started_at
-    return f"{at.day} {at:%B %Y, %H:%M} UTC"
 
 
 def setting(found: Comparison) -> str:
@@ -143,15 +140,16 @@ def models(found: Comparison, field: str) -> list[str]:
 
 
 def card(found: Comparison) -> dict[str, str]:
-    packages, machine = found.versions.packages, found.machine
-    own = [f"Tandem {found.versions.git_commit}"] if found.versions.git_commit else []
-    own += [f"Python {found.versions.python}", *(f"{each} {packages[each]}" for each in PACKAGES if each in packages)]
+    machine, packages = found.machine, found.machine.packages
+    own = [f"Tandem {machine.git_commit}"] if machine.git_commit else []
+    own += [f"Python {machine.python}", *(f"{each} {packages[each]}" for each in PACKAGES if each in packages)]
     connected = [f"{name(e.architecture.name)} at {e.address}" for e in found.endpoints if e.log is None]
     links = "; ".join(words.link(m.link) for m in found.links)
     drafts = [draft.removeprefix("remote:") for draft in models(found, "draft_name")]
+    share = busy([r.machine_load for r in found.records if r.machine_load], machine.usable_cores)
     cards = {
         "Machine": str(machine),
-        "Other programs": _load(found),
+        "Other programs": "" if share is None else f"wanted {words.percent(share)} of the machine",
         "Software": ", ".join(own),
         "Target": ", ".join(models(found, "model_name")),
         "Draft": ", ".join(dict.fromkeys(drafts)),
@@ -160,14 +158,3 @@ def card(found: Comparison) -> dict[str, str]:
         "Servers": f"ran already: {', '.join(connected)}" if connected else "all started for this comparison",
     }
     return {what: value for what, value in cards.items() if value}
-
-
-def _load(found: Comparison) -> str:
-    """Other programs' load during measured requests; "" if unknown."""
-    loads = [record.machine_load for record in found.records if record.machine_load]
-    parts = []
-    for field, what in (("others", "took {} of the machine"), ("steal", "the host of this virtual machine took {}")):
-        shares = [share for load in loads if (share := getattr(load, field)) is not None]
-        if shares and (mean := statistics.fmean(shares)) >= LEAST_SHARE:
-            parts.append(what.format(words.percent(mean)))
-    return ", ".join(parts)

@@ -1,13 +1,13 @@
-"""The commands that serve an architecture with its measured flags."""
+"""The commands that serve an architecture here, with its measured flags."""
 
 from __future__ import annotations
 
-import json
+import os
 import shlex
-from dataclasses import dataclass
+import sys
+from pathlib import Path
 
 from tandem.comparison.analysis.comparison import Comparison
-from tandem.comparison.analysis.words import capitalised, name_in_sentence
 from tandem.comparison.measuring import architectures as arch
 from tandem.comparison.measuring.commands import (
     asking_command,
@@ -17,62 +17,57 @@ from tandem.comparison.measuring.commands import (
     worker_command,
 )
 from tandem.comparison.measuring.config import ComparisonConfig
-from tandem.comparison.measuring.deployment import Endpoint
-from tandem.launch import LAUNCH
+from tandem.launch import LAUNCH, checkout
 
-PORT, DRAFT_PORT = "50051", "50052"
+PORT, HTTP_PORT = "50051", "8080"
 LOOPBACK = "127.0.0.1"
-QUESTION = "Why is the sky blue?"
+FOR_CLIENTS = ("--http_port", HTTP_PORT, "--port", "0")  # as `serve` has them
+URL = f"http://{LOOPBACK}:{HTTP_PORT}/v1"
 OF_THE_COMPARISON = ("--host", "--port", "--prefix_sharing", "--rehearse")  # flags with values for measuring only
 DEFAULTS = (["--backend", "torch"], ["--pipeline", "off"], ["--draft", "auto"])
 APART = f"On two machines, put the other's address in place of {LOOPBACK}, and secure both (docs/security.md)."
 
 
-@dataclass(frozen=True, slots=True)
-class Commands:
-    heading: str
-    lines: tuple[str, ...]
-    note: str = ""
+def served(found: Comparison, architecture: str) -> list[str]:
+    """Returns the commands for here; none for a rehearsal, and for a server that ran already."""
+    ran = any(e.architecture.name == architecture and e.log is None for e in found.endpoints)
+    return [] if ran or found.rehearsed else serving(found.config, architecture, checkout())
 
 
-def deployment(found: Comparison, architecture: str) -> Commands:
-    """Returns the commands that serve `architecture`, or a client's if it was connected."""
-    name = name_in_sentence(architecture)
-    server = next((e for e in found.endpoints if e.architecture.name == architecture), None)
-    if server and server.log is None:
-        return Commands(f"{capitalised(name)} runs already. Ask it", (_asking(server),))
-    lines = tuple(shlex.join(["tandem", *command]) for command in commands(found.config, architecture))
-    return Commands(f"Serve {name} as measured", lines, APART if len(lines) > 1 else "")
-
-
-def _asking(server: Endpoint) -> str:
-    if "://" in server.address:
-        url = server.address.rstrip("/").removesuffix("/v1")
-        body = json.dumps({"model": server.model.model_name, "prompt": QUESTION})
-        return shlex.join(["curl", f"{url}/v1/completions", "--json", body])
-    host, _, port = server.address.rpartition(":")
-    return shlex.join(["tandem", "client", "--target_host", host, "--port", port, "--prompt", QUESTION])
-
-
-def commands(config: ComparisonConfig, architecture: str) -> list[list[str]]:
-    """Returns the server commands of an architecture in starting order, without `tandem`."""
+def serving(config: ComparisonConfig, architecture: str, root: Path | None) -> list[str]:
+    """Returns command lines in starting order; the last serves OpenAI clients at URL. `root`: the checkout, if any."""
     length = ["--speculation_length", "auto" if config.speculation_length is None else str(config.speculation_length)]
+    at = f"{LOOPBACK}:{PORT}"
     if architecture in arch.PLAIN:
-        return [_shown(target_command(config), PORT)]
-    if architecture in (arch.FUSED.name, arch.LOOKUP.name):
-        return [_shown([*beside_command(config, architecture), *length], PORT)]
-    if architecture == arch.REMOTE_DRAFT.name:
-        target = asking_command(config, f"{LOOPBACK}:{DRAFT_PORT}", *length)
-        return [_shown(proposing_command(config), DRAFT_PORT), _shown(target, PORT)]
-    worker = worker_command(config, architecture, f"{LOOPBACK}:{PORT}", *length)
-    return [_shown(target_command(config, (architecture,)), PORT), _shown(worker, DRAFT_PORT)]
+        commands = [target_command(config)]
+    elif architecture in (arch.FUSED.name, arch.LOOKUP.name):
+        commands = [[*beside_command(config, architecture), *length]]
+    elif architecture == arch.REMOTE_DRAFT.name:
+        commands = [proposing_command(config), asking_command(config, at, *length)]
+    else:
+        commands = [target_command(config, (architecture,)), worker_command(config, architecture, at, *length)]
+    *first, last = map(_kept, commands)
+    return [*(_line([*each, "--port", PORT], root) for each in first), _line([*last, *FOR_CLIENTS], root)]
 
 
-def _shown(command: list[str], port: str) -> list[str]:
+def _kept(command: list[str]) -> list[str]:
     """Returns a server's role and flags, without those for measuring only."""
     (_, role, *flags), kept = command[len(LAUNCH) :], list[str]()
     while flags:
         flag = flags.pop(0)
         values = [flags.pop(0)] if flags and not flags[0].startswith("--") else []
         kept += [flag, *values] if flag not in OF_THE_COMPARISON and [flag, *values] not in DEFAULTS else []
-    return [role, *kept, "--port", port]
+    return [role, *kept]
+
+
+def _line(command: list[str], root: Path | None) -> str:
+    """Returns a role's command line; `serve` in place of a fused target with the flags that it implies."""
+    role, *flags = command
+    if role == "fused_target":
+        role, flags = "serve", flags[: -len(FOR_CLIENTS)]
+    if root is None:
+        return shlex.join(["tandem", role, *flags])
+    if role == "serve":
+        return f"make serve ARGS={shlex.quote(shlex.join(flags).replace('$', '$$'))}"
+    python = os.path.relpath(sys.executable, root) if Path(sys.executable).is_relative_to(root) else sys.executable
+    return shlex.join([python, "main.py", "--role", role, *flags])

@@ -11,14 +11,16 @@ from tandem.comparison.analysis.summary import Speedup, Summary
 from tandem.comparison.analysis.theory import MISSED
 from tandem.comparison.analysis.words import milliseconds, name, number
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE
-from tandem.comparison.measuring.identity import TokenIdentity
+from tandem.comparison.measuring.identity import TokenIdentity, first_difference
 from tandem.comparison.measuring.records import CAUSES
+
+DIFFERS = "▸"
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
     caption: str
-    heads: tuple[str, ...]  # terminals break at "\n"
+    heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
     texts: int = 1  # leading columns of words; the others are figures
@@ -29,8 +31,8 @@ def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]], not
 
 
 def architecture_table(found: Comparison, measured: Measured) -> Table:
-    heads = ["architecture", "TTFT\np50 ms", "TPOT\np50 ms", "tokens\n/s", "accept\nrate", "mean\naccept",
-             "bytes/tok\nup/down", "speedup\n(95 % interval)", "iden-\ntical"]  # fmt: skip
+    heads = ["architecture", "TTFT p50 ms", "TPOT p50 ms", "tokens /s", "accept rate", "mean accept",
+             "bytes/tok up/down", "speedup (95 % interval)", "same tokens"]  # fmt: skip
     rows = [
         [
             name(s.architecture) + (f" ({s.failed} of {s.requests} failed)" if s.failed else ""),
@@ -49,9 +51,8 @@ def architecture_table(found: Comparison, measured: Measured) -> Table:
     where = f"emulated {measured.link}" if measured.link.rtt_ms is not None else "not emulated"
     note = (
         "TTFT: time to the first token; TPOT: time per token after it; both at the client. Accept rate: accepted /"
-        " drafted tokens; mean accept: tokens committed in a round."
-        " Bytes: between draft and target where they are apart, else between client and server. Identical: outputs with"
-        " plain decoding's tokens."
+        " drafted tokens; mean accept: tokens committed in a round. Bytes: between draft and target where they are"
+        " apart, else between client and server. Same tokens: outputs with plain decoding's."
     )
     return table(f"Architectures, {where}, {words.sampling(measured.sampling)}{rule}", heads, rows, note)
 
@@ -76,9 +77,9 @@ def link_table(found: Comparison) -> Table | None:
     def tpot(of: Summary | None) -> str:
         return words.with_interval(milliseconds(of.tpot_s, 2), of.tpot_interval, 1000, 1) if of else words.MISSING
 
-    names = found.architectures
-    rows = [[words.link(m.link), *(tpot(m.of(each)) for each in names)] for m in found.links]
-    return table("Mean TPOT in ms (95 % interval) on each link", ["round trip", *map(name, names)], rows)
+    rows = [[name(each), *(tpot(m.of(each)) for m in found.links)] for each in found.architectures]
+    heads = ["architecture", *(words.link(m.link) for m in found.links)]
+    return table("Mean TPOT in ms (95 % interval) on each link", heads, rows)
 
 
 def emulation_table(found: Comparison) -> Table | None:
@@ -88,7 +89,7 @@ def emulation_table(found: Comparison) -> Table | None:
             words.link(m.link),
             milliseconds(m.overhead.direct_p50_s, 2),
             milliseconds(m.overhead.link_p50_s, 2),
-            milliseconds(m.overhead.added_s if m.link.but.predictable else None, 2),
+            milliseconds(m.overhead.added_s if m.link.predictable else None, 2),
         ]
         for m in found.links
         if m.overhead
@@ -103,16 +104,14 @@ def cause_table(found: Comparison) -> Table:
         [name(s.architecture), *(number(s.milliseconds_per_token[cause]) for cause in CAUSES)]
         for s in found.base.summaries
     ]
-    count = sum(s.overlapping for s in found.base.summaries)
-    note = f"In {words.plural(count, 'request')} causes overlap; they are scaled to add up." if count else ""
-    return table("Milliseconds per token by cause, end to end", ["architecture", *CAUSES], rows, note)
+    return table("Milliseconds per token by cause, end to end", ["architecture", *CAUSES], rows)
 
 
 def workload_table(found: Comparison) -> Table | None:
     """The base's acceptance and speedup by workload; None without a baseline."""
     shown = [s for s in found.base.summaries if s.architecture not in (found.baseline, AUTOREGRESSIVE.name)]
     rows = [
-        [name(kind), name(s.architecture), speed(of.speedup), number(of.acceptance_rate, 3)]
+        [name(kind), name(s.architecture), speed(of.speedup), number(of.acceptance.rate, 3)]
         for kind in dict.fromkeys(kind for s in shown for kind in s.workloads)
         for s in shown
         if (of := s.workloads.get(kind))
@@ -129,18 +128,18 @@ def sampling_table(found: Comparison) -> Table | None:
             m.rule.value,
             name(s.architecture),
             words.with_interval(number(s.acceptance.rate, 3), s.acceptance_interval),
-            number(s.acceptance.mean_length),
-            milliseconds(s.distributions["tpot_s"].p50, 2),
-            bytes_per_token(s),
             speed(s.speedup),
             identical(s.identical),
+            milliseconds(s.distributions["tpot_s"].p50, 2),
+            number(s.acceptance.mean_length),
+            bytes_per_token(s),
         ]
         for m in found.samplings
         for s in m.summaries
         if s.acceptance.drafted
     ]
-    heads = ["sampling", "rule", "architecture", "accept rate (95 % interval)", "mean accept", "TPOT p50, ms",
-             "bytes/token up/down", "speedup (95 % interval)", "identical"]  # fmt: skip
+    heads = ["sampling", "rule", "architecture", "accept rate (95 % interval)", "speedup (95 % interval)",
+             "same tokens", "TPOT p50 ms", "mean accept", "bytes/tok up/down"]  # fmt: skip
     note = (
         "Agreement commits the target's own draws, so the tokens are plain decoding's; rejection keeps their"
         " distribution, and no identity is claimed."
@@ -150,28 +149,28 @@ def sampling_table(found: Comparison) -> Table | None:
 
 def load_table(found: Comparison) -> Table | None:
     """LLMPerf's figures by load and architecture; None without a load."""
-    by_name = {m.name: m for m in found.conditions}
     rows = [
         [
-            str(point.load),
-            name(architecture),
-            number(figures.mean_output_throughput_token_per_s, 1),
-            number(figures.num_completed_requests_per_minute, 1),
-            *(milliseconds(value) for value in (of.distributions["ttft_s"].p50, of.distributions["ttft_s"].p99)),
-            *(milliseconds(value, 2) for value in (of.distributions["tpot_s"].p50, of.distributions["tpot_s"].p99)),
-            milliseconds(of.distributions["end_to_end_latency_s"].p50, 0),
-            str(figures.number_errors),
+            str(m.load),
+            name(of.architecture),
+            number(of.mean_output_throughput_token_per_s, 1),
+            milliseconds(of.distributions["tpot_s"].p50, 2),
+            milliseconds(of.distributions["ttft_s"].p50),
             identical(of.identical),
+            str(of.failed),
+            number(of.num_completed_requests_per_minute, 1),
+            milliseconds(of.distributions["tpot_s"].p99, 2),
+            milliseconds(of.distributions["ttft_s"].p99),
+            milliseconds(of.distributions["end_to_end_latency_s"].p50, 0),
         ]
-        for point in found.loads
-        for architecture, figures in point.figures.items()
-        if (of := by_name[point.condition].of(architecture))
+        for m in found.loads
+        for of in m.summaries
     ]
-    heads = ["load", "architecture", "tokens\n/s", "requests\n/min", "TTFT\np50 ms", "TTFT\np99 ms", "TPOT\np50 ms",
-             "TPOT\np99 ms", "E2E\np50 ms", "errors", "iden-\ntical"]  # fmt: skip
+    heads = ["load", "architecture", "tokens /s", "TPOT p50 ms", "TTFT p50 ms", "same tokens", "errors",
+             "requests /min", "TPOT p99 ms", "TTFT p99 ms", "E2E p50 ms"]  # fmt: skip
     note = (
         "tokens/s and requests/min: of completed requests, over the time from the first request sent to the last one"
-        " ended. Identical: to plain decoding with the fewest requests beside it."
+        " ended. Same tokens: as plain decoding with the fewest requests beside it."
     )
     return table("Under load", heads, rows, note, 2) if rows else None
 
@@ -181,13 +180,12 @@ def capacity_table(found: Comparison) -> Table | None:
     capacity = found.capacity
     if capacity is None:
         return None
-    counts = sorted({point.clients for one in capacity.served for point in one.points})
+    counts = sorted({count for one in capacity.served for count in one.p95_s})
     rows = []
     for one in capacity.served:
-        known = {point.clients: point.p95_s for point in one.points}
         clients = f"{'≥ ' if one.at_least else ''}{one.clients:.1f}".removesuffix(".0")
         row = [name(one.architecture), clients, number(one.tokens_per_second, 1)]
-        rows.append([*row, *(milliseconds(known.get(count)) for count in counts)])
+        rows.append([*row, *(milliseconds(one.p95_s.get(count)) for count in counts)])
     note = "Clients are interpolated between measured numbers; each has a draft of its own where drafts are apart."
     if capacity.gain is not None:
         gain, law = words.times(capacity.gain), capacity.law
@@ -252,8 +250,25 @@ def divergence_table(found: Comparison) -> Table | None:
         for s in m.summaries
         for d in (s.identical.divergences if s.identical else ())
     ]
-    heads = ["architecture", "condition", "request", "position", "token", "plain\ntoken", "logit\ngap"]
+    heads = ["architecture", "condition", "request", "position", "token", "plain token", "logit gap"]
     return table("Outputs that differ from plain decoding", heads, rows, texts=3) if rows else None
+
+
+def answer_table(found: Comparison) -> Table | None:
+    """The different answers of the base's first run, plain decoding's first and prompts with several first."""
+    answers: dict[str, dict[str, list[str]]] = {}  # names by text, by prompt
+    for record in sorted(found.records, key=lambda record: record.architecture != AUTOREGRESSIVE.name):
+        if record.condition == found.base.name and not record.run and (of := record.measurement):
+            answers.setdefault(record.prompt, {}).setdefault(of.text, []).append(name(record.architecture))
+    rows = []
+    for prompt, texts in sorted(answers.items(), key=lambda answer: len(answer[1]) == 1):
+        first = next(iter(texts))
+        for text, names in texts.items():
+            start = first_difference(first, text)
+            marked = text if start is None else f"{text[:start]}{DIFFERS}{text[start:]}"
+            rows.append([prompt, words.joined(names), marked])
+    note = f"{DIFFERS}: the first difference from the first answer to the prompt."
+    return table("Answers", ["prompt", "architectures", "answer"], rows, note, 3) if rows else None
 
 
 def failure_table(found: Comparison) -> Table | None:

@@ -18,7 +18,6 @@ from tandem.runners.startup import Startup
 from tandem.runners.torch.graph_model import DraftGraphs
 from tandem.runners.torch.graph_modules import Buffers, likeliest, propose_row
 from tandem.runners.torch.graph_runner import GraphRunner
-from tandem.runners.torch.graphs import CompileStatistics
 from tandem.runners.torch.kernels import attention_rows, slot_attention
 from tandem.runners.torch.model import to_host
 from tandem.runners.torch.platforms import Platform
@@ -164,20 +163,20 @@ class HeadGraphs(DraftGraphs):
         self.platform, self.device, self.spare = platform, platform.device, slots.spare
         self.buckets = target.buckets
         self._head, self._name, self._graphs = head, identity.model_name, {}
-        self._compiler = target.compiler_for(f"head {identity.weights_revision} on {target.identity.weights_revision}")
+        self._compiler = target.compiler()
         self._buffers = [*slots.buffers, features.values.flatten(0, 1)[None], embedding]
         columns = torch.arange(slots.length, dtype=torch.int32, device=platform.device)
         self._shape = head, columns, features.values.shape[1]
 
     @property
     def shapes(self) -> StepShapes:
-        return StepShapes(tail_buckets(), self.buckets.batches, False, chunks=(self.buckets.chunk,))
+        return StepShapes(tail_buckets(), self.buckets.batches, False, chunks=self.buckets.chunks)
 
-    def compile(self, startup: Startup) -> CompileStatistics:
-        """Compiles every graph, without drafting, and seals the compiler."""
-        compiler, shape = self._compiler, self._shape
+    def compile(self, startup: Startup) -> str:
+        """Compiles every graph and seals the compiler; returns the compiler's line."""
+        compiler, shape, chunk = self._compiler, self._shape, self.buckets.chunks[0]
         with startup.stage("compiling"):
-            self._make(compiler, "prefill", HeadPrefill(*shape), 1, self.buckets.chunk, 2 + self.buckets.chunk)
+            self._make(compiler, "prefill", HeadPrefill(*shape), 1, chunk, 2 + chunk)
             for batch in self.buckets.batches:
                 for k in self.buckets.drafts:
                     self._make(compiler, "propose", HeadPropose(*shape, k), batch, k, 3 + TAIL)
@@ -186,8 +185,8 @@ class HeadGraphs(DraftGraphs):
                     states = self._head.fc.weight.new_zeros(batch, self._head.config.hidden_size)
                     self._make(compiler, "next", HeadNext(*shape), batch, 1, 4, (states,))
             compiler.seal()
-        startup.note(f"graphs of {self._name}: {compiler.statistics.line()}")
-        return compiler.statistics
+        startup.note(f"graphs of {self._name}: {compiler.line()}")
+        return compiler.line()
 
     def warm_up(self, startup: Startup) -> None:
         self.compile(startup)

@@ -59,6 +59,7 @@ class EagleRunner:
     ) -> None:
         self.head, self.features, self.embedding = head, features, embedding
         self.limits, self.identity, self.platform = limits, identity, platform
+        self._ids = head.token_ids.cpu()
         widest = max(TAIL, limits.chunk) + limits.max_draft + 1
         config: Any = llama_config(head.config)
         weight = head.fc.weight
@@ -119,7 +120,9 @@ class EagleRunner:
         raise NotImplementedError("an EAGLE head drafts and verifies nothing")
 
     def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
-        return self.graphs.propose(rows, self) if self.graphs and self.graphs.drafts(rows) else self._propose(rows)
+        if self.graphs and self.graphs.drafts(rows):
+            return self.graphs.propose(rows, self.limits.vocab_size, self._ids)
+        return self._propose(rows)
 
     @torch.inference_mode()
     def _propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
@@ -140,19 +143,10 @@ class EagleRunner:
                 hidden = self._step(slots, tails, self._fused(slots, positions), positions, last)
             return self.head.logits(hidden[:, 0])
 
-        return draft_rows(self, rows, logits)
+        return draft_rows(rows, logits, self.limits.vocab_size, self._ids)
 
     def fused_with(self, draft: Runner) -> FusedStep | None:
         return None
-
-    def tokens_of(self, columns: Tensor) -> Tensor:
-        """Token ids of logits columns; same shape."""
-        return self.head.token_ids.to(columns.device)[columns]
-
-    def widened(self, logits: Tensor) -> Tensor:
-        """float32 logits [rows, vocabulary] from [rows, draft vocabulary]; -inf for tokens without a column."""
-        full = torch.full((*logits.shape[:-1], self.limits.vocab_size), -torch.inf, device=logits.device)
-        return full.index_copy_(-1, self.head.token_ids.to(logits.device), logits.float())
 
     def _step(self, slots: list[int], tokens: Tensor, hidden: Tensor, positions: Tensor, last: Tensor) -> Tensor:
         """Feeds tokens [rows, width] with hidden inputs; returns states [rows, 1, hidden] of columns `last`."""

@@ -69,7 +69,8 @@ def library_path() -> Path:
             cache_root(), f"native-{_key(compiler)}", what, lambda folder: build(compiler, FLAGS, folder / LIBRARY)
         )
     except OSError as error:
-        raise LibraryMissing(f"{cache_root()}: {error}") from error
+        where = f"{cache_root()} ({error.strerror}); name another folder with TANDEM_CACHE"
+        raise LibraryMissing(f"the native steps cannot be compiled into {where}") from error
     return folder / LIBRARY
 
 

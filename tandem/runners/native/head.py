@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,12 +15,12 @@ from tandem.host.cores import default_threads
 from tandem.runners.capabilities import UNABLE, Capabilities, No, Trait
 from tandem.runners.loading import SMALL
 from tandem.runners.native.build import library_path
-from tandem.runners.native.library import HeadInputs, LayerWeights, RowBatch, RowTable, load_library
+from tandem.runners.native.library import HeadInputs, LayerWeights, Matrix, RowBatch, StoredRows, load_library
 from tandem.runners.native.model import NativeModel
 from tandem.runners.native.rotary import rotary_tables
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.steps import NativeFeatures, NativeSteps, Threads, check_steps, features_of
-from tandem.runners.native.weights import UNQUANTISED, Linear, Packing, packing
+from tandem.runners.native.weights import UNQUANTISED, Packing, packing
 from tandem.runners.protocol import TAIL, Limits, PrefillRow, ProposeRow, RunnerIdentity, VerifyRow
 from tandem.speculation.features import FeatureInbox
 
@@ -102,20 +103,23 @@ class NativeHead(NativeSteps):
         values = self.features.stored
         norms = {name: head.weight(name, self.dtype) for name in NORMS}
         hidden, own, inner, last = (norms[name].values.ctypes.data for name in NORMS)
-        fuse, _kept = self.packing.matrix(self.library, 0, "fc", _linear(head, "fc", self.dtype))
+        fuse, _kept = self._matrix(head, "fc", "fc")
         embedded, read = _table(self.embedding), _table(values)
         residual_normed = int(head.config.norm_before_residual)
         inputs = HeadInputs(embedded, read, values.shape[1], residual_normed, self._kept_states, hidden, fuse)
         self.done(self.library.tandem_read_features(self.handle, ctypes.byref(inputs)))
-        made = {
-            name: self.packing.matrix(self.library, 0, name, _linear(head, module, self.dtype))
-            for name, module in LINEARS.items()
-        }
+        made = {name: self._matrix(head, name, module) for name, module in LINEARS.items()}
         matrices = {name: matrix for name, (matrix, _) in made.items()}
         weights = LayerWeights(before_attention=own, before_mlp=inner, **matrices, **self.sight(0))
         self.done(self.library.tandem_set_layer(self.handle, 0, ctypes.byref(weights)))
-        output, _kept = self.packing.output(self.library, _linear(head, "lm_head", self.dtype), None)
-        self.done(self.library.tandem_set_head(self.handle, last, ctypes.byref(output)))
+        shape, output = head.shape("lm_head"), functools.partial(head.weight, "lm_head", self.dtype)
+        packed, _kept = self.packing.output(self.library, shape, output, None)
+        self.done(self.library.tandem_set_head(self.handle, last, ctypes.byref(packed)))
+
+    def _matrix(self, head: HeadWeights, name: str, module: str) -> tuple[Matrix, object]:
+        """The matrix, and the owner of its memory."""
+        weight, bias = functools.partial(head.weight, module, self.dtype), head.bias(module, self.dtype)
+        return self.packing.matrix(self.library, 0, name, head.shape(module), weight, bias)
 
 
 class NativeHeadRunner(NativeRunner):
@@ -178,9 +182,5 @@ class NativeHeadRunner(NativeRunner):
         return first, end
 
 
-def _linear(head: HeadWeights, module: str, dtype: str) -> Linear:
-    return Linear(head.shape(module), lambda: head.weight(module, dtype), head.bias(module, dtype))
-
-
-def _table(rows: Stored) -> RowTable:
-    return RowTable(rows.values.ctypes.data, rows.shape[-1], int(rows.dtype == "F32"))
+def _table(rows: Stored) -> StoredRows:
+    return StoredRows(rows.values.ctypes.data, rows.shape[-1], int(rows.dtype == "F32"))

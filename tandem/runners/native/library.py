@@ -82,12 +82,12 @@ class LayerWeights(ctypes.Structure):
     )
 
 
-class LowRank(ctypes.Structure):
+class LowRankPointers(ctypes.Structure):
     _fields_ = (("down", c_void_p), ("up", c_void_p), ("rank", c_int32), ("scale", c_float))
 
 
 class LayerAdapter(ctypes.Structure):
-    _fields_ = tuple((name, LowRank) for name in MATRICES)
+    _fields_ = tuple((name, LowRankPointers) for name in MATRICES)
 
 
 class Rows(ctypes.Structure):
@@ -100,13 +100,13 @@ class Rows(ctypes.Structure):
     )
 
 
-class RowTable(ctypes.Structure):
+class StoredRows(ctypes.Structure):
     _fields_ = (("rows", c_void_p), ("width", c_int32), ("wide", c_int32))
 
 
 class HeadInputs(ctypes.Structure):
     _fields_ = (
-        *((name, RowTable) for name in ("embedding", "features")),
+        *((name, StoredRows) for name in ("embedding", "features")),
         *((name, c_int32) for name in ("length", "residual_normed", "kept_states")),
         ("hidden_norm", c_void_p),
         ("fuse", Matrix),

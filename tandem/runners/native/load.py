@@ -18,6 +18,7 @@ from tandem.checkpoints.generation_config import all_end_ids
 from tandem.checkpoints.hub_files import weights_folder
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_unchanged, frequent_tokens, weights_revision
 from tandem.checkpoints.scaled_weights import check_dense
+from tandem.checkpoints.tensors import Tensors
 from tandem.checkpoints.trusted_cache import cache_root, hash_file, made_once, private_folder
 from tandem.host.cores import default_threads
 from tandem.runners.families import check_fits
@@ -29,7 +30,7 @@ from tandem.runners.native.model import NativeModel, check
 from tandem.runners.native.rotary import BY_LENGTH
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.steps import Threads
-from tandem.runners.native.weights import UNQUANTISED, Packing, QuantisedWeights, packing, quantised
+from tandem.runners.native.weights import UNQUANTISED, Packing, packing, quantised
 from tandem.runners.protocol import TAIL, Limits, RunnerIdentity
 from tandem.runners.startup import Startup
 
@@ -48,7 +49,7 @@ def load_checkpoint(
         weights = family_weights(checkpoint)
     with startup.stage("quantising"):
         form = execution.weights
-        stored: GgufWeights | QuantisedWeights | None = None
+        stored: GgufWeights | Tensors | None = None
         if form in WHEN_LOADED:
             stored = quantised(checkpoint, weights, form)
         elif form == "as-stored" and isinstance(weights, GgufWeights):

@@ -14,12 +14,12 @@ from tandem.checkpoints.adapter_files import Adapter, LowRank
 from tandem.checkpoints.family_configs import MATRICES, FamilyConfig
 from tandem.checkpoints.family_weights import EMBEDDING, HEAD, NORM, FamilyWeights, matrix_name
 from tandem.checkpoints.numbers import DTYPES as NAMES
-from tandem.checkpoints.numbers import of_floats
+from tandem.checkpoints.numbers import Stored, of_floats
 from tandem.runners.native import NativeUnavailable, library
 from tandem.runners.native.library import LayerAdapter, LayerWeights, ints
 from tandem.runners.native.rotary import rotary_tables
 from tandem.runners.native.steps import NativeFeatures, NativeSteps, Threads, check_steps, features_of
-from tandem.runners.native.weights import UNQUANTISED, Linear, Packing
+from tandem.runners.native.weights import UNQUANTISED, Packing, Weight
 
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu")  # numbered as in vectors.h
 _PATH = re.compile(r"model\.layers\.(\d+)\.(?:self_attn\.([qkvo])|mlp\.(gate|up|down))_proj")
@@ -43,7 +43,7 @@ class NativeModel(NativeSteps):
         config = weights.config
         check(config, dtype)
         embedding = weights.stored(EMBEDDING).to(dtype).own()
-        kept = "float32" if config.wide_rope else dtype
+        kept = "float32" if config.family.wide_rope else dtype
         tables = [rotary_tables(rope, config.head_dim, length, kept, configured) for rope in config.ropes]
         cache, layers = (slots, length, most_tokens), config.num_hidden_layers
         super().__init__(threads, dtype, config, layers, cache, embedding, tables, draft_vocab, **_form(config, dtype))
@@ -54,12 +54,9 @@ class NativeModel(NativeSteps):
         for index in range(self.layer_count):
             layer, _kept = self._layer(weights, index, packing)
             self.done(self.library.tandem_set_layer(self.handle, index, ctypes.byref(layer)))
-        if self._config.tie_word_embeddings:
-            output = Linear(self.embedding.shape, lambda: self.embedding)
-        else:
-            output = self._linear(weights, HEAD, self.embedding.shape)
-        wanted = None if self.draft_vocab is None else self.draft_vocab.tolist()
-        head, _kept = packing.output(self.library, output, wanted)
+        tied, wanted = self._config.tie_word_embeddings, None if self.draft_vocab is None else self.draft_vocab.tolist()
+        output = (lambda: self.embedding) if tied else (lambda: weights.stored(HEAD).to(self.dtype))
+        head, _kept = packing.output(self.library, self.embedding.shape, output, wanted)
         norm = self._norm(weights, NORM)
         self.done(self.library.tandem_set_head(self.handle, norm.ctypes.data, ctypes.byref(head)))
 
@@ -67,25 +64,27 @@ class NativeModel(NativeSteps):
         """The layer, and the owners of its memory."""
         config, of = self._config, f"model.layers.{index}."
         names = config.norm_names
-        if config.norms.heads:
+        if config.family.head_norms:
             names |= {f"{name}_norm": f"self_attn.{name}_norm" for name in "qk"}
         norms = {place: self._norm(weights, f"{of}{name}.weight") for place, name in names.items()}
         made = {}
         for name in MATRICES:
-            matrix = self._linear(weights, matrix_name(index, name), config.shape(name), name in config.biases)
-            made[name] = packing.matrix(self.library, index, name, matrix)
+            made[name] = packing.matrix(
+                self.library, index, name, config.shape(name), *self._linear(weights, index, name)
+            )
         parts: dict[str, Any] = {place: norm.ctypes.data for place, norm in norms.items()}
         parts |= {name: matrix for name, (matrix, _) in made.items()}
         parts |= self.sight(config.rope_of(index), config.window_of(index))
         return LayerWeights(**parts), (norms, made)
 
-    def _linear(self, weights: FamilyWeights, name: str, shape: tuple[int, ...], biased: bool = False) -> Linear:
-        bias = weights.stored(name.removesuffix("weight") + "bias").to(self.dtype) if biased else None
-        return Linear(shape, lambda: weights.stored(name).to(self.dtype), bias)
+    def _linear(self, weights: FamilyWeights, index: int, name: str) -> tuple[Weight, Stored | None]:
+        place, biased = matrix_name(index, name), name in self._config.biases
+        bias = weights.stored(place.removesuffix("weight") + "bias").to(self.dtype) if biased else None
+        return lambda: weights.stored(place).to(self.dtype), bias
 
     def _norm(self, weights: FamilyWeights, name: str) -> NDArray[Any]:
         """A norm's weights, then its biases if any."""
-        names = [name, name.removesuffix("weight") + "bias"] if self._config.norms.kind == "layer" else [name]
+        names = [name, name.removesuffix("weight") + "bias"] if self._config.family.norm == "layer" else [name]
         return np.concatenate([weights.stored(each).to(self.dtype).values for each in names])
 
     def hand_out(self, layers: Sequence[int]) -> NativeFeatures:
@@ -123,10 +122,10 @@ class NativeModel(NativeSteps):
         return layers
 
 
-def _passed(part: LowRank | None) -> library.LowRank:
+def _passed(part: LowRank | None) -> library.LowRankPointers:
     if part is None:
-        return library.LowRank()
-    return library.LowRank(part.down.ctypes.data, part.up.ctypes.data, part.rank, part.scale)
+        return library.LowRankPointers()
+    return library.LowRankPointers(part.down.ctypes.data, part.up.ctypes.data, part.rank, part.scale)
 
 
 def check(config: FamilyConfig, dtype: str) -> None:
@@ -141,22 +140,22 @@ def check(config: FamilyConfig, dtype: str) -> None:
 
 def _form(config: FamilyConfig, dtype: str) -> dict[str, float]:
     """Fields of ModelShape that are not as in a Llama."""
-    norms = config.norms
+    family = config.family
     # Gemma's embedding scale is rounded to `dtype`; others are whole numbers
     embedding_scale = of_floats(np.array([config.embedding_scale], np.float32)).to(dtype).floats()[0]
     return {
         "scale": config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale,
-        "norm_offset": norms.offset,
+        "norm_offset": family.norm_offset,
         "attention_cap": config.attention_cap,
         "logit_cap": config.logit_cap,
         "embedding_scale": _but_one(float(embedding_scale)),
         "residual_scale": _but_one(config.residual_scale),
         "logit_scale": _but_one(config.logit_scale),
         "activation": ACTIVATIONS.index(config.hidden_act),
-        "layer_norm": norms.kind == "layer",
-        "rounds_once": norms.rounds_once,
-        "row_norms": norms.heads == "row",
-        "wide_rope": config.wide_rope,
+        "layer_norm": family.norm == "layer",
+        "rounds_once": family.rounds_once,
+        "row_norms": family.head_norms == "row",
+        "wide_rope": family.wide_rope,
     }
 
 

@@ -94,7 +94,7 @@ class NativeRunner:
         return Capabilities(
             traits=frozenset(() if exact else {Trait.INEXACT}),
             pages=Pages(page_bytes(model), page_format(model), self.page_store),
-            adapters=self,
+            adapters=self.put_adapter,
             memory_on_demand=self.memory_on_demand,
             features_out=FeaturesOut(model.layer_count, int(model.sizes.hidden), self.hand_out),
             shared_steps=True,

@@ -29,31 +29,21 @@ _LAYOUT = 1  # part of the folder's name; increase it when blocks are made other
 _SHARD_BYTES = 5 * 10**9
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Linear:
-    """Outputs by inputs. `weight` reads the numbers in the model's dtype."""
-
-    shape: tuple[int, ...]
-    weight: Callable[[], Stored]
-    bias: Stored | None = None
-
-    def only(self, which: NDArray[np.int64]) -> Linear:
-        def weight() -> Stored:
-            whole = self.weight()
-            return Stored(whole.dtype, whole.values[which])
-
-        bias = self.bias and Stored(self.bias.dtype, self.bias.values[which])
-        return Linear((len(which), self.shape[1]), weight, bias)
+Weight = Callable[[], Stored]
+"""Reads a matrix's numbers in the model's dtype."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """`layers`, `head`: format that dense matrices are quantised to ("": none). `stored`: blocks used as they are."""
+    """`layers`, `head`: format that dense matrices are quantised to ("": none).
+
+    `stored`: a GGUF's blocks as they are, or those that `quantised` cached, each named NAME.FORMAT.
+    """
 
     name: str = ""
     layers: str = ""
     head: str = ""
-    stored: GgufWeights | QuantisedWeights | None = None
+    stored: GgufWeights | Tensors | None = None
 
     def describe(self, dtype: str) -> str:
         """The weights' format, then the dtype of all else: "int8/float32"."""
@@ -64,26 +54,50 @@ class Packing:
         return bool(self._names())
 
     def _names(self) -> tuple[str, ...]:
-        return (self.name,) if self.name else self.stored.formats() if self.stored else ()
+        if self.name or self.stored is None or isinstance(self.stored, Tensors):
+            return (self.name,) if self.name else ()
+        return self.stored.formats()
 
-    def matrix(self, library: Any, layer: int, name: str, linear: Linear) -> tuple[Matrix, object]:
-        """A linear layer for the library, and the owner of its memory. Raises CheckpointError."""
-        return _matrix(library, linear, self.layers, self.stored.matrix(layer, name) if self.stored else None)
+    def matrix(
+        self, library: Any, layer: int, name: str, shape: tuple[int, ...], weight: Weight, bias: Stored | None = None
+    ) -> tuple[Matrix, object]:
+        """A linear layer, outputs by inputs, for the library, and the owner of its memory. Raises CheckpointError."""
+        blocks: Blocks | None = None
+        if isinstance(self.stored, Tensors):
+            blocks = _cached(self.stored, matrix_name(layer, name), self.layers)
+        elif self.stored is not None:
+            blocks = self.stored.matrix(layer, name)
+        return _matrix(library, shape, weight, bias, self.layers, blocks)
 
-    def output(self, library: Any, head: Linear, wanted: Sequence[int] | None) -> tuple[Matrix, object]:
+    def output(
+        self, library: Any, shape: tuple[int, ...], weight: Weight, wanted: Sequence[int] | None
+    ) -> tuple[Matrix, object]:
         """Like `matrix`, for rows `wanted` (None: all) of the output matrix."""
-        blocks = self.stored.head() if self.stored else None
-        if wanted is not None:
-            which = np.asarray(wanted, dtype=np.int64)
-            blocks = blocks and Blocks(blocks.format, np.ascontiguousarray(blocks.rows[which]))
-            head = head.only(which)
-        return _matrix(library, head, self.head, blocks)
+        blocks: Blocks | None = None
+        if isinstance(self.stored, Tensors):
+            blocks = _cached(self.stored, HEAD, self.head)
+        elif self.stored is not None:
+            blocks = self.stored.head()
+        if wanted is None:
+            return _matrix(library, shape, weight, None, self.head, blocks)
+        which = np.asarray(wanted, dtype=np.int64)
+        blocks = blocks and Blocks(blocks.format, np.ascontiguousarray(blocks.rows[which]))
+
+        def narrow() -> Stored:
+            whole = weight()
+            return Stored(whole.dtype, whole.values[which])
+
+        return _matrix(library, (len(which), shape[1]), narrow, None, self.head, blocks)
+
+
+def _cached(tensors: Tensors, name: str, form: str) -> Blocks:
+    return Blocks(form, tensors.stored(f"{name}.{form}").values)
 
 
 UNQUANTISED = Packing()
 
 
-def packing(weights: str, stored: GgufWeights | QuantisedWeights | None = None) -> Packing:
+def packing(weights: str, stored: GgufWeights | Tensors | None = None) -> Packing:
     """The packing by `--weights`. `stored`: blocks of a GGUF file or the cache."""
     if weights == "int8":
         return Packing(weights, "q8_0", "q8_0", stored)
@@ -92,17 +106,18 @@ def packing(weights: str, stored: GgufWeights | QuantisedWeights | None = None) 
     return UNQUANTISED if stored is None else Packing(stored=stored)
 
 
-def _matrix(library: Any, linear: Linear, form: str, blocks: Blocks | None) -> tuple[Matrix, object]:
-    bias = None if linear.bias is None else linear.bias.values
-    address = None if bias is None else bias.ctypes.data
+def _matrix(
+    library: Any, shape: tuple[int, ...], weight: Weight, bias: Stored | None, form: str, blocks: Blocks | None
+) -> tuple[Matrix, object]:
+    address = None if bias is None else bias.values.ctypes.data
     if blocks is None and form:
-        blocks = encoded(library, linear.weight().floats(), form)
+        blocks = encoded(library, weight().floats(), form)
     if blocks is None:
-        weight = linear.weight().values
-        return Matrix(weight.ctypes.data, address, 0), (weight, bias)
-    size, (outputs, inputs) = FORMATS[blocks.format], linear.shape
+        dense = weight().values
+        return Matrix(dense.ctypes.data, address, 0), (dense, bias)
+    size, (outputs, inputs) = FORMATS[blocks.format], shape
     if blocks.rows.shape != (outputs, -(-inputs // size.inputs) * size.bytes):
-        raise CheckpointError(f"a matrix of {linear.shape} is stored as {blocks.rows.shape} bytes of {blocks.format}")
+        raise CheckpointError(f"a matrix of {shape} is stored as {blocks.rows.shape} bytes of {blocks.format}")
     return Matrix(blocks.rows.ctypes.data, address, size.kind), (bias, blocks)
 
 
@@ -118,26 +133,7 @@ def encoded(library: Any, weight: Floats, form: str) -> Blocks:
     return Blocks(form, rows)
 
 
-@dataclass(frozen=True, slots=True)
-class QuantisedWeights:
-    """Matrices in blocks, in a folder's safetensors files, each named NAME.FORMAT."""
-
-    tensors: Tensors
-    packing: Packing
-
-    def formats(self) -> tuple[str, ...]:
-        return tuple(sorted({self.packing.layers, self.packing.head}))
-
-    def matrix(self, layer: int, name: str) -> Blocks:
-        form = self.packing.layers
-        return Blocks(form, self.tensors.stored(f"{matrix_name(layer, name)}.{form}").values)
-
-    def head(self) -> Blocks:
-        form = self.packing.head
-        return Blocks(form, self.tensors.stored(f"{HEAD}.{form}").values)
-
-
-def quantised(checkpoint: Checkpoint, source: FamilyWeights, weights: str) -> QuantisedWeights | None:
+def quantised(checkpoint: Checkpoint, source: FamilyWeights, weights: str) -> Tensors | None:
     """The matrices in blocks of int8 or q4; None without compiler or writable cache. Raises CheckpointError."""
     packed, config = packing(weights), source.config
     layers = [matrix_name(layer, name) for layer in range(config.num_hidden_layers) for name in MATRICES]
@@ -161,7 +157,7 @@ def quantised(checkpoint: Checkpoint, source: FamilyWeights, weights: str) -> Qu
     except OSError as error:
         log.warning("cannot cache %s, quantised, in %s: %s", checkpoint.name, cache_root(), error)
         return None
-    return QuantisedWeights(Tensors(kept), packed)
+    return Tensors(kept)
 
 
 def _write(library: Any, source: FamilyWeights, wanted: Mapping[str, tuple[str, str]], folder: Path) -> None:

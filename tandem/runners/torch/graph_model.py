@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tandem.runners.eagle.hidden_states import TargetFeatures
-from tandem.runners.protocol import TAIL, PrefillRow, Proposal, ProposeRow, RowFailed
+from tandem.runners.protocol import TAIL, PrefillRow, Proposal, ProposeRow, RowFailed, StepShapes
 from tandem.runners.torch.graph_modules import (
     LogitsModule,
     PrefillModule,
@@ -20,10 +20,10 @@ from tandem.runners.torch.graph_modules import (
     padded,
     propose_row,
 )
-from tandem.runners.torch.graphs import Buckets, Graph, GraphCompiler, GraphRefused
+from tandem.runners.torch.graphs import Graph, GraphCompiler, GraphRefused
 from tandem.runners.torch.model import TorchModel, to_host
 from tandem.runners.torch.platforms import Platform
-from tandem.runners.torch.runner import DraftVocabulary, draft_rows
+from tandem.runners.torch.runner import draft_rows
 
 
 class DraftGraphs(ABC):
@@ -33,7 +33,7 @@ class DraftGraphs(ABC):
     platform: Platform
     device: str
     spare: int
-    buckets: Buckets
+    buckets: StepShapes
     _graphs: dict[tuple[str, int, int], Graph]
     _buffers: list[Tensor]
 
@@ -74,7 +74,7 @@ class DraftGraphs(ABC):
 
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
         for row in rows:
-            self.prefilled([[row.slot, row.start, *padded(row.tokens, self.buckets.chunk)]])
+            self.prefilled([[row.slot, row.start, *padded(row.tokens, self.buckets.chunks[0])]])
         return [None] * len(rows)
 
     def prefilled(self, rows: list[list[int]]) -> Tensor:
@@ -87,14 +87,14 @@ class DraftGraphs(ABC):
         return any(row.k for row in rows) and (self.platform.only_graphs or all(row.plain for row in rows))
 
     @torch.no_grad()
-    def propose(self, rows: Sequence[ProposeRow], vocabulary: DraftVocabulary) -> list[Proposal | RowFailed]:
+    def propose(self, rows: Sequence[ProposeRow], vocab_size: int, ids: Tensor | None) -> list[Proposal | RowFailed]:
         """Like Runner.propose: one graph and one copy to the host, or one per token if the host draws."""
         if not all(row.plain for row in rows):
-            return draft_rows(vocabulary, rows, lambda drafts: self.logits(rows, drafts))
+            return draft_rows(rows, lambda drafts: self.logits(rows, drafts), vocab_size, ids)
         began = time.perf_counter()
-        ids = to_host(self.proposed([propose_row(row) for row in rows], max(row.k for row in rows)))
+        drafts = to_host(self.proposed([propose_row(row) for row in rows], max(row.k for row in rows)))
         seconds = time.perf_counter() - began
-        return [Proposal(tuple(own[: row.k]), seconds) for own, row in zip(ids, rows, strict=False)]
+        return [Proposal(tuple(own[: row.k]), seconds) for own, row in zip(drafts, rows, strict=False)]
 
     def proposed(self, rows: list[list[int]], k: int) -> Tensor:
         """Drafts greedily for packed rows; returns [batch, k or more], int32, on the device."""
@@ -123,13 +123,13 @@ class GraphModel(DraftGraphs, TorchModel):
         self._buffers = [*self.slots.buffers, features.values.flatten(0, 1)[None]]
         return features
 
-    def prepare(self, compiler: GraphCompiler, buckets: Buckets, verifies: bool) -> None:
+    def prepare(self, compiler: GraphCompiler, buckets: StepShapes, verifies: bool) -> None:
         """Compiles the graphs of a target (`verifies`) or a draft."""
         self.buckets, self._verifies = buckets, verifies
-        self._make(compiler, "prefill", PrefillModule(self), 1, buckets.chunk, 2 + buckets.chunk)
+        self._make(compiler, "prefill", PrefillModule(self), 1, buckets.chunks[0], 2 + buckets.chunks[0])
         for batch in buckets.batches:
             if verifies:
-                self._make(compiler, "verify", VerifyModule(self), batch, buckets.width, 3 + buckets.width)
+                self._make(compiler, "verify", VerifyModule(self), batch, buckets.widths[0], 3 + buckets.widths[0])
                 continue
             for k in buckets.drafts:
                 self._make(compiler, "propose", ProposeModule(self, k), batch, k, 3 + TAIL)

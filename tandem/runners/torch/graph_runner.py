@@ -37,17 +37,15 @@ from tandem.runners.protocol import (
 from tandem.runners.startup import Startup
 from tandem.runners.torch.graph_model import GraphModel
 from tandem.runners.torch.graph_modules import FusedModule, fused_row, verdict_of, verify_row
-from tandem.runners.torch.graphs import Buckets, CompileStatistics, Graph, GraphCompiler, buckets_for
+from tandem.runners.torch.graphs import Graph, GraphCompiler, buckets_for
 from tandem.runners.torch.model import to_host
 from tandem.runners.torch.platforms import COMPILE_ONLY, compiles_only
 from tandem.runners.torch.runner import TorchRunner, batch_buckets, length_buckets, tail_buckets
 from tandem.speculation.types import Verdict
 
-CompilerFor = Callable[[str], GraphCompiler]
-
 
 class GraphRunner(TorchRunner):
-    """Runs a GraphModel. `compiler_for(purpose)` returns a compiler for a model's or pair's graphs."""
+    """Runs a GraphModel. `compiler()`: a compiler for a model's or pair's graphs."""
 
     model: GraphModel
 
@@ -56,13 +54,13 @@ class GraphRunner(TorchRunner):
         model: GraphModel,
         limits: Limits,
         identity: RunnerIdentity,
-        compiler_for: CompilerFor,
+        compiler: Callable[[], GraphCompiler],
         verifies: bool = True,
         exact: bool = True,
-        buckets: Buckets | None = None,
+        buckets: StepShapes | None = None,
     ) -> None:
         super().__init__(model, limits, identity, verifies, exact)
-        self.compiler_for, self.buckets = compiler_for, buckets or buckets_for(model.platform, limits)
+        self.compiler, self.buckets = compiler, buckets or buckets_for(model.platform, limits)
         self._fused: dict[int, FusedGraph] = {}
         self._features: TargetFeatures | None = None
 
@@ -93,25 +91,18 @@ class GraphRunner(TorchRunner):
         with startup.stage("warming"):
             self._warm()
 
-    def compile(self, startup: Startup) -> CompileStatistics:
-        """Compiles this model's graphs, without running them, and seals the compiler."""
-        compiler = self.compiler_for(self._purpose)
+    def compile(self, startup: Startup) -> str:
+        """Compiles this model's graphs and seals the compiler; returns the compiler's line."""
+        compiler = self.compiler()
         with startup.stage("compiling"):
             self.model.prepare(compiler, self.buckets, self._verifies)
             compiler.seal()
-        startup.note(f"graphs of {self.identity.model_name}: {compiler.statistics.line()}")
-        return compiler.statistics
-
-    @property
-    def _purpose(self) -> str:
-        if not self._verifies:
-            return "draft"
-        return f"target handing out layers {list(self.model.layers)}" if self.model.layers else "target"
+        startup.note(f"graphs of {self.identity.model_name}: {compiler.line()}")
+        return compiler.line()
 
     def _certified(self) -> StepShapes:
         if self._verifies:
-            buckets = self.buckets
-            shapes = (buckets.width,), buckets.batches
+            shapes = self.buckets.widths, self.buckets.batches
             return check_batch_invariance(self.model, self.limits, *shapes, exact=self._exact, graphs=True)
         batches, lengths = batch_buckets(self.limits.slots), length_buckets(self.limits)
         return StepShapes(tail_buckets(), batches, False, lengths, (self.limits.chunk,))
@@ -119,7 +110,7 @@ class GraphRunner(TorchRunner):
     def _warm(self) -> None:
         for batch in self.shapes.batches if self._verifies else self.buckets.batches:
             if self._verifies:
-                self.model.verified(self.model.idle_rows([], batch, 3 + self.buckets.width))
+                self.model.verified(self.model.idle_rows([], batch, 3 + self.buckets.widths[0]))
             elif self.buckets.drafts:
                 self.model.proposed(self.model.idle_rows([], batch, 3 + TAIL), self.buckets.drafts[-1])
 
@@ -130,17 +121,19 @@ class GraphRunner(TorchRunner):
         if not all(row.plain for row in rows):
             return super()._verdicts(rows)
         _, results = self._verified(rows)
-        return [verdict_of(values, self.buckets.width) for values in to_host(results)[: len(rows)]]
+        return [verdict_of(values, self.buckets.widths[0]) for values in to_host(results)[: len(rows)]]
 
     def verify_logits(self, rows: Sequence[VerifyRow]) -> Tensor:
         return self._verified(rows)[0]
 
     def _verified(self, rows: Sequence[VerifyRow]) -> tuple[Tensor, Tensor]:
-        packed = [verify_row(row, self.buckets.width) for row in rows]
+        packed = [verify_row(row, self.buckets.widths[0]) for row in rows]
         return self.model.verified(self.model.idle_rows(packed, self.shapes.batch(len(rows)), len(packed[0])))
 
     def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
-        return self.model.propose(rows, self.model) if self.model.drafts(rows) else super().propose(rows)
+        if not self.model.drafts(rows):
+            return super().propose(rows)
+        return self.model.propose(rows, self.model.vocab_size, self.model.draft_vocab)
 
     def fuse(self, draft: Runner, startup: Startup) -> None:
         """Compiles a pair's graph if both are graph runners on one device; see `fused_with`."""
@@ -158,16 +151,14 @@ class GraphRunner(TorchRunner):
             graph.measure()
         self._fused[id(draft)] = graph
 
-    def compile_fused(self, draft: GraphRunner, startup: Startup) -> tuple[FusedGraph, CompileStatistics]:
-        """Compiles the pair's graphs, without running them, and seals the compiler."""
-        only = draft.model.draft_vocab
-        facts = draft.identity.weights_revision, draft.limits, None if only is None else only.tolist()
-        compiler = self.compiler_for(f"fused with {facts}")
+    def compile_fused(self, draft: GraphRunner, startup: Startup) -> tuple[FusedGraph, str]:
+        """Compiles the pair's graphs and seals the compiler; returns the compiler's line too."""
+        compiler = self.compiler()
         with startup.stage("compiling"):
             graph = FusedGraph(self.model, draft.model, compiler)
             compiler.seal()
-        startup.note(f"graphs of both: {compiler.statistics.line()}")
-        return graph, compiler.statistics
+        startup.note(f"graphs of both: {compiler.line()}")
+        return graph, compiler.line()
 
     def fused_with(self, draft: Runner) -> FusedStep | None:
         """A greedy round as one graph if `fuse` made one; other rows take two steps."""
@@ -197,7 +188,7 @@ class FusedGraph:
         self._graphs: dict[tuple[int, int], Graph] = {}
         for batch in self.buckets.batches:
             for k in self.buckets.drafts:
-                step = FusedModule(target, draft, k, self.buckets.width)
+                step = FusedModule(target, draft, k, self.buckets.widths[0])
                 rows = target.tensor(target.idle_rows([], batch, COLUMNS))
                 name = f"fused-{batch}x{k}"
                 self._graphs[batch, k] = compiler.graph(name, step, (target.buffers, draft.buffers, rows))
@@ -213,7 +204,7 @@ class FusedGraph:
         _, after, results = self.run([fused_row(row.propose) for row in rows])
         host = to_host(results)
         self._next = [values[-COLUMNS:] for values in host], after
-        k, width = self.buckets.draft(max(row.propose.k for row in rows)), self.buckets.width
+        k, width = self.buckets.draft(max(row.propose.k for row in rows)), self.buckets.widths[0]
         seconds = (time.perf_counter() - began) * self.draft_share
         known = self.target.vocab_size
         return [_result(row, values, k, width, known, seconds) for row, values in zip(rows, host, strict=False)]
@@ -244,7 +235,7 @@ class FusedGraph:
         # a graph cannot be timed inside, so draft and target are timed alone
         k = self.buckets.drafts[-1]
         idle_draft = self.draft.idle_rows([], 1, 3 + TAIL)
-        idle_target = self.target.idle_rows([], 1, 3 + self.buckets.width)
+        idle_target = self.target.idle_rows([], 1, 3 + self.buckets.widths[0])
         draft = _median(lambda: self.draft.proposed(idle_draft, k), clock)
         target = _median(lambda: self.target.verified(idle_target)[1], clock)
         self.draft_share = draft / (draft + target)

@@ -154,13 +154,6 @@ class TorchModel:
             return columns
         return self.draft_vocab.index_select(0, columns.reshape(-1)).view(columns.shape)
 
-    def widened(self, logits: Tensor) -> Tensor:
-        """float32 logits [..., vocabulary] from [..., head]; -inf for tokens that the head lacks."""
-        if self.draft_vocab is None:
-            return logits.float()
-        full = torch.full((*logits.shape[:-1], self.vocab_size), -torch.inf, device=logits.device)
-        return full.index_copy_(-1, self.draft_vocab.to(logits.device, torch.int64), logits.float())
-
     def tensor(self, values: Sequence[Sequence[int]] | Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=self.ids, device=self.device)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,21 +18,12 @@ _PATH = re.compile(r"model\.layers\.\d+\.(self_attn|mlp)\.\w+_proj")
 _TERMS = 2**21  # numbers that a product holds at once
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Part:
-    """float32 down [rank, inputs] and up [outputs, rank], zero-padded to powers of two inputs."""
-
-    down: Tensor
-    up: Tensor
-    scale: float
-
-
 class TorchAdapters:
     """A module's adapters, applied by hooks."""
 
     def __init__(self, module: Any, device: str) -> None:
         self._module, self._device = module, device
-        self._parts: dict[int, dict[str, _Part]] = {}
+        self._parts: dict[int, dict[str, LowRank]] = {}
         self._hooked: set[str] = set()
         self._rows: Sequence[int] = ()
 
@@ -65,8 +55,8 @@ class TorchAdapters:
         if own != given:
             raise ValueError(f"adapters: {name}: {path} is {own} in the model, the adapter's {given}")
 
-    def _placed(self, part: LowRank) -> _Part:
-        return _Part(_padded(part.down).to(self._device), _padded(part.up).to(self._device), part.scale)
+    def _placed(self, part: LowRank) -> LowRank:
+        return LowRank(_padded(part.down).to(self._device), _padded(part.up).to(self._device), part.scale)
 
     def _hook(self, path: str) -> Any:
         def extend(module: Any, args: tuple[Any, ...], out: Tensor) -> None:

@@ -32,7 +32,6 @@ class Platform:
     compilers: tuple[str, ...]  # supported values of --compile
     automatic: tuple[str, ...]  # those to try, in order
     shared: tuple[str, ...]  # those to try if ranks share a model
-    graphs: str  # how steps are compiled (graphs.py)
     collectives: str  # torch.distributed's backend
     absent: Callable[[], str | None]  # why the device is unavailable
     has_bfloat16: Callable[[], bool]
@@ -194,10 +193,9 @@ def _neuron_package() -> str | None:
 CPU = Platform(
     name="cpu",
     device="cpu",
-    compilers=("native", "inductor", "off"),
+    compilers=("native", "off"),
     automatic=("native", "off"),
     shared=("off",),
-    graphs="packages",
     collectives="gloo",
     absent=lambda: None,
     has_bfloat16=_cpu_bfloat16,
@@ -212,7 +210,6 @@ CUDA = Platform(
     compilers=("inductor", "off"),
     automatic=("inductor",),
     shared=("off",),
-    graphs="compiled",
     collectives="nccl",
     absent=_cuda_absent,
     has_bfloat16=_cuda_bfloat16,
@@ -227,7 +224,6 @@ NEURON = Platform(
     compilers=("neuron",),
     automatic=("neuron",),
     shared=("neuron",),
-    graphs="compiled",
     collectives="neuron",
     absent=_neuron_absent,
     has_bfloat16=lambda: True,

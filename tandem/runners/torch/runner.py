@@ -6,7 +6,6 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -79,7 +78,7 @@ class TorchRunner:
         return Capabilities(
             traits=frozenset(trait for trait, is_one in traits.items() if is_one),
             pages=Pages(page_bytes(slots, model.features), form, self.page_store),
-            adapters=self,
+            adapters=self.put_adapter,
             memory_on_demand=MemoryOnDemand(slots.taken(self._widest), self.kv_bytes, self.give_back),
             features_out=self._features_out(),
         )
@@ -156,7 +155,7 @@ class TorchRunner:
             columns = self.model.tensor([len(row.tail) - 1 for row in rows])
             return first[torch.arange(len(rows), device=first.device), columns]
 
-        return draft_rows(self.model, rows, logits)
+        return draft_rows(rows, logits, self.model.vocab_size, self.model.draft_vocab)
 
     def fused_with(self, draft: Runner) -> FusedStep | None:
         return None
@@ -178,20 +177,16 @@ class TorchRunner:
         )
 
 
-class DraftVocabulary(Protocol):
-    """The tokens of a draft's logits columns."""
-
-    def tokens_of(self, columns: Tensor) -> Tensor:
-        """Token ids of columns; same shape."""
-
-    def widened(self, logits: Tensor) -> Tensor:
-        """float32 logits [..., vocabulary] from [..., columns]; -inf for tokens without a column."""
-
-
 def draft_rows(
-    vocabulary: DraftVocabulary, rows: Sequence[ProposeRow], logits: Callable[[Sequence[Sequence[int]]], Tensor]
+    rows: Sequence[ProposeRow],
+    logits: Callable[[Sequence[Sequence[int]]], Tensor],
+    vocab_size: int,
+    ids: Tensor | None,
 ) -> list[Proposal | RowFailed]:
-    """Drafts as many tokens as the longest row asks for; others are cut. `logits`: [rows, columns] after drafts."""
+    """Drafts the longest row's number of tokens; others are cut.
+
+    `logits`: [rows, columns] after drafts; `ids`: the columns' tokens (None: all).
+    """
     started, longest = time.perf_counter(), max(row.k for row in rows)
     tokens: list[list[int]] = [[] for _ in rows]
     sent: list[list[SparseDistribution]] = [[] for _ in rows]
@@ -199,10 +194,12 @@ def draft_rows(
     for _ in range(longest):
         found = logits(tokens)
         if greedy:
-            for own, token in zip(tokens, vocabulary.tokens_of(found.argmax(-1)).tolist(), strict=True):
+            best = found.argmax(-1)
+            best = best if ids is None else ids.to(best.device)[best]
+            for own, token in zip(tokens, best.tolist(), strict=True):
                 own.append(token)
             continue
-        host = vocabulary.widened(found).cpu().numpy()
+        host = _widened(found.float(), vocab_size, ids).cpu().numpy()
         for r, row in enumerate(rows):
             token, distribution = draft_next(row, host[r], tokens[r])
             tokens[r].append(token)
@@ -212,6 +209,14 @@ def draft_rows(
         Proposal(tuple(own[: row.k]), seconds, tuple(drawn[: row.k]))
         for row, own, drawn in zip(rows, tokens, sent, strict=True)
     ]
+
+
+def _widened(logits: Tensor, vocab_size: int, ids: Tensor | None) -> Tensor:
+    """Logits [rows, vocabulary] from [rows, columns]; -inf for tokens without a column."""
+    if ids is None:
+        return logits
+    full = torch.full((len(logits), vocab_size), -torch.inf, device=logits.device)
+    return full.index_copy_(-1, ids.to(logits.device, torch.int64), logits)
 
 
 def width_buckets(max_draft: int) -> tuple[int, ...]:

@@ -73,7 +73,7 @@ def eagle_head(folder: Path, target: Path) -> None:
     """An EAGLE1 draft: one layer, embeddings of its own, fc, no final norm, untrained; completed by --role convert."""
     from safetensors.torch import load_file, save_file
 
-    from tandem.checkpoints.convert import ConvertConfig, run_convert
+    from tandem.checkpoints.convert import run_convert
 
     published = folder.with_name("published")
     model = tiny(published, "llama", 4)
@@ -85,14 +85,14 @@ def eagle_head(folder: Path, target: Path) -> None:
     config = model.config.to_dict() | {"num_hidden_layers": 1}
     (published / "config.json").write_text(json.dumps(config, default=str))
     with contextlib.redirect_stdout(sys.stderr):
-        run_convert(ConvertConfig(published, folder, "eagle", target))
+        run_convert(published, folder, "eagle", target)
 
 
 def eagle3_head(folder: Path, target: Path) -> None:
     """An untrained EAGLE-3 head that drafts every second token, in SpecForge's layout; completed by --role convert."""
     from safetensors.torch import save_file
 
-    from tandem.checkpoints.convert import ConvertConfig, run_convert
+    from tandem.checkpoints.convert import run_convert
     from tandem.checkpoints.head_config import HeadConfig, write_head_config
 
     published = folder.with_name(f"{folder.name}-published")
@@ -112,7 +112,7 @@ def eagle3_head(folder: Path, target: Path) -> None:
     made |= {"fc.weight": 0.1 * torch.randn(64, 192), "lm_head.weight": torch.randn(VOCABULARY // 2, 64)}
     save_file(made | {"d2t": torch.arange(VOCABULARY // 2)}, published / "model.safetensors", metadata={"format": "pt"})
     with contextlib.redirect_stdout(sys.stderr):
-        run_convert(ConvertConfig(published, folder, "eagle", target))
+        run_convert(published, folder, "eagle", target)
 
 
 def alone(model: Any, prompt: list[int], sampling: Any, count: int) -> list[int]:
@@ -123,7 +123,7 @@ def alone(model: Any, prompt: list[int], sampling: Any, count: int) -> list[int]
     for _ in range(count):
         with torch.no_grad():
             logits = model(torch.tensor([tokens])).logits[0, -1].float().numpy()
-        tokens.append(draw(logits, sampling, len(tokens)).token)
+        tokens.append(draw(logits, sampling, len(tokens)))
     return tokens[len(prompt) :]
 
 

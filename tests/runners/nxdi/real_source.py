@@ -246,7 +246,7 @@ async def scenarios(folder: Path) -> dict[str, Any]:
     from tandem.engine.batcher import Batcher
     from tandem.engine.engine import Engine
     from tandem.engine.generators import drafted_generator, fused_generator, plain_generator
-    from tandem.engine.loading import Loaded, UnfusedPair
+    from tandem.engine.loading import Loaded
     from tandem.engine.model_config import DraftChoice
     from tandem.engine.model_drafter import ModelDrafter
     from tandem.runners.backends import LoadRequest
@@ -296,7 +296,7 @@ async def scenarios(folder: Path) -> dict[str, Any]:
         loaded = [Loaded(Engine(runner, batcher), ToyTokenizer()) for runner in runners]
         unfused = None
         if apart:
-            unfused = UnfusedPair(one(target, True, batcher=batcher), one(draft, False, batcher=batcher))
+            unfused = one(target, True, batcher=batcher), one(draft, False, batcher=batcher)
         return fused_generator(loaded[0], loaded[1], K, DraftChoice("model"), unfused=unfused)
 
     async def ask(generator: Any, prompt: list[int], sampling: Any, count: int, adapter: str = "") -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +13,21 @@ from huggingface_hub import constants
 from tandem.checkpoints.locate import CheckpointError
 from tandem.runners.loading import Shape
 from tandem_nxdi.backend import BACKEND
-from tandem_nxdi.build import BuildRequest, Kind, plan_build
+from tandem_nxdi.build import Kind, plan_build
 from tandem_nxdi.settings import NxdiSettings, read_neuron_config
 from tests.runners.nxdi import simulated
 from tests.runners.nxdi.runners import Bench, application, bench  # noqa: F401
 
-TARGET = BuildRequest(Kind.WINDOW, 4, 512, 4)
-DRAFT = BuildRequest(Kind.PLAIN, 4, 512, 4)
-FUSED = BuildRequest(Kind.FUSED, 4, 512, 4)
-EAGLE3 = replace(FUSED, eagle3=True)
+TARGET, DRAFT, FUSED, EAGLE3 = Kind.WINDOW, Kind.PLAIN, Kind.FUSED, "an EAGLE-3 head in one graph with its target"
 KERNELS = {"attn_kernel_enabled": True, "qkv_kernel_enabled": True, "mlp_kernel_enabled": True}
 
 
 def plan(
-    asked: BuildRequest = TARGET, tp_degree: int = 1, eagle: bool = False, draft: Any = None, **fields: Any
+    asked: Any = TARGET, tp_degree: int = 1, eagle: bool = False, draft: Any = None, slots: int = 4, **fields: Any
 ) -> Any:
-    return plan_build(asked, NxdiSettings(tp_degree, fields, draft or {}, None, eagle=eagle or asked.eagle3))
+    kind, eagle3 = (FUSED, True) if asked == EAGLE3 else (asked, False)
+    settings = NxdiSettings(tp_degree, fields, draft or {}, None, eagle=eagle or eagle3)
+    return plan_build(kind, Shape(slots, 512, 4), settings, eagle3=eagle3)
 
 
 @pytest.mark.parametrize(
@@ -58,8 +56,8 @@ def test_what_a_role_compiles_follows_from_our_flags() -> None:
     assert fused["enable_fused_speculation"] and not target["enable_fused_speculation"]
     assert fused["seq_len"] == 640  # 512 + 5, in tiles of 128
     assert "torch_dtype" not in target  # the checkpoint's own
-    assert plan(BuildRequest(Kind.WINDOW, 1, 512, 4, "float32")).neuron["torch_dtype"] == "float32"
-    assert not plan(BuildRequest(Kind.WINDOW, 1, 512, 4)).neuron["is_continuous_batching"]
+    own = plan_build(TARGET, Shape(1, 512, 4), NxdiSettings(), "float32").neuron
+    assert own["torch_dtype"] == "float32" and not own["is_continuous_batching"]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +92,7 @@ def test_a_name_that_nxdi_does_not_know_is_an_error_that_names_the_nearest(field
 )
 def test_one_number_has_one_source(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        plan_build(TARGET, NxdiSettings(neuron_config=fields))
+        plan_build(TARGET, Shape(4, 512, 4), NxdiSettings(neuron_config=fields))
     assert plan(batch_size=4, speculation_length=5).neuron["batch_size"] == 4  # saying it again is fine
 
 
@@ -127,7 +125,7 @@ SAMPLING = "on_device_sampling_config"
         (TARGET, {"token_generation_batches": [2, 4]}, "any speculation"),
         (TARGET, {"is_prefix_caching": True}, "slot mappings"),
         (EAGLE3, {"sequence_parallel_enabled": False}, "an EAGLE-3 head needs both"),
-        (replace(EAGLE3, slots=1), {"windowed_context_encoding_size": 128}, "an EAGLE-3 head reads three"),
+        (EAGLE3, {"windowed_context_encoding_size": 128, "slots": 1}, "an EAGLE-3 head reads three"),
         (FUSED, {"token_tree_config": {"0": ["1"]}}, "flat"),
         (TARGET, {"on_cpu": True}, "CPU mode"),
         (TARGET, {"padding_side": "left"}, "rolled back"),
@@ -145,7 +143,7 @@ SAMPLING = "on_device_sampling_config"
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
-def test_what_nxdi_breaks_is_refused_with_the_reason(asked: BuildRequest, fields: dict[str, Any], reason: str) -> None:
+def test_what_nxdi_breaks_is_refused_with_the_reason(asked: Any, fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=f"cannot be used here: .*{reason}"):
         plan(asked, **fields)
 
@@ -170,7 +168,7 @@ def test_a_quantized_cache_gets_both_of_its_fields() -> None:
 def test_buckets_alone_turn_bucketing_on_and_say_how_long_a_line_is() -> None:
     buckets = [1024, 2048, 4096, 10240, 12288]
     fields = {"token_generation_buckets": buckets, "context_encoding_buckets": buckets}
-    build = plan(BuildRequest(Kind.FUSED, 1, 12288, 6), tp_degree=64, **fields)
+    build = plan_build(FUSED, Shape(1, 12288, 6), NxdiSettings(64, fields))
     assert build.neuron["enable_bucketing"] and build.neuron["seq_len"] == 12288
     assert build.max_length == 12288 - 7  # the last round's drafts need room
     assert build.layout.chunks == (1023, 2047, 4095, 10239, 12288)

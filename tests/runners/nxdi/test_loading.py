@@ -17,8 +17,8 @@ from tandem.checkpoints.locate import CheckpointError, find
 from tandem.engine import loading
 from tandem.engine.batcher import Batcher, DeviceLost
 from tandem.engine.generator import Generator
-from tandem.engine.generators import fused_generator, plain_generator
-from tandem.engine.loading import load, load_draft, load_pair, load_unfused
+from tandem.engine.generators import fused_generator
+from tandem.engine.loading import load_draft, load_pair, load_unfused
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.runners.backends import LoadRequest
 from tandem.runners.loading import Execution, Shape
@@ -147,22 +147,6 @@ def test_a_head_has_no_place_but_beside_its_target(config: ModelConfig) -> None:
         run(load_pair(replace(wanted, draft=replace(wanted.draft, kind="eagle")), Batcher("test")))
 
 
-async def test_a_target_and_a_draft_worker_load_each_their_own(config: ModelConfig) -> None:
-    batcher = Batcher("test")
-    try:
-        target, draft = await load(config, batcher), await load_draft(config, batcher)
-        assert draft is not None
-        got = await answer(plain_generator(target).generate, ids(b"abc", 20, ignore_end_of_sequence=True))
-        assert got.token_ids == oracle(b"abc", GREEDY, 20, past_the_end=True)
-    finally:
-        await batcher.close()
-    info = plain_generator(target).info
-    assert (info.backend, info.device, info.dtype, info.plain_width) == ("nxdi", "neuron", "bfloat16", 5)
-    assert (info.max_sequence_length, info.max_speculation_length, info.kv_slots) == (64, 4, 2)
-    assert info.end_of_sequence_ids == (257,) and info.bit_exact
-    assert [app.neuron_config.speculation_length for app in simulated.LOADED] == [5, 0]
-
-
 def test_what_a_fused_graph_cannot_answer_the_same_models_answer_apart(config: ModelConfig, tmp_path: Path) -> None:
     """Sampled, biased and structured requests, beside greedy ones; each placement learns from its own rounds."""
     plain_draft = {"quantized": False}
@@ -182,11 +166,11 @@ def test_what_a_fused_graph_cannot_answer_the_same_models_answer_apart(config: M
         try:
             target, draft = await load_pair(wanted, batcher)
             unfused = await load_unfused(wanted, target, batcher)
-            assert unfused is not None and unfused.draft is not None
+            assert unfused is not None and unfused[1] is not None
             generator = fused_generator(target, draft, None, config.draft, unfused=unfused)
             got = await asyncio.gather(*(answer(generator.generate, request) for request in asked.values()))
-            unfused.target.engine.lose(DeviceLost("test"))
-            assert target.engine.lost.is_set() and unfused.target.engine.lost.is_set()
+            unfused[0].engine.lose(DeviceLost("test"))
+            assert target.engine.lost.is_set() and unfused[0].engine.lost.is_set()
             return dict(zip(asked, got, strict=True)), generator
         finally:
             await batcher.close()
@@ -231,6 +215,7 @@ def test_apart_alone_the_pair_answers_every_request_without_the_graph(config: Mo
         assert got.token_ids == oracle(b"ababab", sampling, 30, past_the_end=True)
         assert got.completion.stats.drafted and not got.completion.stats.placement
     assert [app.neuron_config.enable_fused_speculation for app in simulated.LOADED] == [False, False]
+    assert [app.neuron_config.speculation_length for app in simulated.LOADED] == [5, 0]
 
 
 def test_lookup_before_a_fused_graph_is_refused(config: ModelConfig) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tandem.checkpoints.convert import ConvertConfig, run_convert
+from tandem.checkpoints.convert import run_convert
 from tandem.engine.batcher import Batcher
 from tandem.engine.generators import fused_generator
 from tandem.engine.loading import load_pair
@@ -65,7 +65,7 @@ def make_pair(folder: Path) -> None:
     """Writes `target`, `head` as trained, and `draft`, which is the head completed for NxD Inference."""
     target = make_target(folder / "target", 8)
     train(training(target, make_data(folder / "data", target, 2), folder / "head", epochs=40), quiet)
-    run_convert(ConvertConfig(folder / "head", folder / "draft", "eagle", target))
+    run_convert(folder / "head", folder / "draft", "eagle", target)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,56 +13,13 @@ from torch import Tensor
 
 from tandem.checkpoints.head_config import default_layers
 from tandem.runners.eagle.module import EagleHead
-from tandem_train.loop import Resumable, TrainingData
+from tandem_train.loop import Resumable, TrainingBatch, make_batch
 from tandem_train.settings import HeadTrainConfig
 from tandem_train.shards import TrainingSequence
 
 
-@dataclass(frozen=True, slots=True)
-class HeadBatch:
-    """Padded sequences: tokens [b, n], features [b, n, 3 * hidden].
-
-    Answered tokens: predicted by row `at` of sequence `of`; the target's best ids and probabilities [answered, top].
-    """
-
-    tokens: Tensor
-    features: Tensor
-    of: Tensor
-    at: Tensor
-    ids: Tensor
-    probabilities: Tensor
-
-
-def make_head_batch(
-    sequences: Sequence[TrainingSequence], features: Sequence[Tensor], device: str = "cpu"
-) -> HeadBatch:
-    """Stacks sequences with their features [tokens, 3 * hidden]."""
-    longest = max(map(len, features))
-    tokens = torch.zeros(len(sequences), longest, dtype=torch.int64)
-    stacked = torch.zeros(len(sequences), longest, features[0].shape[1], device=device)
-    of: list[int] = []
-    at: list[int] = []
-    keep: list[int] = []
-    for number, (one, read) in enumerate(zip(sequences, features, strict=True)):
-        own = np.concatenate((one.prompt, one.answer)).astype(np.int64)
-        tokens[number, : len(own)] = torch.from_numpy(own)
-        stacked[number, : len(own)] = read.float()
-        rows = len(one.prompt) - 2 + np.arange(len(one.answer))
-        of += [number] * int((rows >= 0).sum())
-        at += rows[rows >= 0].tolist()
-        keep += (rows >= 0).tolist()
-    kept = np.array(keep)
-    ids = np.concatenate([one.ids for one in sequences])[kept].astype(np.int64)
-    logprobs = np.concatenate([one.logprobs for one in sequences])[kept].astype(np.float32)
-    probabilities = torch.softmax(torch.from_numpy(logprobs), -1)
-    rows_of, rows_at, best = torch.tensor(of), torch.tensor(at), torch.from_numpy(ids)
-    return HeadBatch(
-        tokens.to(device), stacked, rows_of.to(device), rows_at.to(device), best.to(device), probabilities.to(device)
-    )
-
-
-def head_states(head: EagleHead, embedding: Tensor, batch: HeadBatch, steps: int) -> list[Tensor]:
-    """The head's hidden states by step, [b, n - 1, hidden]; step s is valid from row s on."""
+def head_states(head: EagleHead, embedding: Tensor, batch: TrainingBatch, steps: int) -> list[Tensor]:
+    """The head's hidden states by step, [rows, length - 1, hidden]; step s is valid from column s on."""
     embeds = embedding[batch.tokens[:, 1:]].to(head.fc.weight.dtype)
     count = embeds.shape[1]
     positions = torch.arange(count, device=embeds.device)[None].expand(len(embeds), -1)
@@ -96,34 +52,29 @@ def _attended(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], step:
     return out
 
 
-@dataclass(frozen=True, slots=True)
-class StepLoss:
-    """loss: mean cross-entropy. hits: answered tokens with the target's best token in the best column."""
-
-    loss: Tensor
-    hits: Tensor
-
-
-def step_losses(head: EagleHead, embedding: Tensor, batch: HeadBatch, steps: int, hard: float = 0.0) -> list[StepLoss]:
-    """Each step's loss against the target's distribution over the head's tokens.
+def step_losses(
+    head: EagleHead, embedding: Tensor, batch: TrainingBatch, steps: int, hard: float = 0.0
+) -> list[tuple[Tensor, Tensor]]:
+    """Each step's mean cross-entropy, and the answered tokens whose best token the head's best column is.
 
     hard: weight of the target's best token. A best token that the head lacks is missed, not learnt.
     """
     columns = torch.full((len(head.t2d),), -1, device=batch.ids.device)
     columns[head.token_ids] = torch.arange(len(head.token_ids), device=columns.device)
     wanted = columns[batch.ids]
-    weights = torch.where(wanted >= 0, batch.probabilities, 0)
+    weights = torch.where(wanted >= 0, batch.probs, 0)
     weights = (1 - hard) * weights / weights.sum(-1, keepdim=True).clamp(min=1e-9)
     weights[:, 0] += hard
     learnt = wanted[:, 0] >= 0
+    of, at = batch.where[:, 0], batch.where[:, 1] - 1  # a row of states has read the token at the column
     losses = []
     for step, state in enumerate(head_states(head, embedding, batch, steps)):
-        rows = (batch.at >= step).nonzero()[:, 0]
-        logprobs = head.logits(state[batch.of[rows], batch.at[rows]]).float().log_softmax(-1)
+        rows = (at >= step).nonzero()[:, 0]
+        logprobs = head.logits(state[of[rows], at[rows]]).float().log_softmax(-1)
         entropy = -(weights[rows] * logprobs.gather(-1, wanted[rows].clamp(min=0))).sum(-1)
         mask = learnt[rows]
         loss = (entropy * mask).sum() / mask.sum().clamp(min=1)
-        losses.append(StepLoss(loss, (logprobs.argmax(-1) == wanted[rows, 0]) & mask))
+        losses.append((loss, (logprobs.argmax(-1) == wanted[rows, 0]) & mask))
     return losses
 
 
@@ -182,45 +133,35 @@ class HeadTraining(Resumable):
         config: HeadTrainConfig,
         head: EagleHead,
         embedding: Tensor,
-        data: TrainingData,
         target: FeatureTarget,
         total: int,
         show: Callable[[str], None],
     ) -> None:
-        self.config, self.head, self.embedding, self.data, self.target = config, head, embedding, data, target
+        self.config, self.head, self.embedding, self.target = config, head, embedding, target
         optimizer = torch.optim.AdamW(
             head.parameters(), lr=config.rate, betas=(0.9, 0.95), weight_decay=config.weight_decay
         )
         super().__init__(config, head, optimizer, total, show)
 
-    def run(self) -> float:
-        """Trains to the last step; returns the seconds, earlier runs included."""
-        self.head.train()
-        for group in self.groups(self.data.train):
-            self.train_group(group)
-        self.head.eval()
-        return self.seconds
-
-    def train_group(self, group: list[int]) -> None:
-        """One step on a batch."""
+    def train_group(self, sequences: Sequence[TrainingSequence]) -> None:
         began = time.monotonic()
-        losses = self._losses([self.data.train[i] for i in group])
-        loss = torch.stack([self.config.decay**i * one.loss for i, one in enumerate(losses)]).sum()
-        hits = ", ".join(f"{float(one.hits.float().mean()):.3f}" for one in losses)
-        self.take_step(loss, began, 0.5, f"loss {float(losses[0].loss.detach()):.3f}, agreement by step {hits}")
+        losses = self._losses(sequences)
+        loss = torch.stack([self.config.decay**i * one for i, (one, _) in enumerate(losses)]).sum()
+        agreed = ", ".join(f"{float(hits.float().mean()):.3f}" for _, hits in losses)
+        self.take_step(loss, began, 0.5, f"loss {float(losses[0][0].detach()):.3f}, agreement by step {agreed}")
 
-    def _losses(self, sequences: Sequence[TrainingSequence]) -> list[StepLoss]:
+    def _losses(self, sequences: Sequence[TrainingSequence]) -> list[tuple[Tensor, Tensor]]:
         with torch.autocast(self.device, torch.bfloat16, enabled=self.device != "cpu"):
-            batch = make_head_batch(sequences, self.target.features(sequences), self.device)
+            batch = make_batch(sequences, self.target.features(sequences)).to(self.device)
             return step_losses(self.head, self.embedding, batch, self.config.steps, self.config.hard)
 
     @torch.no_grad()
-    def held_out_agreement(self) -> list[float]:
-        """By step: the share of held-out tokens that the head guesses."""
-        data, steps = self.data.held_out, self.config.steps
+    def agreement(self, data: Sequence[TrainingSequence]) -> list[float]:
+        """By step: the share of the data's tokens that the head guesses."""
+        steps = self.config.steps
         most = max(1, self.config.batch // max(len(one.prompt) + len(one.answer) for one in data))
         counts = torch.zeros(2, steps)
         for at in range(0, len(data), most):
-            for step, one in enumerate(self._losses(data[at : at + most])):
-                counts[:, step] += torch.tensor([float(one.hits.sum()), len(one.hits)])
+            for step, (_, hits) in enumerate(self._losses(data[at : at + most])):
+                counts[:, step] += torch.tensor([float(hits.sum()), len(hits)])
         return [round(float(hits / max(1.0, float(count))), 4) for hits, count in counts.T]

@@ -23,7 +23,7 @@ from tandem.runners.eagle.files import write_head
 from tandem.runners.eagle.module import EagleHead
 from tandem_train.heads.loop import FeatureTarget, HeadTraining
 from tandem_train.settings import HeadTrainConfig, run_command, show
-from tandem_train.train import most_frequent, read_data
+from tandem_train.train import best_counts, most_frequent, read_data
 
 
 def new_head(target: Any, config: HeadTrainConfig, counts: Tensor, layers: tuple[int, ...]) -> EagleHead:
@@ -68,27 +68,28 @@ def train(config: HeadTrainConfig, show: Callable[[str], None]) -> dict[str, Any
     target: Any = AutoModelForCausalLM.from_pretrained(**checkpoint.source, dtype=torch.float32)
     device = choose_platform(config.device).name
     taps = FeatureTarget(checkpoint.source, config.layers, device, max(config.batch, 2048))
-    data = read_data(config.data, revision, target.config.vocab_size, best=1)
-    head = new_head(target, config, data.counts, taps.layers).to(device)
+    data, held_out = read_data(config.data, revision)
+    counts, tokens = best_counts(data, 1, target.config.vocab_size), sum(len(one.answer) for one in data)
+    head = new_head(target, config, counts, taps.layers).to(device)
     embedding: Tensor = target.get_input_embeddings().weight.detach().to(device)
     del target
-    steps = max(1, round(config.epochs * data.tokens / config.batch))
-    show(f"{data.tokens:,} tokens in {len(data.train):,} sequences, {head.config.draft_vocab_size:,} columns, "
+    steps = max(1, round(config.epochs * tokens / config.batch))
+    show(f"{tokens:,} tokens in {len(data):,} sequences, {head.config.draft_vocab_size:,} columns, "
          f"{sum(p.numel() for p in head.parameters()):,} parameters, about {steps:,} steps")  # fmt: skip
-    training = HeadTraining(config, head, embedding, data, taps, steps, show)
-    seconds = training.run()
+    training = HeadTraining(config, head, embedding, taps, steps, show)
+    seconds = training.run(data)
     report = {
         "config": json.loads(json.dumps(asdict(config), default=str)),
         "target": revision,
         "target_name": checkpoint.name,
-        "train_tokens": data.tokens,
-        "train_sequences": len(data.train),
+        "train_tokens": tokens,
+        "train_sequences": len(data),
         "columns": head.config.draft_vocab_size,
         "layers": list(taps.layers),
         "steps": steps,
         "device": device if device == "cpu" else torch.cuda.get_device_name(),
         "seconds": round(seconds, 1),
-        "held_out_agreement": training.held_out_agreement(),
+        "held_out_agreement": training.agreement(held_out),
     }
     write_head(config.output, head.to("cpu", getattr(torch, config.dtype)))
     (config.output / "training.json").write_text(json.dumps(report, indent=2) + "\n")
@@ -97,13 +98,12 @@ def train(config: HeadTrainConfig, show: Callable[[str], None]) -> dict[str, Any
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    def work(args: dict[str, Any]) -> None:
-        config = HeadTrainConfig(**args)
+    def work(config: HeadTrainConfig) -> None:
         print(json.dumps(train(config, show)["held_out_agreement"]))
         measuring = "python main.py --role accept --draft eagle --draft_model"
         print(f"wrote {config.output}; measure it with: {measuring} {config.output}")
 
-    return run_command("Trains an EAGLE-3 head on what generate wrote.", (HeadTrainConfig,), argv, work)
+    return run_command("Trains an EAGLE-3 head on what generate wrote.", HeadTrainConfig, argv, work)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Recipes are real: the programs parse and configure their commands, and shown plans are the program's own output."""
+"""Recipes agree with themselves: plans are the program's output, and comparisons load the page's compiled models."""
 
 from __future__ import annotations
 
@@ -10,24 +10,9 @@ import pytest
 
 from tandem.cli import main
 from tandem_nxdi.build import Build
+from tests.pages import checks
+from tests.pages.commands import BLOCK, RECIPES, ROOT, Command, commands_of
 from tests.planning.support import CONFIGS
-from tests.recipes import ours, programs
-from tests.recipes.page import BLOCK, PAGES, ROOT, Command, commands_of
-
-WITH_THE_INDEX = (ROOT / "docs/trainium.md", *PAGES)
-COMMANDS = [
-    pytest.param(command, id=f"{page.stem}-{n}")
-    for page in WITH_THE_INDEX
-    for n, command in enumerate(commands_of(page))
-]
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_recipes_command_is_understood(command: Command, monkeypatch: pytest.MonkeyPatch):
-    if command.program.endswith(".py"):
-        assert ours.check(command, monkeypatch)
-    else:
-        assert programs.check(command.words)
 
 
 def plan_output(line: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -36,32 +21,32 @@ def plan_output(line: str, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("page", WITH_THE_INDEX, ids=lambda page: page.stem)
-def test_the_plans_of_a_page_are_the_programs_output(page: Path, capsys: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize("page", RECIPES, ids=lambda page: page.stem)
+def test_the_plans_of_a_page_are_the_programs_output(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     outputs, shown = "", 0
     for kind, block in BLOCK.findall(page.read_text(encoding="utf-8")):
         if kind == "bash":
-            plans = [line for line in block.splitlines() if "--role plan" in line and "/models/" in line]
+            plans = [line for line in block.splitlines() if "--role plan" in line]
             outputs = "".join(plan_output(line, capsys) for line in plans) or outputs
             continue
         lines = block.splitlines()
         assert [line for line in lines if line not in outputs] == []
         shown += len(lines)
-    assert shown > 2 or page.parent.name != "recipes"
+    assert shown > 2
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_comparison_of_a_page_loads_what_the_page_compiled(page: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("page", RECIPES, ids=lambda page: page.stem)
+def test_a_comparison_of_a_page_loads_what_the_page_compiled(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder is named by the configuration it was compiled for; any other is compiled again, for hours."""
     monkeypatch.chdir(ROOT)
     made: list[Build] = []
     compared: list[Build] = []
     for command in commands_of(page):
         if command.program == "compare_architectures.py" and "nxdi" in command.words:
-            servers = [words for words in ours.compared_servers(command, monkeypatch) if "nxdi" in words]
-            compared += [ours.nxdi_build(main.parser().parse_args(words)) for words in servers]
+            servers = [words for words in checks.compared_servers(command, monkeypatch) if "nxdi" in words]
+            compared += [checks.nxdi_build(main.parser().parse_args(words)) for words in servers]
         elif command.program == "main.py" and "nxdi" in command.words and "plan" not in command.words:
-            made.append(ours.nxdi_build(main.parser().parse_args(command.arguments)))
+            made.append(checks.nxdi_build(main.parser().parse_args(command.arguments)))
 
     def shape(build: Build) -> tuple[object, ...]:
         return build.kind, build.neuron["tp_degree"], build.neuron["batch_size"]
@@ -71,8 +56,8 @@ def test_a_comparison_of_a_page_loads_what_the_page_compiled(page: Path, monkeyp
     assert [build for build in alike if build not in made] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_model_that_a_command_names_was_downloaded_or_made_before(page: Path):
+@pytest.mark.parametrize("page", RECIPES, ids=lambda page: page.stem)
+def test_a_model_that_a_command_names_was_downloaded_or_made_before(page: Path) -> None:
     made = {"compiled", "Llama-3.1-8B-int8"}  # folders that the programs fill
     for command in commands_of(page):
         assert "/mnt/" not in command.line, "no page mounts anything"

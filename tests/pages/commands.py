@@ -1,4 +1,4 @@
-"""The commands of a recipe page."""
+"""The commands and programs of a page, in the order in which a reader meets them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = tuple(sorted((ROOT / "docs/recipes").glob("*.md")))
-BLOCK = re.compile(r"```(bash|text)\n(.*?)```", re.DOTALL)
+RECIPES = tuple(sorted((ROOT / "docs/recipes").glob("*.md")))
+BLOCK = re.compile(r"^ *```(bash|python|text)\n(.*?)```", re.DOTALL | re.MULTILINE)
 ASSIGNMENT = re.compile(r"([A-Z][A-Z0-9_]*)=(\S+)")
 OURS = ("main.py", "compare_architectures.py")
 
 
 @dataclass(frozen=True)
 class Command:
-    """A line of a page. `variables`: what stands before the program; `launcher`: the words before our own program."""
+    """A command of a bash block, or a whole python block."""
 
     page: Path
     line: str
+    kind: str = "bash"
+
+    @property
+    def title(self) -> str:
+        return self.line if self.kind == "bash" else f"python: {self.line.strip().splitlines()[-1].strip()}"
 
     @property
     def all_words(self) -> list[str]:
@@ -27,6 +32,7 @@ class Command:
 
     @property
     def variables(self) -> dict[str, str]:
+        """Assignments before the program."""
         found: dict[str, str] = {}
         for word in self.all_words:
             if (match := ASSIGNMENT.fullmatch(word)) is None:
@@ -45,6 +51,7 @@ class Command:
 
     @property
     def launcher(self) -> list[str]:
+        """The words before our own program."""
         return self.words[: self.words.index(self.program)]
 
     @property
@@ -57,6 +64,11 @@ class Command:
 
 
 def commands_of(page: Path) -> list[Command]:
-    blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
-    lines = [line for kind, block in blocks if kind == "bash" for line in block.splitlines()]
-    return [Command(page, line) for line in lines if line.strip()]
+    found = []
+    for kind, block in BLOCK.findall(page.read_text(encoding="utf-8")):
+        if kind == "python":
+            found.append(Command(page, block, kind))
+        elif kind == "bash":
+            lines = map(str.strip, re.sub(r"\\\n\s*", "", block).splitlines())
+            found += [Command(page, line) for line in lines if line and not line.startswith("#")]
+    return found
