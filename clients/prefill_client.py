@@ -19,7 +19,7 @@ from tandem.rpc.endpoint_pool import parse_addresses
 from tandem.rpc.errors import from_rpc
 from tandem.rpc.request_context import outgoing
 from tandem.rpc.wire import printable_fields
-from tandem.runners.pages import PAGE
+from tandem.runners.capabilities import PAGE
 from tandem.speculation.errors import Outcome
 from tandem.v1 import prefill_worker_pb2 as pb
 from tandem.v1.prefill_worker_pb2_grpc import PrefillWorkerStub

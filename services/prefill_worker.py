@@ -16,7 +16,7 @@ from tandem.engine.generators import target_info
 from tandem.engine.loading import close, load, load_adapters
 from tandem.engine.prefill import PageCopies, PrefillPages, RemotePrefill
 from tandem.rpc import wire
-from tandem.runners.pages import PAGE
+from tandem.runners.capabilities import PAGE
 from tandem.services.calls import Context
 from tandem.services.errors import ModelMismatch, QueueFull
 from tandem.services.lifecycle import Lifecycle

@@ -18,8 +18,7 @@ from tandem.checkpoints.locate import Checkpoint
 from tandem.checkpoints.tokenizers import byte_characters
 from tandem.checkpoints.tool_prompts import Shown, with_tools
 from tandem.runners.backends import Backend, LoadRequest
-from tandem.runners.capabilities import Capabilities, FeatureRow, FeaturesOut, MemoryOnDemand, Pages
-from tandem.runners.pages import PAGE
+from tandem.runners.capabilities import PAGE, Capabilities, FeatureRow, FeaturesOut, MemoryOnDemand, Pages
 from tandem.runners.protocol import (
     FusedStep,
     Limits,

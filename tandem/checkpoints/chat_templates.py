@@ -15,7 +15,6 @@ import jinja2.sandbox
 import jinja2.utils
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 class _Generation(jinja2.ext.Extension):

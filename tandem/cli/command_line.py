@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import tandem
-from tandem.cli.flags import FLAGS, Options
+from tandem.cli.flags import COMMON, FLAGS, Options
 from tandem.cli.option import Flag, OptionParser, spelled
 from tandem.cli.roles import (
     APART,
@@ -43,7 +43,7 @@ class RoleParser(OptionParser[Options]):
             prog=program,
             usage=f"{command} [flags]",
             description="Speculative decoding over gRPC: servers, clients, and single models.",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            common=COMMON,
             epilog=f"roles ({command} --help shows the flags of one role):\n"
             + "\n".join(f"  {name:14} {text}" for name, text in texts.items()),
         )

@@ -55,29 +55,23 @@ _CALLING = {"nxdi": (*ASKING, *SESSIONS)}  # a fused_target calls PrefillWorkers
 class Options:
     """`argv`: the parsed arguments; `given`: names of the options in them."""
 
-    model: str | None = option(
-        "model folder, .gguf file or hub id of the role's own model", (*LOADING, "plan", "convert"), group=MODELS
-    )
+    model: str | None = option("folder, .gguf file or hub id of its model", (*LOADING, "plan", "convert"), group=MODELS)
     target_model: str | None = option(
         "the target, for roles with two models; draft, draft_worker: for its tokenizer and embedding",
         ("target", "verify_target", *DRAFTING, "plan", "convert"),
     )
     draft_model: str | None = option("the draft model, or EAGLE-3 head", (*DRAFTING, "verify_draft", "plan", "convert"))
     draft: str = choice(
-        "hybrid: lookup, else the model; eagle: an EAGLE-3 head; ngram: lookup",
+        "hybrid: lookup or model; eagle: head; ngram: lookup",
         "auto|hybrid|model|eagle|ngram",
         DRAFTING,
     )
-    hand_out_features: str = choice(
-        "layers whose hidden states go to EAGLE-3 heads elsewhere; on: the usual", "off|on|L1,L2,L3", ("target",), OURS
-    )
+    hand_out_features: str = choice("layers whose hidden states remote heads get", "off|on|L1,L2,L3", ("target",), OURS)
     feature_context: int = option("positions of a prompt whose features an EAGLE-3 head gets", APART, default=256)
     adapters: ADAPTERS | None = option(
         "LoRA adapters of the target (PEFT's folders)", (*ADAPTED, "compile"), only={"torch": ADAPTED, "toy": ADAPTED}
     )
-    draft_adapters: ADAPTERS | None = option(
-        "LoRA adapters of the draft model, by the target's names", ("fused_target", *APART, "accept"), OURS
-    )
+    draft_adapters: ADAPTERS | None = option("LoRA adapters of the draft", ("fused_target", *APART, "accept"), OURS)
     backend: str = choice("nxdi: NxD Inference, on Neuron; toy: for tests", "torch|nxdi|toy", SHAPED)
     device: str = choice("where models run; neuron: Trn2, Trn3", "auto|cpu|cuda|neuron", LOADING, TORCH)
     dtype: str = choice("format of activations, KV cache and weights", "auto|float32|bfloat16|float16", SHAPED, REAL)
@@ -88,9 +82,7 @@ class Options:
         TORCH,
     )
     threads: int | None = option("CPU threads per model (default: by the CPUs)", LOADING, TORCH)
-    compile: str = choice(
-        "how steps run; native: C++; off: module code", "auto|native|inductor|neuron|off", LOADING, TORCH
-    )
+    compile: str = choice("native: C++ steps; off: module code", "auto|native|inductor|neuron|off", LOADING, TORCH)
     recertify: bool = switch("check native steps though they passed on this CPU before", LOADING, TORCH)
     untested_model: bool = switch("try a family of models that was never tested here (docs/models.md)", LOADING, TORCH)
     fast: bool = switch("use all step shapes, even if their results differ in the last bits", VERIFYING, REAL)
@@ -99,9 +91,7 @@ class Options:
         (*LOADING, "client", "fused_client", "plan"),
     )
     batch: int = option("sequences in memory (default: 4; with the model's own length: up to 8)", SHAPED, default=4)
-    kv_cache_mb: int | None = option(
-        "MiB that all KV slots share on the CPU (default: each has its full length)", SERVERS, OURS
-    )
+    kv_cache_mb: int | None = option("MiB of KV shared by all slots (default: each has its full length)", SERVERS, OURS)
     speculation_length: str | None = option(
         "draft tokens per round; auto (default): by measurement. Clients: the server's choice",
         (*SERVERS, *ASKING, "accept", "compile", "plan"),
@@ -109,9 +99,7 @@ class Options:
         metavar="auto|K",
     )
     max_speculation_length: int | None = option("a server's maximum (default: speculation_length; auto: 5)", SHAPED)
-    rehearse: NAME | None = option(
-        "step times of another device, a preset or a file (docs/comparison.md)", SERVERS, OURS
-    )
+    rehearse: NAME | None = option("step times of another device: a preset or file (docs/comparison.md)", SERVERS, OURS)
     tp_degree: int = option(
         "cores that share a target (torch: one process per core)",
         SHAPED,
@@ -133,9 +121,7 @@ class Options:
 
     host: HOST = option("address a server listens on", LISTENING, default="127.0.0.1", group="network")
     port: int = option("port of a server; 0: any free port", (*LISTENING, *ASKING), default=50051)
-    target_host: HOST = option(
-        "HOST or HOST:PORT; draft, draft_worker: a list, for failover", (*ASKING, "draft_worker"), default="127.0.0.1"
-    )
+    target_host: HOST = option("HOST[:PORT]; drafting roles: a list", (*ASKING, "draft_worker"), default="127.0.0.1")
     target_port: int = option("port of its TargetVerifier", ("draft_worker",), default=50051)
     propose_only: bool = switch("have no target; only draft for targets that ask", ("draft_worker",))
     draft_host: ADDRESS | None = option("use drafts from the DraftWorker at this address", ("target",))
@@ -150,25 +136,17 @@ class Options:
     drain_seconds: SECONDS = option("how long running requests may finish after SIGTERM", LISTENING, default=30.0)
     step_seconds: str = option("a longer step counts as hung; auto: measured; 0: no limit", LISTENING, default="auto")
     lease_seconds: SECONDS = option("how long a session lives without a Verify", SESSIONS, default=60.0)
-    connect_seconds: SECONDS | None = option(
-        "wait for a server that does not listen yet (default: clients 0, else 120)", (*ASKING, "draft_worker")
-    )
-    reconnect_seconds: SECONDS = option(
-        "how long to retry a request while no server answers, or all are full", (*ASKING, "draft_worker"), default=60.0
-    )
+    connect_seconds: SECONDS | None = option("wait for a server (default: 0; drafting: 120)", (*ASKING, "draft_worker"))
+    reconnect_seconds: SECONDS = option("retry a request that no server takes", (*ASKING, "draft_worker"), default=60.0)
     queue: int = option("requests that may wait for a slot", SERVERS, default=256)
     prefill: ADDRESSES | None = option("servers of --role prefill for long prompts (docs/sessions.md)", TARGETS, OURS)
     prefill_min_tokens: int = option("prompts with fewer new tokens are processed in place", TARGETS, OURS, default=256)
     prefill_timeout_s: SECONDS = option("wait for the next part; then the rest is in place", TARGETS, OURS, default=5.0)
     timeout: SECONDS | None = option("deadline of a request (default: none)", ASKING)
 
-    http_port: int | None = option(
-        "port for OpenAI clients, over HTTP; 0: any free port (default: none)", SERVERS, group="OpenAI (docs/openai.md)"
-    )
+    http_port: int | None = option("HTTP port; 0: any free (default: none)", SERVERS, group="OpenAI (docs/openai.md)")
     http_host: HOST = option("address for that port", SERVERS, default="127.0.0.1")
-    allowed_hosts: str = option(
-        "further Host names for browsers where no key is asked for; * for any", SERVERS, default="", metavar="NAME,..."
-    )
+    allowed_hosts: str = option("further Host names without a key; *: any", SERVERS, default="", metavar="NAME,...")
 
     tls_cert: FILE | None = option(
         "certificate (PEM, with its chain); turns TLS on", LISTENING, group="security of a server (docs/security.md)"
@@ -180,27 +158,14 @@ class Options:
     max_message_bytes: int | None = option("maximum size of a request (default: by the prompt, to 4 MiB)", LISTENING)
     max_prompt_bytes: int | None = option("maximum size of a text prompt (default: 64 per token of length)", SERVERS)
     max_sessions_per_identity: int | None = option("maximum open sessions of one caller (default: no limit)", SESSIONS)
-    max_requests_per_identity: int | None = option(
-        "maximum requests of a caller at once (default: no limit)", LISTENING
-    )
-    prefix_sharing: str = choice(
-        "whose prompts and answers may share their beginning; identity: a caller's own", "identity|all|off", LISTENING
-    )
+    max_requests_per_identity: int | None = option("maximum requests of a caller at once (default: none)", LISTENING)
+    prefix_sharing: str = choice("who shares cached prompts; identity: each alone", "identity|all|off", LISTENING)
     prefix_cache_mb: int = option("memory for them in MiB, of target and draft together", LISTENING, default=64)
     log_prompts: bool = switch("log prompts and answers; otherwise they are never logged", SERVERS)
-    receipt_keys: DIR | None = option(
-        "sign receipts with this folder's key, made by the first start (default: none)",
-        SERVERS,
-        group="receipts of servers",
-    )
+    receipt_keys: DIR | None = option("key folder to sign with (default: none)", SERVERS, group="receipts of servers")
     receipt_key_days: float = option("a start replaces an older key, and publishes both", SERVERS, default=90.0)
 
-    tls_ca: FILE | None = option(
-        "call with TLS; one of these CAs signed the server's certificate",
-        CALLING,
-        only=_CALLING,
-        group="outgoing calls",
-    )
+    tls_ca: FILE | None = option("call with TLS, trusting these CAs", CALLING, only=_CALLING, group="outgoing calls")
     tls_client_cert: FILE | None = option("the caller's certificate, for a server with mTLS", CALLING, only=_CALLING)
     tls_client_key: FILE | None = option("its private key", CALLING, only=_CALLING)
     tls_server_name: NAME | None = option("name in the server's certificate, if not its host", CALLING, only=_CALLING)
@@ -223,7 +188,7 @@ class Options:
     min_p: float | None = option("drop below this share of the likeliest (default: a server's, else 0)", GENERATING)
     seed: int | None = option("seed of the draws (default: a server's, else 0)", GENERATING)
     repetition_penalty: float | None = option(
-        "divide the logits of tokens of the prompt and output (0.01 to 2; default: a server's, else 1)", GENERATING
+        "divide logits of earlier tokens (default: a server's, else 1)", GENERATING
     )
     generation_config: str = choice("auto: defaults are those of generation_config.json", "auto|none", SERVERS)
     logprobs: int | None = option("print log-probabilities, and the N likeliest tokens of each (0 to 20)", PROMPTED)
@@ -233,13 +198,11 @@ class Options:
     stop: tuple[str, ...] = option("a string that ends the output; may be repeated", PROMPTED, default=())
     ignore_eos: bool = switch("go on past the end-of-sequence token", PROMPTED)
     quiet: bool = switch("print answers alone, without their figures", PROMPTED)
-    receipts: DIR | None = option(
-        "ask for a receipt of each answer, written to this folder", ("client", "fused_client")
-    )
+    receipts: DIR | None = option("ask for receipts of answers, written to this folder", ("client", "fused_client"))
     service: str | None = option("the service to call (default: whichever answers)", ("client",))
 
     metrics_port: int | None = option(
-        "port for Prometheus metrics; 0: any free port (default: none)", LISTENING, group="docs/observability.md"
+        "for Prometheus; 0: any (default: none)", LISTENING, group="docs/observability.md"
     )
     metrics_host: HOST = option("address for metrics", LISTENING, default="127.0.0.1")
     otlp_endpoint: URL | None = option("OTLP/gRPC collector for traces (default: none)", (*LISTENING, *PROMPTED))
@@ -247,9 +210,7 @@ class Options:
     profile: bool = switch("write performance_*.csv and .json: a row for each request", (*SERVERS, *PROMPTED))
     debug: bool = switch("log more, and show tracebacks", EVERY)
 
-    output: str | None = option(
-        "accept: JSON file for the figures; convert: empty folder to write to", ("accept", "convert"), group="tools"
-    )
+    output: str | None = option("accept: JSON file; convert: empty folder", ("accept", "convert"), group="tools")
     report: str | None = option("the comparison.json to use", ("advise",))
     rtt_ms: float | None = option("round trip between client and target (default: the base's)", ("advise",))
     clients: int = option("clients of one target at once", ("advise",), default=1)
@@ -257,9 +218,7 @@ class Options:
     receipt: FILE | None = option("the receipt; also without --receipt, after the role", ("check",))
     keys: FILE | None = option("the server's published keys, of /v1/receipt_keys (default: not compared)", ("check",))
     sample: int | None = option("draw only so many spans of 64 tokens again (default: all)", ("check",))
-    margin: float = option(
-        "logits that a token may be from being drawn under other arithmetic", ("check",), default=0.5
-    )
+    margin: float = option("logits that a token may be off under other arithmetic", ("check",), default=0.5)
     signature_only: bool = switch("check signature and digests, without a model", ("check",))
 
     convert: str | None = option(
@@ -303,3 +262,9 @@ class Options:
 
 
 FLAGS = flags_of(Options)
+COMMON = (
+    *("model", "target_model", "draft_model", "draft", "device", "batch", "sequence_length", "speculation_length"),
+    *("host", "port", "http_port", "target_host", "draft_host", "prompt", "prompt_text", "max_new_tokens"),
+    *("temperature", "seed", "receipt", "report", "instance", "output"),
+)
+"""Flags that --help shows first."""

@@ -45,14 +45,10 @@ def model_config(args: Options, model: str | None) -> ModelConfig:
 
 def layers_handed_out(given: str) -> tuple[int, ...] | None:
     """The layers after which a target emits features. None: no features; empty: the default layers."""
-    if given == "off":
-        return None
-    try:
-        layers = () if given == "on" else numbers("hand_out_features", given, int)
-    except ValueError:
-        layers = ()
-    if given != "on" and not layers:
-        raise ValueError(f"hand_out_features: {given!r} is not off, on, or layers such as 2,15,27")
+    if given in ("off", "on"):
+        return None if given == "off" else ()
+    if not (layers := numbers("hand_out_features", given, int)):
+        raise ValueError("hand_out_features: no layer is named")
     return layers
 
 

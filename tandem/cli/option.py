@@ -7,13 +7,15 @@ import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeAlias, TypeVar
 
 from tandem.cli.roles import BACKENDS
 from tandem.hints import hinted, meant
 from tandem.rpc.endpoint_pool import has_port, is_ipv6, joined
-from tandem.speculation.types import InvalidField
+from tandem.speculation.sampling import member_named
+from tandem.speculation.types import InvalidField, Rule
 
 if TYPE_CHECKING:
     from tandem.rpc.credentials import Credentials
@@ -29,8 +31,14 @@ SECONDS: TypeAlias = float
 ADDRESS: TypeAlias = str
 ADDRESSES: TypeAlias = str
 ADAPTERS: TypeAlias = str
+COUNT: TypeAlias = int | None  # and these are lists
+FLOATS: TypeAlias = tuple[float, ...]
+INTS: TypeAlias = tuple[int, ...]
+NAMES: TypeAlias = tuple[str, ...]
+RULES: TypeAlias = tuple[Rule, ...]
 PARSERS = {"int": int, "float": float, "SECONDS": float, "Path": Path}
 SHOWN = {"int": "N", "ADDRESS": "HOST:PORT", "ADDRESSES": "HOST:PORT[,...]", "ADAPTERS": "NAME=DIR,..."}
+SHOWN |= dict.fromkeys(("FLOATS", "INTS", "NAMES", "RULES"), "LIST")
 
 Parsed = TypeVar("Parsed")
 Config = TypeVar("Config")
@@ -65,7 +73,9 @@ class Flag:
         text = f"{backends[0]}: {self.text}" if len(backends) == 1 else self.text
         if self.default in (None, False, "", ()) or "default" in self.text:
             return text
-        return f"{text} (default: {f'{self.default:g}' if isinstance(self.default, float) else self.default})"
+        values = self.default if isinstance(self.default, tuple) else (self.default,)
+        shown = (f"{each:g}" if isinstance(each, float) else getattr(each, "value", f"{each}") for each in values)
+        return f"{text} (default: {','.join(shown)})"
 
     @property
     def options(self) -> dict[str, Any]:
@@ -75,6 +85,22 @@ class Flag:
         metavar = self.metavar or SHOWN.get(kind) or (kind if kind.isupper() else self.name.upper())
         repeated = {"action": "append"} if kind.startswith("tuple[") else {}
         return {**repeated, "type": PARSERS.get(kind, str), "metavar": metavar, "help": self.help}
+
+    def read(self, value: Any) -> Any:
+        """The value of a kind of its own, from the command line's. Raises ValueError."""
+        flag = self.name.replace("_", "-")
+        match self.kind:
+            case "COUNT":
+                return auto_or_count(flag, value)
+            case "FLOATS":
+                return numbers(flag, value, float)
+            case "INTS":
+                return numbers(flag, value, int)
+            case "NAMES":
+                return split_list(value)
+            case "RULES":
+                return tuple(member_named(Rule, flag, name) for name in split_list(value))
+        return tuple(value) if isinstance(value, list) else value
 
     def spellings(self) -> list[str]:
         return [f"--{name}" if len(name) > 1 else f"-{name}" for name in (self.name, self.also) if name]
@@ -113,7 +139,7 @@ def flags_of(options: type, config: type | None = None) -> dict[str, Flag]:
     others = {each.name: each.default for each in fields(config) if each.default is not MISSING} if config else {}
     found: dict[str, Flag] = {}
     group = ""
-    for each in (each for each in fields(options) if each.metadata):
+    for each in (each for each in fields(options) if "text" in each.metadata):
         group = each.metadata["group"] or group
         default = others.get(each.name) if each.default is None else each.default
         parts = {**each.metadata, "group": group}
@@ -125,16 +151,24 @@ class OptionParser(argparse.ArgumentParser, Generic[Parsed]):
     """Parses into a frozen dataclass of options, whose `given` names the options on the command line.
 
     `hyphens`: flags are shown as --top-p; --top_p and --top-p always mean the same. `said`: before an error's message.
-    An error is one line, exit 2.
+    `common`: flags that --help shows first. An error is one line, exit 2.
     """
 
     def __init__(
-        self, options: type[Parsed], flags: Mapping[str, Flag], hyphens: bool = False, said: str = "", **named: Any
+        self,
+        options: type[Parsed],
+        flags: Mapping[str, Flag],
+        hyphens: bool = False,
+        said: str = "",
+        common: Sequence[str] = (),
+        **named: Any,
     ) -> None:
-        super().__init__(allow_abbrev=False, **named)
+        shape = partial(argparse.RawDescriptionHelpFormatter, max_help_position=36)
+        super().__init__(allow_abbrev=False, formatter_class=shape, **named)
         self._flags, self._said, self._hyphens = flags, said, hyphens
         self._parsed: Callable[..., Parsed] = options
-        for title, group in itertools.groupby(flags.values(), lambda flag: flag.group):
+        shown = sorted(flags.values(), key=lambda flag: flag.name not in common)  # stable
+        for title, group in itertools.groupby(shown, lambda flag: "common" if flag.name in common else flag.group):
             titled = self.add_argument_group(title)
             for flag in group:
                 spellings = (spelled(each, hyphens) for each in flag.spellings())
@@ -149,8 +183,11 @@ class OptionParser(argparse.ArgumentParser, Generic[Parsed]):
             written = " ".join(words.get(word, word) for word in unknown)
             self.error(f"unrecognized arguments: {written}{self._meant(unknown)}")
         found = vars(parsed)
-        repeated = {name: tuple(value) for name, value in found.items() if isinstance(value, list)}
-        values = {name: flag.default for name, flag in self._flags.items()} | found | repeated
+        try:
+            found |= {name: flag.read(found[name]) for name, flag in self._flags.items() if name in found}
+        except ValueError as error:
+            self.error(str(error))
+        values = {name: flag.default for name, flag in self._flags.items()} | found
         return self._parsed(argv=argv, given=frozenset(found) - {"role"}, **values)
 
     def _meant(self, unknown: Sequence[str]) -> str:

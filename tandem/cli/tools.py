@@ -126,11 +126,9 @@ def _prompt_file(path: Path) -> dict[str, Any]:
     import json
 
     from tandem.clients.messages import chat_of
+    from tandem.receipts.run import read_file
 
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"prompt: {path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
+    text = read_file("prompt", path)
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

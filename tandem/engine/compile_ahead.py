@@ -18,6 +18,7 @@ from tandem.runners.torch.platforms import Platform
 from tandem.runners.torch.tensor_parallel import RankLink
 
 PARTS = ("target", "draft", "fused")
+GRAPHS = ("inductor", "neuron")
 
 
 def checked_parts(parts: tuple[str, ...], models: ModelConfig) -> tuple[str, ...]:
@@ -38,12 +39,13 @@ def run_compile(models: ModelConfig, parts: tuple[str, ...], command: tuple[str,
         return _compile_by_backend(models, wanted)
     platform = prepared_platform(models.execution)
     execution = models.execution
-    if platform.backend not in platform.compilers:
+    compiler = platform.compilers[0]
+    if compiler not in GRAPHS:
         raise ValueError(f"device: {platform.name} has no graphs to compile; name the device of the servers")
     if execution.compile == "auto":
-        execution = replace(execution, compile=platform.backend)
-    if execution.compile not in ("inductor", "neuron"):
-        raise ValueError(f"compile: {execution.compile} compiles no graphs; leave it out, or use {platform.backend}")
+        execution = replace(execution, compile=compiler)
+    if execution.compile not in GRAPHS:
+        raise ValueError(f"compile: {execution.compile} compiles no graphs; leave it out, or use {compiler}")
     models = replace(models, execution=execution)
     if models.ranks.follows:
         end_with_rank_0()

@@ -149,11 +149,9 @@ class FusedRounds(Rounds):
     def _read(
         self, target: TargetSequence, tokens: Sequence[int], row: FusedRow, done: TimedResult[FusedResult]
     ) -> tuple[Draft, Verdict]:
-        result, proposed = done.value, done.value.proposal
-        drafting, waited = result.draft_seconds, done.queue_seconds + result.draft_seconds - proposed.seconds
-        verdict = target.verified(
-            tokens[-1], proposed.token_ids, result.verdict, waited, done.compute_seconds - drafting, done.ended
-        )
+        verdict, proposed, drafting = done.value.verdict, done.value.proposal, done.value.draft_seconds
+        target.verified(tokens[-1], proposed.token_ids, verdict, done, drafting)
+        verdict.queue_seconds += drafting - proposed.seconds
         proposers = (Proposer.NGRAM if row.copied else Proposer.MODEL,) * len(proposed.token_ids)
         draft = Draft(proposed.token_ids, 0.0, proposed.seconds, proposers, proposed.distributions, done.rows)
         return draft, verdict

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from tandem.engine.compatibility import able, refusal
 from tandem.engine.sequences import KVSequence
-from tandem.runners.capabilities import No
-from tandem.runners.pages import PAGE, PageStore
+from tandem.runners.capabilities import PAGE, No, PageStore
 from tandem.runners.protocol import PrefillRow, Runner
 from tandem.speculation.types import Request
 

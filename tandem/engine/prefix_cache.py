@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tandem.engine.compatibility import able
-from tandem.runners.capabilities import No
-from tandem.runners.pages import PAGE, PageStore
+from tandem.runners.capabilities import PAGE, No, PageStore
 from tandem.runners.protocol import PrefillRow, Runner
 
 if TYPE_CHECKING:

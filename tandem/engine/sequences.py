@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tandem.engine.batcher import TimedResult
 from tandem.engine.engine import Engine
 from tandem.engine.stepper import CachedPrompt, Step, Stepper
-from tandem.runners.capabilities import FeatureRow
-from tandem.runners.pages import PAGE
+from tandem.runners.capabilities import PAGE, FeatureRow
 from tandem.runners.protocol import PrefillRow, ProposeRow, RowFailed, StructureEnded, VerifyRow
 from tandem.speculation.features import FeatureSpec
 from tandem.speculation.processing import Processing, Processor
@@ -186,23 +185,16 @@ class TargetSequence(KVSequence):
         if found is None:
             return None
         row, done = found
-        return row, self.verified(
-            row.last_token, row.draft, done.value, done.queue_seconds, done.compute_seconds, done.ended
-        )
+        self.verified(row.last_token, row.draft, done.value, done)
+        return row, done.value
 
     def verified(
-        self,
-        last_token: int,
-        draft: Sequence[int],
-        verdict: Verdict,
-        queue_seconds: float,
-        seconds: float,
-        ended: float,
-    ) -> Verdict:
-        """Records a step of `seconds` that verified `draft`; returns its verdict with these times."""
-        verdict.queue_seconds, verdict.compute_seconds, verdict.ended = queue_seconds, seconds, ended
+        self, last_token: int, draft: Sequence[int], verdict: Verdict, done: TimedResult[Any], drafting: float = 0.0
+    ) -> None:
+        """Records a step that verified `draft`, after `drafting` seconds of it; sets the verdict's times."""
+        verdict.queue_seconds, verdict.compute_seconds = done.queue_seconds, done.compute_seconds - drafting
+        verdict.ended = done.ended
         self.held += [last_token, *draft[: verdict.accepted]]
-        return verdict
 
     def verify_only_row(self, tokens: Sequence[int], k: int) -> ProposeRow:
         """Returns the draft's part of a fused row for a round without the draft model."""

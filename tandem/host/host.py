@@ -6,11 +6,11 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.host.cores import usable_cores
+from tandem.host.cores import meminfo, usable_cores
 from tandem.host.packages import installed_version
 
 FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16")
@@ -37,13 +37,14 @@ def find_host(root: Path = Path("/"), environment: Mapping[str, str] | None = No
     """Examines the machine. The arguments are for tests."""
     environment = os.environ if environment is None else environment
     cpu = first_processor(root)
+    flags = (cpu.get("flags") or cpu.get("features") or "").split()
     return Host(
         system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
         processor=name_of(cpu),
         cores=usable_cores(root),
-        memory_bytes=_memory(root),
-        features=_features((cpu.get("flags") or cpu.get("features") or "").split()),
+        memory_bytes=meminfo("MemTotal", root),
+        features=tuple(name for name in FEATURES if name in flags),
         compiler=_compiler(environment),
         libraries={name: version for name in LIBRARIES if (version := installed_version(name))},
         gpus=_gpus(environment),
@@ -66,19 +67,6 @@ def first_processor(root: Path = Path("/")) -> dict[str, str]:
     for key, _, value in pairs:
         found.setdefault(key.strip().lower(), value.strip())
     return found
-
-
-def _features(flags: Sequence[str]) -> tuple[str, ...]:
-    return tuple(name for name in FEATURES if name in flags)
-
-
-def _memory(root: Path) -> int | None:
-    try:
-        lines = (root / "proc/meminfo").read_text(encoding="utf-8").splitlines()
-        total = next(line.split()[1] for line in lines if line.startswith("MemTotal:"))
-        return 1024 * int(total)
-    except (OSError, StopIteration, ValueError, IndexError):
-        return None
 
 
 def _compiler(environment: Mapping[str, str]) -> str | None:

@@ -82,13 +82,8 @@ def installed_version(name: str) -> str | None:
         return None
 
 
-def is_placeholder(metadata_text: str) -> bool:
-    """Whether this METADATA is a placeholder's."""
-    return MARK in metadata_text
-
-
 def _package(name: str, distribution: metadata.Distribution) -> Package:
-    placeholder = is_placeholder(distribution.read_text("METADATA") or "")
+    placeholder = MARK in (distribution.read_text("METADATA") or "")
     native = name == "torch-neuronx" and not placeholder and _native(distribution)
     return Package(name, distribution.version, placeholder, native)
 

@@ -136,13 +136,6 @@ class Receipt:
     def signed(self) -> bytes:
         return SIGNED + canonical(self.json)
 
-    @property
-    def answer(self) -> bytes:
-        """Returns what all receipts of a request share: without server and salt."""
-        said = self.json
-        del said["served"], said["key"], said["prompt"]["digest"], said["output"]["digests"]
-        return canonical(said)
-
 
 @dataclass(frozen=True, slots=True)
 class Signed:

@@ -57,7 +57,7 @@ class CheckConfig:
 
 async def run_check(config: CheckConfig) -> int:
     """Returns the exit code, a CheckOutcome. Raises ValueError if nothing can be checked."""
-    signed = read_signed(_read("receipt", config.receipt))
+    signed = read_signed(read_file("receipt", config.receipt))
     findings = await check(config, signed)
     _show(findings, config.json)
     return int(overall(findings))
@@ -65,7 +65,7 @@ async def run_check(config: CheckConfig) -> int:
 
 async def check(config: CheckConfig, signed: Signed) -> list[Finding]:
     """Checks signature and digests, then the rest with the model, unless forged."""
-    trusted = None if config.keys is None else read_keys(_read("keys", config.keys))
+    trusted = None if config.keys is None else read_keys(read_file("keys", config.keys))
     findings = [*checking.signature(signed, trusted), checking.digests(signed.receipt)]
     if CheckOutcome.FORGED in {each.outcome for each in findings}:
         return findings
@@ -170,7 +170,7 @@ def _findings(redrawn: Redrawn, receipt: Receipt, exact: bool, margin: float, se
     return found
 
 
-def _read(field: str, path: Path) -> str:
+def read_file(field: str, path: Path) -> str:
     # A pipe may never end.
     try:
         with path.open("rb") as opened:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.runners.pages import PageStore
 from tandem.speculation.features import FeatureInbox, FeatureSpec
 
 if TYPE_CHECKING:
@@ -34,6 +33,25 @@ class Trait(Enum):
     NXD_INFERENCE = "NxD Inference"
     TOKENS_ONLY = "NxD Inference, with tokens chosen on the device"
     ONE_GRAPH = "NxD Inference, with target and draft in one graph"
+
+
+PAGE = 16  # positions of a page; a native cache keeps the keys of 16 positions together
+
+
+class PageStore(Protocol):
+    """A fixed number of pages, used on the device thread. Page i holds positions PAGE * (first + i) and on."""
+
+    def save(self, slot: int, first: int, pages: Sequence[int]) -> None:
+        """Copies positions of `slot` to `pages`."""
+
+    def load(self, slot: int, first: int, pages: Sequence[int]) -> None:
+        """Copies `pages` to positions of `slot`."""
+
+    def read(self, page: int) -> bytes:
+        """A page's bytes, as in `Pages.format`."""
+
+    def write(self, page: int, data: bytes) -> None:
+        """Replaces a page by bytes that `read` returned, in any process."""
 
 
 @dataclass(frozen=True, slots=True)

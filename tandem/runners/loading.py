@@ -34,8 +34,7 @@ from tandem.checkpoints.locate import (
     weights_revision,
 )
 from tandem.checkpoints.scaled_weights import INT8, ScaledWeights, check_dense, quantisation_of
-from tandem.host.cgroups import given_on_demand
-from tandem.host.cores import usable_cores
+from tandem.host.cores import given_on_demand, usable_cores
 from tandem.runners.backends import Backend, LoadRequest
 from tandem.runners.families import UnsupportedModel, check_family
 from tandem.runners.native import LibraryMissing, NativeUnavailable

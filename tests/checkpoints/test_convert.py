@@ -15,8 +15,8 @@ from tandem.checkpoints.convert import check_completed
 from tandem.checkpoints.locate import CheckpointError
 from tandem.checkpoints.tensors import Tensors
 from tandem.cli import main
-from tandem.runners.eagle.files import read_head
 from tests.checkpoints.heads import CONFIG, eagle1_folder, eagle1_tensors, eagle3_folder, eagle3_tensors
+from tests.runners.modules import read_head
 from tests.runners.tiny import model_folder
 
 FACTOR = 448 / 240

@@ -21,10 +21,10 @@ from tandem.engine.batcher import Batcher
 from tandem.engine.generators import fused_generator
 from tandem.engine.loading import load_pair
 from tandem.engine.model_config import DraftChoice, ModelConfig
-from tandem.runners.eagle.files import read_head
 from tandem.runners.loading import Execution, Shape
 from tandem.speculation.types import Chunk, GenerationRequest, SamplingParams, SpeculationStats
 from tests.runners import real
+from tests.runners.modules import read_head
 
 
 def test_all_shipped_weights_together_are_at_most_40_megabytes() -> None:

@@ -28,7 +28,7 @@ def shown(verbose: bool = False, terminal: bool = False) -> str:
     return file.getvalue()
 
 
-def test_a_log_has_only_failures_in_its_first_half_minute_and_a_terminal_a_bar() -> None:
+def test_a_log_has_only_failures_in_its_first_seconds_and_a_terminal_a_bar() -> None:
     assert shown() == "fused · code/b: UNAVAILABLE: gone [away]\n"
     bar = shown(terminal=True)
     assert "fused · code/c" in bar and "2/4" in bar

@@ -83,19 +83,6 @@ def test_what_a_pod_mounts_and_claims_is_there(overlay: str) -> None:
             assert claimed <= {claim["name"] for claim in spec.get("resourceClaims", ())}, name
 
 
-def test_openai_clients_reach_the_fused_server_by_https_with_a_key_and_by_no_other_port() -> None:
-    folder = "overlays/fused-openai"
-    (container,) = pods(folder)["fused"]["spec"]["containers"]
-    asked, ports = flags(container), {port["name"]: str(port["containerPort"]) for port in container["ports"]}
-    assert ports["https"] == asked["http_port"] and asked["http_host"] == "0.0.0.0" and "insecure" not in asked
-    policies = of_kind(folder, "NetworkPolicy")
-    rules = [rule for name in ("callers", "openai", "metrics") for rule in policies[name]["spec"]["ingress"]]
-    assert {port["port"] for rule in rules for port in rule["ports"]} == set(ports) - {"health"}
-    service, labels = of_kind(folder, "Service")["openai"]["spec"], pods(folder)["fused"]["metadata"]["labels"]
-    assert service["ports"][0]["targetPort"] == "https" and service["selector"].items() <= labels.items()
-    assert policies["openai"]["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
-
-
 def devices(folder: str, name: str) -> int:
     (claim,) = pods(folder)[name]["spec"]["resourceClaims"]
     template = of_kind(folder, "ResourceClaimTemplate")[claim["resourceClaimTemplateName"]]

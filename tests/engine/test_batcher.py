@@ -219,17 +219,12 @@ def test_rows_that_stay_away_for_a_step_or_more_are_not() -> None:
     assert PAYS * STEP < SLACK * 0.021
 
 
-def device(fixed: float, each: float, steps: int = 40, noise: float = 0.0) -> list[tuple[int, float]]:
-    """Steps of 1 to 4 rows, by rows and seconds; every other one takes `noise` longer."""
-    return [(rows := 1 + at % 4, fixed + each * rows + noise * (at // 4 % 2)) for at in range(steps)]
-
-
 def test_where_rows_are_served_one_after_the_other_nobody_is_waited_for() -> None:
     """The device would idle meanwhile: the step takes as much longer as the row would have taken alone."""
     window, alike = BatchWindow(), BatchWindow()
-    for at, (rows, seconds) in enumerate(device(0.0, STEP)):
-        window.answered(rows, float(at), seconds)
-        alike.answered(rows, float(at), STEP)
+    for at in range(40):
+        window.answered(1 + at % 4, float(at), STEP * (1 + at % 4))
+        alike.answered(1 + at % 4, float(at), STEP)
     window.returned(99, busy=False)
     assert alike.seconds(39.0, missing=1) == pytest.approx(TRIED * STEP)
     assert window.seconds(39.0, missing=1) == 0

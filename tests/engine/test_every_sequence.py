@@ -22,7 +22,7 @@ from tandem.engine.sequences import LocalVerifier
 from tandem.engine.slots import limit_kv_memory
 from tandem.engine.step_watch import StepBound, StepWatch
 from tandem.rpc import wire
-from tandem.runners.pages import PAGE
+from tandem.runners.capabilities import PAGE
 from tandem.speculation.types import Request
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.engine.test_step_watch import BOUND, Gated

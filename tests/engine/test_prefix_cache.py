@@ -13,8 +13,7 @@ from tandem.engine.engine import Engine
 from tandem.engine.model_drafter import ModelDrafter
 from tandem.engine.prefix_cache import MIB, PrefixCache, PrefixSharing, page_counts, share_prefixes
 from tandem.engine.sequences import LocalVerifier
-from tandem.runners.capabilities import Capabilities
-from tandem.runners.pages import PAGE
+from tandem.runners.capabilities import PAGE, Capabilities
 from tandem.runners.protocol import PrefillRow
 from tandem.speculation.types import Request, SamplingParams, SpeculationStats
 from tests.support import GREEDY, SAMPLED, oracle, toy

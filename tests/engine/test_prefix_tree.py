@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tandem.engine.prefix_cache import PrefixTree
-from tandem.runners.pages import PAGE
+from tandem.runners.capabilities import PAGE
 
 COUNT = 5
 SCOPES = st.sampled_from(["alice", "bob"])

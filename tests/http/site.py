@@ -28,7 +28,6 @@ from tandem.services.http.service import HttpService
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.request_log import RequestLog
 from tandem.services.security.config import Security
-from tandem.services.security.limits import ServerLimits
 from tandem.v1.fused_speculative_server_pb2 import FusedSpeculativeServerGenerateResponse
 from tests.support import HANG, run, toy
 from tests.toy import VOCAB_SIZE, ToyConfig, ToyRunner, ToyTokenizer
@@ -96,7 +95,6 @@ async def door(
     defaults: RequestDefaults | None = None,
     kind: type[ToyRunner] = ToyRunner,
     adapters: Mapping[str, str] | None = None,
-    address: HttpAddress | None = None,
     length: int = LENGTH,
 ) -> AsyncIterator[Site]:
     """A fused server's door; it drafts with a toy model if `drafts`, else by lookup."""
@@ -119,7 +117,7 @@ async def door(
     service = HttpService(generate, lambda: adapters or {}, security.max_message_bytes)
     health = HealthService()
     health.set(SERVING, "")
-    opened = HttpPort(address or HttpAddress(0, "127.0.0.1"), security, [RequestLog("test")], grpc_port=4242)
+    opened = HttpPort(HttpAddress(0, "127.0.0.1"), security, [RequestLog("test")], grpc_port=4242)
     await opened.start(service, health)
     try:
         async with httpx2.AsyncClient(base_url=opened.url, timeout=HANG) as http:
@@ -148,7 +146,3 @@ def at_door(*given: Any, **options: Any) -> Callable[[Callable[..., Any]], Calla
         return made
 
     return wrap
-
-
-def limited(**limits: Any) -> Security:
-    return Security(limits=ServerLimits(**limits))

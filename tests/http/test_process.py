@@ -34,14 +34,6 @@ def slow(tmp_path: Path) -> Iterator[ServerProcess]:
         yield server
 
 
-def test_the_last_lines_are_the_url_and_a_request_that_works(tmp_path: Path) -> None:
-    with server_process(tmp_path, *DOOR) as server:
-        base, curl = server.log.read_text().splitlines()[-2:]
-        url = f"http://127.0.0.1:{port_of(server)}"
-        assert base == f"OpenAI clients: base URL {url}/v1, model toy"
-        assert curl.startswith(f"curl {url}/v1/chat/completions ")
-
-
 @contextlib.contextmanager
 def asking(server: ServerProcess, tokens: int = 1500) -> Iterator[tuple[openai.OpenAI, Any, Future[Any]]]:
     """A client, its stream, of which an event was read, and a request without one that is under way beside it."""

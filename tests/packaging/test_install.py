@@ -98,11 +98,13 @@ def test_the_light_install_runs_the_toy_roles_and_names_the_extra_that_others_ne
     assert "fused_target" in shown and "compare" in shown and "main.py" not in shown
     without = output(light, user, "-c", "from tandem.checkpoints.locate import embedded_draft as e; print(e())")
     assert without == "None"
-    for model, extra in ((("--model", str(EMBEDDED_DRAFT)), "serve"), ((), "weights")):
-        for role in (("target", "--port", "0"), ("verify_target", "--prompt", "x")):
+    draft = ("draft", "--target_host", "127.0.0.1:1", "--prompt", "x")
+    for model in (("--model", str(EMBEDDED_DRAFT)), ()):
+        for role in (("target", "--port", "0"), ("verify_target", "--prompt", "x"), draft):
             refused = run(light, user, "tandem", *role, *model)
             line = refused.stderr.splitlines()[-1]
-            assert refused.returncode == 2 and line.startswith("tandem: ") and f"tandem-speculative[{extra}]" in line
+            assert refused.returncode == 2 and line.startswith("tandem: ") and "tandem-speculative[serve]" in line
+            assert "nothing listens" not in refused.stderr, "models are looked for before a server is called"
     refused = run(light, user, "tandem", "compare", "--backend", "toy", "--prompt", "x")
     assert refused.returncode == 2 and "tandem-speculative[comparison]" in refused.stderr.splitlines()[-1]
 

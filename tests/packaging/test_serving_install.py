@@ -1,20 +1,23 @@
-"""`pip install "tandem-speculative[serve]"` serves the embedded pair, without torch and without a compiler."""
+"""The hints of a light install, as written, lead to a server: without an index, torch or a compiler."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tandem.runners.native.build import LEVELS, cpu_features
 from tests.openai.door import CHAT, COMPLETIONS, LOG, READY, Door, wait_ready
-from tests.packaging.environments import build_wheels, environment, output, pins, pip, run
+from tests.packaging.environments import build_wheels, environment, output, pip, repack, run
 from tests.support import HANG
+from tests.test_setup import PROJECT, served_requirements
 
 LEVEL = next((level for level in LEVELS if level.needs <= set(cpu_features().split())), None)
 pytestmark = [
@@ -39,9 +42,11 @@ with Client(sys.argv[1]) as client:
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert LEVEL is not None
-    return build_wheels(
-        tmp_path_factory.mktemp("wheels"), "tandem", "native", "draft", "head", "smollm2", levels=LEVEL.name
-    )
+    folder = tmp_path_factory.mktemp("the wheels")
+    build_wheels(folder, "tandem", "native", "draft", "head", "smollm2", levels=LEVEL.name)
+    needs = [*PROJECT["dependencies"], *served_requirements(), *PROJECT["optional-dependencies"]["comparison"]]
+    repack(folder, (Requirement(line).name for line in needs))
+    return folder
 
 
 @pytest.fixture
@@ -71,12 +76,24 @@ def serving(python: Path, user: Path, **variables: str) -> Iterator[Door]:
         process.wait(timeout=HANG)
 
 
-def test_the_extra_serve_is_a_server_with_the_embedded_pair(wheels: Path, user: Path) -> None:
-    files = {wheel.name.split("-")[0]: wheel.stat().st_size for wheel in wheels.glob("*.whl")}
-    assert files["tandem_speculative"] < CLIENT_WHEEL and max(files.values()) < INDEX_FILE
+def install_as_hinted(python: Path, user: Path, *command: str) -> None:
+    """Runs the install command in a refusal's line, as it is written."""
+    refused = run(python, user, "tandem", *command)
+    line = refused.stderr.splitlines()[-1]
+    assert refused.returncode == 2 and line.startswith("tandem"), refused.stderr
+    pip(python, *shlex.split(line[line.index("pip install") :])[1:])
+
+
+def test_the_hints_of_a_light_install_lead_to_a_server_with_the_embedded_pair(
+    wheels: Path, user: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {wheel.name.split("-")[0]: wheel for wheel in wheels.glob("tandem*.whl")}
+    sizes = [file.stat().st_size for file in files.values()]
+    assert files["tandem_speculative"].stat().st_size < CLIENT_WHEEL and max(sizes) < INDEX_FILE
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
     python = environment(user / "venv")
-    asked = ("-c", pins(user), "--find-links", wheels)
-    pip(python, "install", "--quiet", *asked, "tandem-speculative[serve]")
+    pip(python, "install", "--quiet", "--find-links", wheels, files["tandem_speculative"])
+    install_as_hinted(python, user, "serve")
     (packages,) = (user / "venv").glob("lib/python*/site-packages")
     assert not {"torch", "transformers"} & {folder.name for folder in packages.iterdir()}
     pair = bytes_of(packages / "tandem_weights")
@@ -99,7 +116,7 @@ def test_the_extra_serve_is_a_server_with_the_embedded_pair(wheels: Path, user: 
     assert warm.count("passed their check here") == 1 and "certifying" not in warm
     assert "draft: lookup and the shipped EAGLE head" in warm
 
-    pip(python, "install", "--quiet", *asked, "tandem-speculative[comparison]")
+    install_as_hinted(python, user, "compare", "--prompt", "x")
     small = ("--architectures", "autoregressive,fused", "--prompt", PROMPT, "--max-new-tokens", "8")
     done = run(python, user, "tandem", "compare", *small, "--output-dir", "report", TANDEM_CACHE=bare["TANDEM_CACHE"])
     assert done.returncode == 0, done.stdout + done.stderr

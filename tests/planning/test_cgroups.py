@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.host.cgroups import cpu_quota, free_bytes
-from tandem.host.cores import default_threads, usable_cores
+from tandem.host.cores import cpu_quota, default_threads, free_bytes, usable_cores
 
 V2 = "29 23 0:26 {top} /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw,nsdelegate"
 V1 = (

@@ -52,12 +52,6 @@ def test_a_bare_trn2_is_told_to_install_torchneuron_and_which_python(tmp_path: P
     assert not any("Use Python" in step for step in examine(newer, findings.neuron).next)
 
 
-def test_a_bare_trn1_is_told_of_the_sdk_it_is_left_with(tmp_path: Path):
-    findings = examined(machine(tmp_path, "trn1.2xlarge", 1), {})
-    assert any("SDK 2.28.1" in step for step in findings.next)
-    assert not any("Install TorchNeuron" in step for step in findings.next)
-
-
 def test_placeholders_are_to_be_removed_first(tmp_path: Path):
     findings = examined(machine(tmp_path, "trn2.3xlarge", 1), PLACEHOLDERS, placeholders=True)
     assert findings.next[0].endswith("pip uninstall -y torch-neuronx neuronx-cc neuronx-distributed-inference")

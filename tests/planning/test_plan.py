@@ -41,7 +41,7 @@ def process(plan: Pair, kind: str, degree: int) -> Process:
 # --- bytes of one core ---
 
 
-@pytest.mark.parametrize("name", ["Llama-3.1-8B", "Llama-3.2-1B", "Qwen3-32B", "Qwen3-0.6B"])
+@pytest.mark.parametrize("name", ["Llama-3.1-8B", "Qwen3-0.6B"])
 def test_one_core_holds_the_whole_model(name: str):
     whole = shape(name)
     assert weight_bytes(whole, 1, nxdi=False) == 2 * whole.parameters
@@ -88,14 +88,6 @@ def test_the_cache_has_a_spare_row_and_room_behind_the_last_position(nxdi: bool,
     assert process(planned("trn2.3xlarge", "Llama-3.2-1B", **sizes), "target", 1).kv == positions * token
 
 
-def test_degrees_are_the_runtimes_that_divide_the_model():
-    torch = planned("trn2.48xlarge", "Qwen3-32B").processes()
-    assert [each.degree for each in torch if not each.refused] == [1, 2, 4, 8]
-    assert process(planned("trn2.48xlarge", "Qwen3-32B"), "target", 16).refused == "8 KV heads are not divisible by 16"
-    inf2 = {each.degree: each.refused for each in planned("inf2.48xlarge", "Llama-3.1-8B").processes()}
-    assert inf2 == {1: "", 2: "", 4: "", 8: "", 24: "32 heads are not divisible by 24"}
-
-
 # --- the documented cases ---
 
 
@@ -106,6 +98,11 @@ def test_the_seeds_pair_fits_fused_on_a_trn1_2xlarge_and_in_int8_on_a_core_each(
     small = planned("trn1.2xlarge", "Llama-3.1-8B", "Llama-3.2-1B", **pair, quantization="int8")
     core = process(small, "target", 1)
     assert core.fits and 8e9 < core.weights < 9.2e9  # the tables stay in two bytes
+
+
+def test_a_degree_that_does_not_divide_the_model_is_refused() -> None:
+    assert process(planned("trn2.48xlarge", "Qwen3-32B"), "target", 16).refused == "8 KV heads are not divisible by 16"
+    assert process(planned("inf2.48xlarge", "Llama-3.1-8B"), "target", 24).refused == "32 heads are not divisible by 24"
 
 
 def test_llama_405b_in_bfloat16_needs_all_64_cores_and_in_fp8_32():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,10 @@ import torch
 
 from tandem.checkpoints.family_configs import UnsupportedFamily, family_of
 from tandem.checkpoints.family_weights import rows_together
-from tandem.checkpoints.head_config import HeadWeights
+from tandem.checkpoints.head_config import HeadWeights, read_head_weights
 from tandem.checkpoints.numbers import STORAGE, Stored
-from tandem.runners.eagle.hidden_states import TargetFeatures, of_native
+from tandem.runners.eagle.files import head_module
+from tandem.runners.eagle.hidden_states import TargetFeatures, of_native, tensor_of
 from tandem.runners.eagle.module import EagleHead
 from tandem.runners.native import NativeUnavailable
 from tandem.runners.native.load import load_native
@@ -82,6 +84,11 @@ def stored_of(tensor: torch.Tensor) -> Stored:
         return Stored("BF16", tensor.view(torch.uint16).numpy())
     values = tensor.numpy()
     return Stored(next(name for name, kind in STORAGE.items() if np.dtype(kind) == values.dtype), values)
+
+
+def read_head(folder: Path) -> tuple[EagleHead, torch.Tensor | None]:
+    weights, embedding = read_head_weights(folder)
+    return head_module(folder, weights), None if embedding is None else tensor_of(embedding)
 
 
 def weights_of(head: EagleHead) -> HeadWeights:

@@ -24,15 +24,15 @@ from tandem.engine.generators import fused_generator
 from tandem.engine.loading import Loaded, load, load_pair
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing, PrefixTree, share_prefixes
-from tandem.runners.eagle.files import read_head, write_head
+from tandem.runners.capabilities import PAGE
+from tandem.runners.eagle.files import write_head
 from tandem.runners.eagle.module import EagleHead
 from tandem.runners.loading import BACKEND, Execution, Shape
-from tandem.runners.pages import PAGE
 from tandem.runners.startup import Startup
 from tandem.speculation.types import Chunk, GenerationRequest, Rule, SamplingParams, SpeculationStats
 from tests.daily import daily
 from tests.rows import fill, propose_row, verify_row
-from tests.runners.modules import torch_features
+from tests.runners.modules import read_head, torch_features
 
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=0.8, top_p=0.95, seed=11)
 CONFIG = HeadConfig(64, 4, 2, 16, 96, 258, 200, 64, layers=(1, 1, 2))

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 
 from tandem.checkpoints.family_configs import UnsupportedFamily, read_family
@@ -19,7 +18,8 @@ from tandem.runners.native import NativeUnavailable
 from tandem.runners.native.model import check
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.weights import packing
-from tests.runners.test_native import LIMITS, VOCAB, check_bits, native, sequence
+from tests.runners.test_native import FAMILY, LIMITS, VOCAB, check_bits, made_module, native, sequence
+from tests.runners.test_native import SIZES as SMALL
 
 SIZES = {
     **{"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 90, "num_hidden_layers": 4},
@@ -82,18 +82,14 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone4": ("exaone4", {"sliding_window": 10, "sliding_window_pattern": 2}),
     "exaone4 without windows": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
 }
+KINDS = {name: (kind, SIZES | own) for name, (kind, own) in KINDS.items()}
+KINDS |= {f"small {name}": (kind, SMALL | own) for name, (kind, own) in FAMILY.items()}
 every_kind = pytest.mark.parametrize("name", KINDS)
 
 
-def module_of(name: str, dtype: torch.dtype = torch.float32, **changes: object) -> Any:
-    kind, own = KINDS[name]
-    torch.manual_seed(3)
-    config = transformers.AutoConfig.for_model(kind, **{**SIZES, **own, **changes})
-    module = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")
-    for parameter in module.parameters():  # biases and norms start as 0 and 1, which would hide that they are lost
-        if parameter.dim() == 1:
-            torch.nn.init.normal_(parameter, mean=1.0, std=0.3)
-    return module.eval()
+def module_of(name: str, dtype: torch.dtype = torch.float32) -> Any:
+    kind, fields = KINDS[name]
+    return made_module(kind, dtype, fields)
 
 
 def theirs_of(module: Any, tokens: list[int]) -> Any:

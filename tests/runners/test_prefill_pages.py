@@ -18,8 +18,8 @@ from tandem.clients.prefill_client import (
 from tandem.engine.batcher import Batcher
 from tandem.engine.prefill import PageCopies, PageRun, PrefillFailed
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
+from tandem.runners.capabilities import PAGE
 from tandem.runners.native.runner import page_format
-from tandem.runners.pages import PAGE
 from tandem.runners.protocol import Runner
 from tandem.speculation.types import Request
 from tests.daily import daily

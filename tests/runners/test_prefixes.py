@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from tandem.engine.compatibility import able
-from tandem.runners.capabilities import Pages
+from tandem.runners.capabilities import PAGE, Pages
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.weights import packing
-from tandem.runners.pages import PAGE
 from tandem.speculation.types import SamplingParams
 from tests.daily import daily
 from tests.rows import fill, propose_row, verify_row

@@ -17,8 +17,7 @@ from tandem.engine.prefix_cache import PrefixSharing, PrefixTree, share_prefixes
 from tandem.engine.sequences import LocalVerifier
 from tandem.rpc.channel import open_channel
 from tandem.rpc.request_context import prefix_scope
-from tandem.runners.capabilities import Capabilities, Trait
-from tandem.runners.pages import PAGE
+from tandem.runners.capabilities import PAGE, Capabilities, Trait
 from tandem.speculation.types import Request, SamplingParams
 from tandem.v1 import prefill_worker_pb2 as pb
 from tandem.v1.prefill_worker_pb2_grpc import PrefillWorkerStub

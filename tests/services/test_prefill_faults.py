@@ -12,7 +12,7 @@ import pytest
 
 from tandem.engine.engine import Engine
 from tandem.engine.prefill import MOST_PAGES
-from tandem.runners.pages import PAGE
+from tandem.runners.capabilities import PAGE
 from tandem.speculation.types import SamplingParams
 from tandem.v1 import prefill_worker_pb2 as pb
 from tests.engine.test_prefix_cache import said, truth

@@ -11,7 +11,7 @@ import pytest
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.rpc.channel import TARGET
 from tandem.rpc.request_context import PREFIX_SCOPE, outgoing, prefix_scope, set_prefix_scope
-from tandem.runners.pages import PAGE
+from tandem.runners.capabilities import PAGE
 from tandem.speculation.types import GenerationRequest
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.services.test_identity import ByCertificate, ByToken

@@ -77,8 +77,8 @@ class Servers:
         ).stdout
 
 
-def without_torch(*flags: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+def without_torch(*flags: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)} | variables
     command = [sys.executable, PROGRAM, *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=HANG, env=environment)
 
@@ -119,3 +119,12 @@ def test_what_needs_torch_is_refused_with_the_command_that_installs_it(models: P
         (line,) = ran.stderr.strip().splitlines()[-1:]
         assert ran.returncode == 2 and "Traceback" not in ran.stderr
         assert why in line and line.endswith(install_command("torch"))
+
+
+def test_a_cache_that_cannot_be_written_is_named(models: Path) -> None:
+    asked = ("--role", "verify_target", "--model", str(models / "target"), "--prompt", "x")
+    done = without_torch(*asked, TANDEM_CACHE="/dev/null/x")
+    assert (
+        done.returncode == 2 and "/dev/null/x (Not a directory); name another folder with TANDEM_CACHE" in done.stderr
+    )
+    assert "torch" not in done.stderr.splitlines()[-1]

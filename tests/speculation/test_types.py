@@ -52,7 +52,6 @@ def test_biases_out_of_their_limits_are_refused(biases):
     ("field", "value"),
     [
         ("max_new_tokens", 0),
-        ("max_new_tokens", -3),
         ("max_total_tokens", 1),
         ("speculation_length", -1),
         ("stop_strings", ("ok", "")),

@@ -16,7 +16,6 @@ from tandem.checkpoints.head_config import read_head_config
 from tandem.checkpoints.locate import find, weights_revision
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.engine.model_config import DraftChoice, ModelConfig
-from tandem.runners.eagle.files import read_head
 from tandem.runners.eagle.hidden_states import TargetFeatures
 from tandem.runners.eagle.module import EagleHead
 from tandem.runners.eagle.runner import EagleRunner
@@ -33,6 +32,7 @@ from tandem_train.settings import HeadTrainConfig
 from tandem_train.shards import ShardFolder, TrainingSequence
 from tandem_train.train import read_data
 from tests.rows import propose_row
+from tests.runners.modules import read_head
 from tests.runners.tiny import byte_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")

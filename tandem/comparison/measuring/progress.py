@@ -11,7 +11,7 @@ from rich.progress import Progress as Bar
 
 from tandem.comparison.measuring.records import Record
 
-LOG_SECONDS = 30.0  # between lines of a log
+LOG_SECONDS = 40.0  # between lines of a log
 
 
 class Progress:

@@ -103,11 +103,13 @@ def rich_table(table: Table, width: int, notes: bool = True) -> RichTable:
 
 
 def _least_widths(table: Table) -> list[int]:
-    """Texts may fold below NAME columns; figures may not, and their heads only between words."""
+    """Texts may fold below NAME columns; figures may not, and their heads between words, into two lines."""
     found = []
     for i, head in enumerate(table.heads):
         longest = max((len(row[i]) for row in table.rows[:MOST_ROWS]), default=0)
-        found.append(min(NAME, longest) if i < table.texts else max([longest, *map(len, head.split())]))
+        found.append(
+            min(NAME, longest) if i < table.texts else max([longest, (len(head) + 1) // 2, *map(len, head.split())])
+        )
     return found
 
 

@@ -6,16 +6,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from tandem.checkpoints.head_config import EMBEDDING, HeadWeights, read_head_weights, write_head_config
+from tandem.checkpoints.head_config import EMBEDDING, HeadWeights, write_head_config
 from tandem.checkpoints.locate import CheckpointError, first_line
 from tandem.checkpoints.tensors import SAFETENSORS, save_tensors
 from tandem.runners.eagle.hidden_states import tensor_of
 from tandem.runners.eagle.module import EagleHead
-
-
-def read_head(folder: Path) -> tuple[EagleHead, Tensor | None]:
-    weights, embedding = read_head_weights(folder)
-    return head_module(folder, weights), None if embedding is None else tensor_of(embedding)
 
 
 def head_module(folder: Path, weights: HeadWeights) -> EagleHead:

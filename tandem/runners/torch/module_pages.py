@@ -10,7 +10,7 @@ from importlib.metadata import version
 import torch
 
 from tandem.host.host import first_processor
-from tandem.runners.pages import PAGE
+from tandem.runners.capabilities import PAGE
 from tandem.runners.protocol import Limits
 from tandem.runners.torch.slot_cache import SlotCache
 

@@ -46,31 +46,23 @@ class LoraServingConfig:
 class NeuronConfig:
     """Keywords as attributes, with the defaults that matter."""
 
-    def __init__(self, **kwargs: Any) -> None:
-        self.given = dict(kwargs)
-        self.batch_size = kwargs.pop("batch_size", 1)
-        self.seq_len = kwargs.pop("seq_len", 128)
-        self.max_length = kwargs.pop("max_length", self.seq_len)
-        self.max_context_length = kwargs.pop("max_context_length", self.seq_len)
-        self.ctx_batch_size = kwargs.pop("ctx_batch_size", self.batch_size)
-        self.speculation_length = kwargs.pop("speculation_length", 0)
-        self.enable_eagle_speculation = kwargs.pop("enable_eagle_speculation", False)
-        self.enable_fused_speculation = kwargs.pop("enable_fused_speculation", False) or self.enable_eagle_speculation
-        self.enable_bucketing = kwargs.pop("enable_bucketing", False)
-        self.context_encoding_buckets = kwargs.pop("context_encoding_buckets", None)
-        self.token_generation_buckets = kwargs.pop("token_generation_buckets", None)
-        self.on_device_sampling_config = kwargs.pop("on_device_sampling_config", None)
-        self.output_logits = kwargs.pop("output_logits", False)
-        self.apply_seq_ids_mask = kwargs.pop("apply_seq_ids_mask", False)
-        self.is_continuous_batching = kwargs.pop("is_continuous_batching", False)
-        self.torch_dtype = kwargs.pop("torch_dtype", "bfloat16")
-        self.is_eagle3 = kwargs.pop("is_eagle3", False)
-        self.is_eagle_draft = kwargs.pop("is_eagle_draft", False)
-        self.sequence_parallel_enabled = kwargs.pop("sequence_parallel_enabled", False)
-        self.lora_config = LoraServingConfig(**kwargs["lora_config"]) if kwargs.get("lora_config") else None
-        self.quantized = kwargs.pop("quantized", False)
-        if self.quantized:
-            assert kwargs.get("quantized_checkpoints_path") is not None, "quantized_checkpoints_path is required"
+    def __init__(self, **given: Any) -> None:
+        self.given = given
+        defaults = {"batch_size": 1, "seq_len": 128, "speculation_length": 0, "torch_dtype": "bfloat16"}
+        defaults |= dict.fromkeys(("enable_eagle_speculation", "enable_bucketing", "output_logits", "quantized"), False)
+        defaults |= dict.fromkeys(("apply_seq_ids_mask", "is_continuous_batching", "is_eagle3"), False)
+        defaults |= dict.fromkeys(("is_eagle_draft", "sequence_parallel_enabled", "enable_fused_speculation"), False)
+        buckets = ("context_encoding_buckets", "token_generation_buckets", "on_device_sampling_config")
+        vars(self).update(defaults | dict.fromkeys(buckets) | given)
+        self.max_length = given.get("max_length", self.seq_len)
+        self.max_context_length = given.get("max_context_length", self.seq_len)
+        self.ctx_batch_size = given.get("ctx_batch_size", self.batch_size)
+        self.enable_fused_speculation = self.enable_fused_speculation or self.enable_eagle_speculation
+        self.lora_config = LoraServingConfig(**given["lora_config"]) if given.get("lora_config") else None
+        assert not self.quantized or given.get("quantized_checkpoints_path"), "quantized_checkpoints_path is required"
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
 
 
 class InferenceConfig:
@@ -320,26 +312,18 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     inference = "neuronx_distributed_inference"
     contents: dict[str, dict[str, Any]] = {
         "torch_neuronx": {},
-        "neuronx_distributed": {},
-        "neuronx_distributed.quantization": {},
         "neuronx_distributed.quantization.quantization_config": {
             "KVQuantizationConfig": KVQuantizationConfig,
             "QuantizationType": QuantizationType,
         },
-        inference: {},
-        f"{inference}.models": {},
         f"{inference}.models.config": {"FusedSpecNeuronConfig": FusedSpecNeuronConfig},
-        f"{inference}.models.llama": {},
         f"{inference}.models.llama.modeling_llama": {"NeuronLlamaForCausalLM": NeuronLlamaForCausalLM},
-        f"{inference}.models.qwen3": {},
         f"{inference}.models.qwen3.modeling_qwen3": {"NeuronQwen3ForCausalLM": NeuronQwen3ForCausalLM},
-        f"{inference}.modules": {},
-        f"{inference}.modules.generation": {},
         f"{inference}.modules.generation.sampling": {"prepare_sampling_params": prepare_sampling_params},
-        f"{inference}.utils": {},
         f"{inference}.utils.hf_adapter": {"load_pretrained_config": load_pretrained_config},
     }
-    for name, attributes in contents.items():
+    parents = {name.rsplit(".", up)[0]: {} for name in contents for up in range(name.count("."), 0, -1)}
+    for name, attributes in (parents | contents).items():
         module = types.ModuleType(name)
         module.__path__ = []
         vars(module).update(attributes)

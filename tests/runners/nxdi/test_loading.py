@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.runners.backends import LoadRequest
 from tandem.runners.loading import Execution, Shape
 from tandem.runners.startup import Startup
-from tandem.speculation.types import Rule
+from tandem.speculation.types import GenerationRequest, Rule
 from tandem_nxdi.backend import BACKEND
 from tandem_nxdi.checkpoint import older_rope
 from tests.runners.nxdi import simulated
@@ -41,11 +42,35 @@ def config(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> ModelConfig:  # noq
     return ModelConfig(shape=SHAPE, model=str(bench.model()), draft=draft, backend="nxdi", settings=bench.settings({}))
 
 
-def as_eagle(config: ModelConfig) -> ModelConfig:
-    """The configuration with its draft as an EAGLE-1 head."""
-    assert config.draft.model is not None
-    simulated.as_eagle_head(Path(config.draft.model))
+def as_eagle(config: ModelConfig, three: bool = False) -> ModelConfig:
+    """The configuration with its draft as an EAGLE-1 or EAGLE-3 head."""
+    target, draft = Path(str(config.model)), Path(str(config.draft.model))
+    _ = simulated.as_eagle3_head(draft, target) if three else simulated.as_eagle_head(draft)
     return replace(config, settings=replace(config.settings, eagle=True))
+
+
+def answers(
+    config: ModelConfig, asked: Sequence[GenerationRequest], k: int | None = 4, apart: bool | None = None
+) -> tuple[list[Answer], Generator]:
+    """What the pair answers, and its generator; `apart`: whether its models load apart too, and are lost in the end."""
+
+    async def scenario() -> tuple[list[Answer], Generator]:
+        batcher = Batcher("test")
+        try:
+            target, draft = await load_pair(config, batcher)
+            unfused = None if apart is None else await load_unfused(config, target, batcher)
+            assert draft is not None and (unfused is not None) is bool(apart)
+            generator = fused_generator(target, draft, k, config.draft, unfused=unfused)
+            got = await asyncio.gather(*(answer(generator.generate, request) for request in asked))
+            if unfused:
+                assert unfused[1] is not None
+                unfused[0].engine.lose(DeviceLost("test"))
+                assert target.engine.lost.is_set() and unfused[0].engine.lost.is_set()
+            return list(got), generator
+        finally:
+            await batcher.close()
+
+    return run(scenario())
 
 
 @pytest.mark.parametrize(
@@ -69,28 +94,10 @@ def test_a_head_that_nxdi_would_fail_on_is_refused_before_anything_compiles(
     assert not simulated.COMPILED
 
 
-def as_eagle3(config: ModelConfig) -> ModelConfig:
-    """The configuration with its draft as an EAGLE-3 head."""
-    assert config.draft.model is not None and config.model is not None
-    simulated.as_eagle3_head(Path(config.draft.model), Path(config.model))
-    return replace(config, settings=replace(config.settings, eagle=True))
-
-
 def test_an_eagle3_head_drafts_in_one_graph_with_its_target(config: ModelConfig) -> None:
     """NxDI is told of it on both sides, and of what it needs besides."""
-    wanted = as_eagle3(config)
-
-    async def scenario() -> tuple[int, ...]:
-        batcher = Batcher("test")
-        try:
-            target, draft = await load_pair(wanted, batcher)
-            assert draft is not None
-            generator = fused_generator(target, draft, 4, config.draft)
-            return (await answer(generator.generate, ids(b"abab", 20, ignore_end_of_sequence=True))).token_ids
-        finally:
-            await batcher.close()
-
-    assert run(scenario()) == oracle(b"abab", GREEDY, 20, past_the_end=True)
+    (got,), _ = answers(as_eagle(config, three=True), [ids(b"abab", 20, ignore_end_of_sequence=True)])
+    assert got.token_ids == oracle(b"abab", GREEDY, 20, past_the_end=True)
     (application,) = simulated.LOADED
     draft = application.config.fused_spec_config.draft_config.neuron_config
     for neuron in (application.neuron_config, draft):
@@ -119,7 +126,7 @@ def test_an_eagle3_head_drafts_in_one_graph_with_its_target(config: ModelConfig)
 def test_an_eagle3_head_that_nxdi_cannot_run_is_refused_before_anything_compiles(
     config: ModelConfig, change: dict[str, Any], why: str
 ) -> None:
-    wanted = as_eagle3(config)
+    wanted = as_eagle(config, three=True)
     wanted = replace(wanted, settings=replace(wanted.settings, eagle=change.get("flag", True)))
     assert wanted.model is not None and wanted.draft.model is not None
     folders = {"target": Path(wanted.model), "draft": Path(wanted.draft.model)}
@@ -140,7 +147,7 @@ def test_an_eagle3_head_that_nxdi_cannot_run_is_refused_before_anything_compiles
 
 
 def test_a_head_has_no_place_but_beside_its_target(config: ModelConfig) -> None:
-    wanted = as_eagle3(config)
+    wanted = as_eagle(config, three=True)
     with pytest.raises(ValueError, match="in one graph with its target"):
         run(load_draft(wanted, Batcher("test")))
     with pytest.raises(ValueError, match="eagle is not of backend nxdi, whose heads are --draft model --eagle"):
@@ -161,21 +168,8 @@ def test_what_a_fused_graph_cannot_answer_the_same_models_answer_apart(config: M
         "logprobs": ids(b"ababababab", 5, logprobs=2, **rest),
     }
 
-    async def scenario() -> tuple[dict[str, Answer], Generator]:
-        batcher = Batcher("test")
-        try:
-            target, draft = await load_pair(wanted, batcher)
-            unfused = await load_unfused(wanted, target, batcher)
-            assert unfused is not None and unfused[1] is not None
-            generator = fused_generator(target, draft, None, config.draft, unfused=unfused)
-            got = await asyncio.gather(*(answer(generator.generate, request) for request in asked.values()))
-            unfused[0].engine.lose(DeviceLost("test"))
-            assert target.engine.lost.is_set() and unfused[0].engine.lost.is_set()
-            return dict(zip(asked, got, strict=True)), generator
-        finally:
-            await batcher.close()
-
-    got, generator = run(scenario())
+    found, generator = answers(wanted, list(asked.values()), None, apart=True)
+    got = dict(zip(asked, found, strict=True))
     assert got["greedy"].token_ids == oracle(b"ababababab", GREEDY, 30, past_the_end=True)
     assert got["sampled"].token_ids == oracle(b"ababababab", SAMPLED, 30, past_the_end=True)
     assert got["logprobs"].token_ids == oracle(b"ababababab", GREEDY, 5, past_the_end=True)
@@ -200,18 +194,8 @@ FUSED_FIELDS = {
 def test_apart_alone_the_pair_answers_every_request_without_the_graph(config: ModelConfig) -> None:
     wanted = replace(config, settings=replace(config.settings, pair="apart"))
 
-    async def scenario() -> list[Answer]:
-        batcher = Batcher("test")
-        try:
-            target, draft = await load_pair(wanted, batcher)
-            assert draft is not None and await load_unfused(wanted, target, batcher) is None
-            generator = fused_generator(target, draft, 4, config.draft)
-            asked = [ids(b"ababab", 30, sampling=s, ignore_end_of_sequence=True) for s in (GREEDY, SAMPLED)]
-            return list(await asyncio.gather(*(answer(generator.generate, request) for request in asked)))
-        finally:
-            await batcher.close()
-
-    for got, sampling in zip(run(scenario()), (GREEDY, SAMPLED), strict=True):
+    asked = [ids(b"ababab", 30, sampling=s, ignore_end_of_sequence=True) for s in (GREEDY, SAMPLED)]
+    for got, sampling in zip(answers(wanted, asked, apart=False)[0], (GREEDY, SAMPLED), strict=True):
         assert got.token_ids == oracle(b"ababab", sampling, 30, past_the_end=True)
         assert got.completion.stats.drafted and not got.completion.stats.placement
     assert [app.neuron_config.enable_fused_speculation for app in simulated.LOADED] == [False, False]
