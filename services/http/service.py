@@ -11,7 +11,7 @@ from typing import Any
 from google.protobuf.wrappers_pb2 import StringValue
 
 import tandem
-from tandem.rpc.request_context import Request, begin, current_span, set_prefix_scope
+from tandem.rpc.request_context import RequestContext, begin, current_span, set_prefix_scope
 from tandem.services.calls import Call
 from tandem.services.errors import NotAccepting, NotOffered, NotRead
 from tandem.services.generation import GenerateMethod, Generations
@@ -60,7 +60,7 @@ class HttpService:
         given = await self._read(of, call, exchange)
         exchange.names = own_names(of, given)
         request = await (self._reader.chat(given) if of == "chat" else self._reader.completion(given))
-        begin(Request(call.request_id, current_span(), request.requests[0].adapter))
+        begin(RequestContext(call.request_id, current_span(), request.requests[0].adapter))
         if "cache_salt" in given:
             set_prefix_scope(caller(), given["cache_salt"])
         await self._answered(call, exchange, request)
