@@ -99,7 +99,6 @@ def test_the_records_alone_give_the_same_report(folder: Path, found: Comparison,
     [
         (None, "does not exist"),
         ("", "line 1: not of a comparison's records"),
-        ('{"kind": "run", "format": 2}\n', "line 1: not of a comparison's records: format 3 is needed"),
         ('{"kind": "run", "format": 3}\n', "line 1: not of a comparison's records: no 'settings'"),
     ],
 )
