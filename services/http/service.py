@@ -16,7 +16,7 @@ from tandem.services.calls import Call
 from tandem.services.errors import NotAccepting, NotOffered, NotRead
 from tandem.services.generation import GenerateMethod, Generations
 from tandem.services.http import fields
-from tandem.services.http.answers import Answer, models
+from tandem.services.http.answers import HttpAnswer, models
 from tandem.services.http.errors import HttpError
 from tandem.services.http.exchange import Exchange
 from tandem.services.http.requests import ParsedRequest, RequestReader, own_names
@@ -74,7 +74,7 @@ class HttpService:
 
     async def _answered(self, call: Call, exchange: Exchange, request: ParsedRequest) -> None:
         seconds = self._generate.limits.unread_seconds
-        answer = Answer(request, self._reader.tokenizer, self._generate.generator.info, call.request_id)
+        answer = HttpAnswer(request, self._reader.tokenizer, self._generate.generator.info, call.request_id)
         work = Generations(self._generate, request.requests, None)
 
         async def send(sending: Awaitable[int]) -> None:

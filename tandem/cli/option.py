@@ -87,19 +87,9 @@ class Flag:
         return {**repeated, "type": PARSERS.get(kind, str), "metavar": metavar, "help": self.help}
 
     def read(self, value: Any) -> Any:
-        """The value of a kind of its own, from the command line's. Raises ValueError."""
-        flag = self.name.replace("_", "-")
-        match self.kind:
-            case "COUNT":
-                return auto_or_count(flag, value)
-            case "FLOATS":
-                return numbers(flag, value, float)
-            case "INTS":
-                return numbers(flag, value, int)
-            case "NAMES":
-                return split_list(value)
-            case "RULES":
-                return tuple(member_named(Rule, flag, name) for name in split_list(value))
+        """The value of the option's kind, from the command line's. Raises ValueError."""
+        if reader := READERS.get(self.kind):
+            return reader(self.name.replace("_", "-"), value)
         return tuple(value) if isinstance(value, list) else value
 
     def spellings(self) -> list[str]:
@@ -237,6 +227,15 @@ def auto_or_count(flag: str, text: str | None) -> int | None:
         return int(text)
     except ValueError:
         raise ValueError(f"{flag}: {text!r} is neither a number nor auto") from None
+
+
+READERS: Mapping[str, Callable[[str, str], Any]] = {
+    "COUNT": auto_or_count,
+    "FLOATS": partial(numbers, kind=float),
+    "INTS": partial(numbers, kind=int),
+    "NAMES": lambda flag, text: split_list(text),
+    "RULES": lambda flag, text: tuple(member_named(Rule, flag, name) for name in split_list(text)),
+}
 
 
 def with_default_ports(hosts: str, port: int) -> str:

@@ -16,7 +16,6 @@ from tests.runners import real
 
 COUNT = 16
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300)]
-both_steps = pytest.mark.parametrize("compile", real.COMPILE)
 # Module code is slow: it is tried where its bits are hardest to keep.
 every_step = pytest.mark.parametrize(
     ("dtype", "compile"),

@@ -204,16 +204,16 @@ def comparison_as_text(comparison: Comparison) -> str:
 
 
 def _in_order(measured: RunData) -> list[Record]:
-    config = measured.config
+    config, records = measured.config, measured.records
     conditions = [c.name for c in (*config.conditions, *config.load_conditions)]
-    names, prompts = [e.architecture.name for e in measured.endpoints], [prompt.name for prompt in config.prompts]
+    names = [e.architecture.name for e in measured.endpoints]
+    prompts = {name: place for place, name in enumerate(dict.fromkeys(record.prompt for record in records))}
 
     def place(record: Record) -> tuple[int, int, int, int]:
-        known = record.prompt in prompts  # others are load/0, load/1, ...
-        prompt = prompts.index(record.prompt) if known else int(record.prompt.rpartition("/")[2])
-        return conditions.index(record.condition), names.index(record.architecture), record.run, prompt
+        at = conditions.index(record.condition), names.index(record.architecture)
+        return *at, record.run, prompts[record.prompt]
 
-    return sorted(measured.records, key=place)
+    return sorted(records, key=place)
 
 
 def _summaries(

@@ -8,9 +8,15 @@ from typing import Any
 import pytest
 
 from tandem.checkpoints.locate import find
+from tandem.engine.engine import Engine
+from tandem.engine.generator import Generator
+from tandem.engine.generators import drafted_generator
+from tandem.engine.loading import Loaded
+from tandem.engine.model_drafter import ModelDrafter
 from tandem.runners.backends import LoadRequest
 from tandem.runners.loading import Execution, Shape
 from tandem.runners.startup import Startup
+from tandem.speculation.verification_mode import Pipeline
 from tandem_nxdi.backend import BACKEND
 from tandem_nxdi.fused import FusedDraft, FusedRunner
 from tandem_nxdi.runner import NxdiRunner
@@ -61,6 +67,15 @@ class Bench:
         assert isinstance(target, FusedRunner) and isinstance(draft, FusedDraft)
         target.warm_up()
         return target, draft
+
+
+def drafted(target: Loaded, draft: Engine) -> Generator:
+    """Drafts of four tokens by a model beside the target."""
+
+    def drafter(request: Any, stats: Any, times: Any) -> ModelDrafter:
+        return ModelDrafter(draft, request, target.runner.limits.vocab_size)
+
+    return drafted_generator(target, 4, "draft", drafter, Pipeline.OFF)
 
 
 def application() -> Application:

@@ -14,18 +14,16 @@ from tandem.checkpoints.adapter_files import AdapterChoice
 from tandem.checkpoints.locate import CheckpointError
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
-from tandem.engine.generators import drafted_generator, plain_generator
+from tandem.engine.generators import plain_generator
 from tandem.engine.loading import Loaded
-from tandem.engine.model_drafter import ModelDrafter
 from tandem.engine.sequences import LocalVerifier
 from tandem.runners.protocol import RowFailed
 from tandem.speculation.types import GenerationRequest, Request, SamplingParams
-from tandem.speculation.verification_mode import Pipeline
 from tandem_nxdi.backend import BACKEND
 from tandem_nxdi.runner import NxdiRunner
 from tests.adapters import write_adapter
 from tests.rows import verify_row
-from tests.runners.nxdi.runners import SHAPE, Bench, application, bench  # noqa: F401
+from tests.runners.nxdi.runners import SHAPE, Bench, application, bench, drafted  # noqa: F401
 from tests.support import GREEDY, SAMPLED, Answer, answer, ids, oracle, run
 from tests.toy import ToyTokenizer
 
@@ -75,11 +73,7 @@ def test_requests_of_different_adapters_share_steps_and_say_what_each_says_alone
 ) -> None:
     async def scenario() -> list[Answer]:
         target, draft = await target_of(bench, tmp_path), Engine(bench.draft(0.3), Batcher("d"))
-
-        def drafter(request: Any, stats: Any, times: Any) -> ModelDrafter:
-            return ModelDrafter(draft, request, 258)
-
-        generator = drafted_generator(target, 4, "draft", drafter, Pipeline.OFF) if drafts else plain_generator(target)
+        generator = drafted(target, draft) if drafts else plain_generator(target)
         names = (*NAMES, "red", "", "blue")
         return list(await asyncio.gather(*(answer(generator.generate, asking(name, sampling)) for name in names)))
 

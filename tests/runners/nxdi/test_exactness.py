@@ -8,17 +8,15 @@ import pytest
 
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
-from tandem.engine.generators import drafted_generator, plain_generator
+from tandem.engine.generators import plain_generator
 from tandem.engine.loading import Loaded
-from tandem.engine.model_drafter import ModelDrafter
 from tandem.runners.protocol import Runner
 from tandem.speculation.types import (
     GenerationRequest,
     SamplingParams,
 )
-from tandem.speculation.verification_mode import Pipeline
 from tests.daily import daily
-from tests.runners.nxdi.runners import SHAPE, Bench, application, bench  # noqa: F401
+from tests.runners.nxdi.runners import SHAPE, Bench, application, bench, drafted  # noqa: F401
 from tests.support import GREEDY, SAMPLED, Answer, answer, fused_site, ids, oracle, run, target_site
 from tests.toy import ToyTokenizer
 
@@ -57,12 +55,7 @@ def test_plain_decoding_says_what_the_target_says_up_to_the_last_position(bench:
 @SAMPLED_DAILY
 async def test_a_draft_model_beside_the_target_changes_nothing(bench: Bench, sampling, miss: float) -> None:  # noqa: F811
     target, draft = loaded(bench.target(), Batcher("t")), loaded(bench.draft(miss), Batcher("d"))
-
-    def drafter(request, stats, times):
-        return ModelDrafter(draft.engine, request, target.runner.limits.vocab_size)
-
-    generator = drafted_generator(target, 4, "draft", drafter, Pipeline.OFF)
-    answers = await together(generator, [asked(p, sampling, SHAPE.max_length) for p in PROMPTS])
+    answers = await together(drafted(target, draft.engine), [asked(p, sampling, SHAPE.max_length) for p in PROMPTS])
     for prompt, got in zip(PROMPTS, answers, strict=True):
         assert got.token_ids == truth(prompt, sampling, SHAPE.max_length - len(prompt))
     if miss == 0:
@@ -106,13 +99,7 @@ def test_with_sampling_on_the_device_greedy_requests_are_served_from_its_tokens(
 
     async def scenario() -> list[Answer]:
         target, draft = loaded(bench.target(**given), Batcher("t")), loaded(bench.draft(0.2, **given), Batcher("d"))
-
-        def drafter(request, stats, times):
-            return ModelDrafter(draft.engine, request, 258)
-
-        return await together(
-            drafted_generator(target, 4, "d", drafter, Pipeline.OFF), [asked(p, GREEDY, 50) for p in PROMPTS]
-        )
+        return await together(drafted(target, draft.engine), [asked(p, GREEDY, 50) for p in PROMPTS])
 
     for prompt, got in zip(PROMPTS, run(scenario()), strict=True):
         assert got.token_ids == truth(prompt, GREEDY, 50 - len(prompt))
