@@ -22,6 +22,7 @@ from benchmarks.contenders import Contender, Crowd, Ours, answer_in_turn, connec
 from benchmarks.fast_peers import Llama, TargetFiles, prepare_llama, start_openvino, start_vllm, what_llama_said
 from benchmarks.fast_report import Outcome, document, report
 from benchmarks.fast_settings import PROMPT_TOKENS, Settings, parse
+from benchmarks.fast_table import quoted_table
 from benchmarks.formats import DISTRIBUTED, Format
 from benchmarks.keeping import kept
 from benchmarks.load import measure_load
@@ -31,6 +32,7 @@ from tandem.comparison.measuring import architectures
 from tandem.comparison.measuring.deployment import Endpoint, baseline_of, deploy
 from tandem.comparison.measuring.servers import Fleet
 from tandem.comparison.measuring.workloads import built_in_prompts
+from tandem.comparison.report.publish import write_atomically
 
 CROWD_KINDS = ("counting_and_lists", "code", "chat", "prose")
 
@@ -51,7 +53,7 @@ async def measure(settings: Settings, outcome: Outcome, say: Say) -> None:
         workers: list[vllm_peer.Peer] = []
         llama: Llama | None = None
         if "peers" in wanted:
-            files = TargetFiles(logs)
+            files = TargetFiles(logs, threads=settings.threads)
             llama = prepare_llama(settings, files, outcome, say)
             workers = await start_vllm(settings, logs, stack, outcome, say)
             workers += await start_openvino(settings, files, stack, outcome, say)
@@ -168,7 +170,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             found = against_plain.measure(settings.output.with_suffix(""), quick)
             outcome.against_plain = against_plain.plain_ratio_bars(found)
     report(outcome, Console() if sys.stdout.isatty() else Console(width=130))
-    print(f"took {outcome.seconds:.0f} s; wrote {settings.output}")
+    page = write_atomically(settings.output.with_suffix(".md"), quoted_table(outcome))
+    print(f"{quoted_table(outcome)}\ntook {outcome.seconds:.0f} s; wrote {settings.output} and {page}")
     return 0
 
 

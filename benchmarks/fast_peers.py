@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks import llama_files, llama_peer, openvino_peer, vllm_peer
 from benchmarks.fast_report import Outcome
 from benchmarks.fast_settings import Settings
-from benchmarks.formats import STORED
+from benchmarks.formats import MIXED, OPENVINO, STORED
 from benchmarks.llama_peer import LlamaServer, Served
 from benchmarks.peers import PeerFailed
 from benchmarks.process_groups import ProcessGroups
@@ -63,6 +63,8 @@ class TargetFiles:
     """GGUF files of the embedded target in other formats, each written on first use."""
 
     folder: Path
+    quantize: Path | None = None  # llama.cpp's program, beside its server
+    threads: int = 1
 
     @functools.cached_property
     def source(self) -> Any:
@@ -76,16 +78,19 @@ class TargetFiles:
             assert stored is not None, "the embedded model is a GGUF file"
             return stored
         file = self.folder / f"{file_type}.gguf"
-        if not file.exists():
+        if not file.exists() and file_type == MIXED:
+            if self.quantize is None:
+                raise PeerFailed(f"no {MIXED}: llama-quantize, beside llama.cpp's server, writes it")
+            llama_files.write_mixed(self.quantize, self.path("BF16"), file_type, file, self.threads)
+        elif not file.exists():
             llama_files.write_target(self.source, file_type, file)
         return file
 
 
 @dataclass(frozen=True)
 class Llama:
-    """Starts llama.cpp's servers, plain and with our draft, in each format; none without a program."""
+    """Starts the servers of llama.cpp's builds, plain and with our draft, in each format."""
 
-    program: str
     served: tuple[Served, ...]
     threads: int
     sequence_length: int
@@ -99,9 +104,7 @@ class Llama:
         servers: list[LlamaServer] = []
         for served in self.served:
             log = self.logs / f"{served.name}, {slots}.log"
-            running = llama_peer.running(
-                self.groups, self.program, served, self.threads, slots, self.sequence_length, log
-            )
+            running = llama_peer.running(self.groups, served, self.threads, slots, self.sequence_length, log)
             try:
                 server, outcome.peers[served.name] = await stack.enter_async_context(running)
             except (PeerFailed, ServerFailed) as error:
@@ -113,27 +116,36 @@ class Llama:
 
 
 def prepare_llama(settings: Settings, files: TargetFiles, outcome: Outcome, say: Say) -> Llama | None:
-    """Writes llama.cpp's files; without its server, reports that and returns None."""
+    """Writes the files that llama.cpp's builds run; without a server of any, reports that and returns None."""
     from tandem.checkpoints.locate import embedded_draft
 
-    if why := llama_peer.absence(settings.llama_server):
-        outcome.remarks.append(why)
+    why = {build: llama_peer.absence(build, program) for build, program in settings.llama_servers.items()}
+    outcome.remarks += filter(None, why.values())
+    outcome.builds = tuple(build for build in why if not why[build]) or outcome.builds
+    programs = {build: program for build, program in settings.llama_servers.items() if not why[build]}
+    if not programs:
         return None
-    assert settings.llama_server is not None
+    beside = [Path(program).with_name("llama-quantize") for program in programs.values()]
+    files.quantize = next((program for program in beside if program.exists()), None)
     draft: Path | None = None
     if folder := embedded_draft():
         draft = files.folder / "draft.gguf"
         llama_files.write_draft(Path(folder), files.source, DRAFT_TYPE, draft)
     served: list[Served] = []
     for form in settings.formats:
-        file = files.path(form.file_type)
-        served.append(Served(form.llama, form.file_type, file))
-        if draft:
-            served.append(Served(form.llama_draft, form.file_type, file, draft, settings.draft_tokens))
+        for i, file_type in enumerate(form.file_types):
+            try:
+                file = files.path(file_type)
+            except PeerFailed as error:
+                outcome.remarks.append(str(error))
+                continue
+            for build, program in programs.items():
+                served.append(Served(form.of(build)[i], program, file_type, file))
+                if draft:
+                    with_draft = form.of(build, draft=True)[i]
+                    served.append(Served(with_draft, program, file_type, file, draft, settings.draft_tokens))
     say("wrote the files that llama.cpp runs")
-    return Llama(
-        settings.llama_server, tuple(served), settings.threads, settings.sequence_length, files.folder, ProcessGroups()
-    )
+    return Llama(tuple(served), settings.threads, settings.sequence_length, files.folder, ProcessGroups())
 
 
 async def start_openvino(
@@ -146,9 +158,10 @@ async def start_openvino(
         return []
     assert python is not None
     for form in settings.formats:
-        file_type = openvino_peer.FILE_TYPES.get(form.file_type, form.file_type)
-        command, log = [python, str(openvino_peer.WORKER)], files.folder / f"{form.openvino}.log"
-        peer = vllm_peer.Peer(form.openvino, command, os.environ, log)
+        (name, *_), (first, *_) = form.of(OPENVINO), form.file_types
+        file_type = openvino_peer.FILE_TYPES.get(first, first)
+        command, log = [python, str(openvino_peer.WORKER)], files.folder / f"{name}.log"
+        peer = vllm_peer.Peer(name, command, os.environ, log)
         stack.push_async_callback(peer.stop)
         model = files.path(file_type)
         asked = openvino_peer.settings(model, file_type, settings.threads, max(settings.levels))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import date
 from typing import Any
 
 from rich.console import Console
@@ -12,10 +13,10 @@ from rich.table import Table
 
 from benchmarks.against_plain import plain_ratio_bars
 from benchmarks.bandwidth import Limit, Reading
-from benchmarks.bars import Bar, fused_bar, many_bars, plain_bars, prompt_bars
+from benchmarks.bars import Bar, fused_bars, many_bars, plain_bars, prompt_bars
 from benchmarks.fast_settings import PROMPT_TOKENS
 from benchmarks.figures import Sample, decoding, identity
-from benchmarks.formats import BASE, FORMATS, PEERS, format_of
+from benchmarks.formats import BASE, FORMATS, LLAMA, format_of, is_ours
 from benchmarks.load import Load
 from benchmarks.peers import PeerInfo
 from benchmarks.prompt_speed import PromptSpeed
@@ -29,6 +30,8 @@ class Outcome:
 
     threads: int
     max_new_tokens: int
+    builds: tuple[str, ...] = (LLAMA,)  # of llama.cpp
+    started_at: str = field(default_factory=lambda: date.today().isoformat())
     readings: list[Reading] = field(default_factory=list)
     limit: Limit | None = None  # of bfloat16
     limits: dict[str, Limit] = field(default_factory=dict)  # of our other formats, by weights
@@ -46,9 +49,9 @@ class Outcome:
     @property
     def bars(self) -> list[Bar]:
         return [
-            *plain_bars(self.samples, {form.weights: self.share_of_limit(form.plain) for form in FORMATS}),
-            fused_bar(self.samples),
-            *prompt_bars(self.speeds, PROMPT_TOKENS),
+            *plain_bars(self.samples, {form.weights: self.share_of_limit(form.plain) for form in FORMATS}, self.builds),
+            *fused_bars(self.samples, self.builds),
+            *prompt_bars(self.speeds, PROMPT_TOKENS, self.builds),
             *many_bars(self.loads),
             *self.against_plain,
         ]
@@ -57,7 +60,7 @@ class Outcome:
         """Returns the limit's time over the contender's, per token after the first; drafts can bring it above 1."""
         weights = format_of(contender).weights
         limit = self.limit if weights == BASE else self.limits.get(weights)
-        if limit is None or (weights != BASE and contender.startswith(PEERS)):  # a peer's KV cache has another format
+        if limit is None or (weights != BASE and not is_ours(contender)):  # a peer's KV cache has another format
             return None
         shares = [
             1000 * limit.seconds(self.contexts[s.prompt]) / ms

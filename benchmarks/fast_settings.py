@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import llama_peer, openvino_peer, vllm_peer
 from benchmarks.arguments import Parser, positive
-from benchmarks.formats import BASE, FORMATS, Format
+from benchmarks.formats import BASE, FORMATS, LLAMA, Format, is_ours
 from tandem.comparison.measuring import architectures
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.workloads import BUILT_IN, Prompt, built_in_prompts
@@ -35,7 +36,7 @@ class Settings:
     sequence_length: int
     vllm_python: str | None
     vllm_methods: tuple[str, ...]
-    llama_server: str | None
+    llama_servers: Mapping[str, str]  # program by build
     openvino_python: str | None
     weights: tuple[str, ...]  # of Tandem
     output: Path
@@ -101,7 +102,11 @@ def parse(argv: Sequence[str] | None = None) -> Settings:
     )
     parser.flag("--vllm-methods", default=",".join(vllm_peer.METHODS), help="each costs a start (default: %(default)s)")
     parser.flag(
-        "--llama-server", default=os.environ.get(llama_peer.VARIABLE), metavar="PROGRAM", help="llama.cpp's server"
+        "--llama-server",
+        action="append",
+        default=[],
+        metavar="[NAME=]PROGRAM",
+        help=f"llama.cpp's server (default: {llama_peer.VARIABLE}); with a name, another build's; may be repeated",
     )
     openvino = os.environ.get(openvino_peer.VARIABLE)
     parser.flag("--openvino-python", default=openvino, metavar="PROGRAM", help="python of openvino-genai")
@@ -113,6 +118,19 @@ def parse(argv: Sequence[str] | None = None) -> Settings:
         return _settings(args)
     except ValueError as error:
         parser.error(str(error))
+
+
+def llama_servers(given: Sequence[str]) -> dict[str, str]:
+    """Returns the program of each build; the variable's is llama.cpp. Raises ValueError."""
+    programs = {LLAMA: own} if (own := os.environ.get(llama_peer.VARIABLE)) else {}
+    named = dict[str, str]()
+    for text in given:
+        name, equals, program = text.partition("=")
+        name, program = (name, program) if equals else (LLAMA, text)
+        if not program or not name or not re.fullmatch(r"[\w.+-]+", name) or is_ours(name) or name in named:
+            raise ValueError(f"llama-server: {text!r} is not PROGRAM or NAME=PROGRAM, with a name of its own")
+        named[name] = program
+    return {LLAMA: "", **programs, **named}
 
 
 def _settings(args: argparse.Namespace) -> Settings:
@@ -134,7 +152,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         sequence_length=args.sequence_length,
         vllm_python=args.vllm_python,
         vllm_methods=tuple(args.vllm_methods.split(",")),
-        llama_server=args.llama_server,
+        llama_servers=llama_servers(args.llama_server),
         openvino_python=args.openvino_python,
         weights=tuple(args.weights.split(",")),
         output=args.output,

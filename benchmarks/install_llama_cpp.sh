@@ -27,6 +27,6 @@ tar -xzf "$folder/$name.tar.gz" -C "$folder"
 nice cmake -S "$folder/$name/vendor/llama.cpp" -B "$folder/build" -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON \
     -DBUILD_SHARED_LIBS=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
     -DLLAMA_BUILD_COMMIT="$name"
-nice cmake --build "$folder/build" --parallel "${JOBS:-2}" --target llama-server llama-perplexity
+nice cmake --build "$folder/build" --parallel "${JOBS:-2}" --target llama-server llama-quantize llama-perplexity
 "$folder/build/bin/llama-server" --version
 echo "llama.cpp's server: $folder/build/bin/llama-server"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-FILE_TYPES = {"F16": 1, "Q8_0": 7, "BF16": 32}  # format to its number in general.file_type
+from benchmarks.formats import STORED
+from benchmarks.peers import PeerFailed
+
+FILE_TYPES = {"F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32}  # format to its number in general.file_type
 _ROTARY = ("self_attn.q_proj", "self_attn.k_proj")
 
 
@@ -22,18 +26,34 @@ def read(file: Path) -> Any:
 
 
 def write_target(source: Any, file_type: str, file: Path) -> None:
-    """Writes the model with matrices in `file_type`: dequantised to float32 as in Tandem, then rounded once."""
+    """Writes the model with matrices in `file_type`: dequantised to float32 as in Tandem, then rounded once.
+
+    With 4 bits, the matrices that the source has in 4.
+    """
     import gguf
 
     kind = gguf.GGMLQuantizationType[file_type]
     writer = _writer(file, source, ("",), file_type)
     for tensor in source.tensors:
-        if len(tensor.shape) < 2 or tensor.tensor_type == kind:
+        wider = file_type.startswith("Q4") and tensor.tensor_type.name != STORED
+        if len(tensor.shape) < 2 or tensor.tensor_type == kind or wider:
             writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
         else:
             dense = gguf.dequantize(tensor.data, tensor.tensor_type)
             writer.add_tensor(tensor.name, gguf.quantize(dense, kind), raw_dtype=kind)
     _finish(writer)
+
+
+def write_mixed(program: Path, source: Path, file_type: str, file: Path, threads: int) -> None:
+    """Has llama.cpp's own program write a format that `gguf` cannot. Raises PeerFailed."""
+    command = [str(program), str(source), str(file), file_type, str(threads)]
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    except OSError as error:
+        raise PeerFailed(f"no {file_type}: {program}: {error.strerror}") from None
+    if done.returncode:
+        said = done.stdout.strip().splitlines() or [""]
+        raise PeerFailed(f"no {file_type}: {program.name} ended with code {done.returncode}: {said[-1]}")
 
 
 def write_draft(folder: Path, target: Any, file_type: str, file: Path) -> None:

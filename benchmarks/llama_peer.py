@@ -7,6 +7,7 @@ import contextlib
 import http.client
 import json
 import os
+import subprocess
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,35 +27,65 @@ START_SECONDS, ANSWER_SECONDS, GRACE_SECONDS = 120.0, 300.0, 5.0
 INTERFACE = "over HTTP"
 
 
-def absence(program: str | None) -> str | None:
-    """Returns why llama.cpp is not available, if so."""
+def absence(build: str, program: str) -> str | None:
+    """Returns why a build is not available, if so."""
     if not program:
-        return f"no llama.cpp: build it (benchmarks/install_llama_cpp.sh) and pass --llama-server or set {VARIABLE}"
-    return None if os.access(program, os.X_OK) and Path(program).is_file() else f"no llama.cpp: {program} is no program"
+        return f"no {build}: build it (benchmarks/install_llama_cpp.sh) and pass --llama-server or set {VARIABLE}"
+    return None if os.access(program, os.X_OK) and Path(program).is_file() else f"no {build}: {program} is no program"
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A server's GGUF files."""
+    """A server's program and GGUF files."""
 
     name: str
+    program: str
     file_type: str
     model: Path
     draft: Path | None = None
     draft_tokens: int = 0  # always of full length, as vLLM's
 
 
-def command(program: str, served: Served, port: int, threads: int, slots: int, sequence_length: int) -> list[str]:
-    """Returns the command: llama.cpp's defaults without its prompt cache."""
-    found = [
-        program, "--model", str(served.model), "--host", HOST, "--port", str(port), "--offline", "--no-ui",
-        "--threads", str(threads), "--parallel", str(slots), "--ctx-size", str(slots * sequence_length),
-        "--cache-ram", "0", "--no-cache-prompt",
-    ]  # fmt: skip
+def command(served: Served, port: int, threads: int, slots: int, sequence_length: int, known: str) -> list[str]:
+    """Returns the command: a build's defaults without its prompt cache, with weights packed for the processor.
+
+    `known`: the build's help; flags that are not in it are left out. Raises PeerFailed for drafts that it cannot take.
+    """
+    wanted: dict[str, tuple[str, ...]] = {
+        "--model": (str(served.model),),
+        "--host": (HOST,),
+        "--port": (str(port),),
+        "--offline": (),
+        "--no-ui": (),
+        "--threads": (str(threads),),
+        "--parallel": (str(slots),),
+        "--ctx-size": (str(slots * sequence_length),),
+        "--cache-ram": ("0",),
+        "--no-cache-prompt": (),
+        "--run-time-repack": (),  # ik_llama.cpp's; llama.cpp repacks by itself
+    }
     if served.draft:
-        found += ["--spec-draft-model", str(served.draft), "--spec-type", "draft-simple", "--spec-draft-p-min", "0"]
-        found += ["--spec-draft-n-max", str(served.draft_tokens), "--spec-draft-threads", str(threads)]
-    return found
+        if "--spec-draft-model" not in known:
+            raise PeerFailed(f"no {served.name}: {served.program} has no --spec-draft-model")
+        wanted |= {
+            "--spec-draft-model": (str(served.draft),),
+            "--spec-type": ("draft-simple",),
+            "--spec-draft-p-min": ("0",),
+            "--spec-draft-n-max": (str(served.draft_tokens),),
+            "--spec-draft-threads": (str(threads),),
+        }
+    return [served.program, *(word for flag, values in wanted.items() if flag in known for word in (flag, *values))]
+
+
+def help_of(program: str) -> str:
+    """Returns a build's --help. Raises PeerFailed."""
+    try:
+        done = subprocess.run(
+            [program, "--help"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise PeerFailed(f"{program} --help: {error}") from None
+    return done.stdout
 
 
 def asked(prompt: Sequence[int], max_new_tokens: int, stream: bool = True) -> dict[str, Any]:
@@ -155,10 +186,10 @@ class LlamaServer:
         return parse(lines, self.name)
 
     def _tokens(self, prompt: Sequence[int], max_new_tokens: int) -> tuple[int, ...]:
-        """Asks again without a stream, which leaves out no token."""
+        """Asks again without a stream, which leaves out no token; a build that gives no ids has -1."""
         with self._connected() as connection:
             response = self._post(connection, json.dumps(asked(prompt, max_new_tokens, stream=False)))
-            return tuple(json.load(response)["tokens"])
+            return tuple(json.load(response).get("tokens") or (-1,) * max_new_tokens)
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[http.client.HTTPConnection]:
@@ -195,11 +226,12 @@ def _with_tokens(answered: Answered, tokens: tuple[int, ...]) -> Answered:
 
 @contextlib.asynccontextmanager
 async def running(
-    groups: ProcessGroups, program: str, served: Served, threads: int, slots: int, sequence_length: int, log: Path
+    groups: ProcessGroups, served: Served, threads: int, slots: int, sequence_length: int, log: Path
 ) -> AsyncIterator[tuple[LlamaServer, PeerInfo]]:
     """Runs a server during the block. Raises ServerFailed."""
     port = free_port(HOST)
-    line = command(program, served, port, threads, slots, sequence_length)
+    known = await asyncio.to_thread(help_of, served.program)
+    line = command(served, port, threads, slots, sequence_length, known)
     began = time.perf_counter()
     async with groups.running(line, os.environ, log, GRACE_SECONDS) as process:
         await until_healthy(served.name, process, f"http://{HOST}:{port}/health", log, START_SECONDS)

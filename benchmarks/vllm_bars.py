@@ -121,7 +121,7 @@ async def measure_hung(args: argparse.Namespace, kept: Kept, folder: Path) -> No
             continue
         file = folder / f"{form}.seconds"
         async with worker(args, folder) as drafts:
-            more = {timed_drafter.VARIABLE: str(file), "TANDEM_DRAFT_LOOKUP": "0"}
+            more = {timed_drafter.VARIABLE: str(file)}
             drafter = "benchmarks.timed_drafter.TimedDrafter"
             async with vllm_drafts.engine(args, form, drafts.address, folder, more, drafter) as peer:
                 await _steps_while_hung(peer, drafts, file, form, kept, STEPS - have)

@@ -44,13 +44,11 @@ if TYPE_CHECKING:
 
 
 class AsyncClient:
-    """Requests continuations from Tandem servers, many at once.
+    """Requests continuations from Tandem servers, many at once. Raises TandemError.
 
-    `endpoints`: "HOST:PORT", or several (commas or a list) with the same model: if one fails, the next continues its
-    output. Full or lost servers are retried for `retry_seconds`.
-
-    `service`: "TargetVerifier", "FusedSpeculativeServer" or "DraftWorker"; default: any. `credentials`: TLS files and
-    token. `wait_seconds`: for a first server to listen; default: none. Raises TandemError.
+    `endpoints`: "HOST:PORT", or several (commas or a list) of one model: if one fails, the next continues its output.
+    Full or lost servers are retried for `retry_seconds`; `wait_seconds`: for a first server to listen.
+    `service`: "TargetVerifier", "FusedSpeculativeServer" or "DraftWorker"; default: any.
     """
 
     def __init__(

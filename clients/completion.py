@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+import inspect
+import math
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from numbers import Integral, Real
+from types import UnionType
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from tandem.clients.messages import chat_of, check_text
+from tandem.hints import meant
+from tandem.rpc.channel import DRAFT, FUSED, TARGET
+from tandem.rpc.credentials import Credentials
+from tandem.speculation.errors import NoSuchOption, WrongType
 from tandem.speculation.request import RequestOptions, members
 from tandem.speculation.types import (
     SAMPLING_FIELDS,
@@ -15,6 +23,7 @@ from tandem.speculation.types import (
     FinishReason,
     GenerationEnd,
     GenerationRequest,
+    InvalidField,
     SamplingParams,
     SpeculationStats,
     TokenLogprobs,
@@ -22,20 +31,6 @@ from tandem.speculation.types import (
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # which Python has from 3.11 on
-
-import inspect
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
-from numbers import Integral, Real
-from types import UnionType
-from typing import ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
-
-from tandem.hints import meant
-from tandem.rpc.channel import DRAFT, FUSED, TARGET
-from tandem.rpc.credentials import Credentials
-from tandem.speculation.errors import NoSuchOption, WrongType
-from tandem.speculation.types import InvalidField
 
 Prompt: TypeAlias = str | Sequence[int]  # text or token ids
 
@@ -57,29 +52,18 @@ class Completion:
 
 
 async def completion_of(events: Events) -> Completion:
-    tokens: list[int] = []
-    text: list[str] = []
-    logprobs: list[TokenLogprobs] = []
-    end: GenerationEnd | None = None
+    chunks, end = list[Chunk](), None
     async with contextlib.aclosing(events):
         async for event in events:
             if isinstance(event, GenerationEnd):
                 end = event
             else:
-                tokens += event.token_ids
-                text.append(event.text)
-                logprobs += event.logprobs
+                chunks.append(event)
     assert end is not None, "a generation ends with a GenerationEnd"
-    return Completion(
-        "".join(text),
-        tuple(tokens),
-        end.finish_reason,
-        end.prompt_tokens,
-        end.output_tokens,
-        end.stats,
-        tuple(logprobs),
-        end.receipt,
-    )
+    tokens = tuple(token for chunk in chunks for token in chunk.token_ids)
+    logprobs = tuple(each for chunk in chunks for each in chunk.logprobs)
+    counts = end.finish_reason, end.prompt_tokens, end.output_tokens, end.stats
+    return Completion("".join(chunk.text for chunk in chunks), tokens, *counts, logprobs, end.receipt)
 
 
 async def chunks_of(events: Events) -> AsyncGenerator[Chunk, None]:
@@ -190,8 +174,6 @@ def check_connecting(
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
-
-_OPTIONS = get_type_hints(RequestOptions, include_extras=True)
 MEANINGS = {
     "prompt": "text, or token ids. Without it, give `messages`.",
     "sampling": "how tokens are drawn. None: the server's defaults, greedy unless its operator or its model's files "

@@ -144,16 +144,10 @@ def _check_fits(drafting: Drafting, head: FeaturesIn, target: ModelInfo, address
             f"draft: {drafting.name} reads layer {', '.join(lacking)}, and {where} hands out {known};"
             f" start it with --hand_out_features {wanted}"
         )
-    if head.target_hidden_size != target.feature_size:
-        raise ValueError(
-            f"draft: {drafting.name} was made for a hidden size of {head.target_hidden_size}, that of {where} is"
-            f" {target.feature_size}"
-        )
-    if drafting.vocab_size != target.vocab_size:
-        raise ValueError(
-            f"draft: {drafting.name} was made for a vocabulary of {drafting.vocab_size}, that of {where} is"
-            f" {target.vocab_size}"
-        )
+    sizes = ("hidden size", head.target_hidden_size, target.feature_size)
+    for what, own, there in (sizes, ("vocabulary", drafting.vocab_size, target.vocab_size)):
+        if own != there:
+            raise ValueError(f"draft: {drafting.name} was made for a {what} of {own}, that of {where} is {there}")
     if head.weights_revision_read not in ("", target.weights_revision):
         raise ValueError(
             f"draft: {drafting.name} got its embedding from weights of revision {head.weights_revision_read}, and"

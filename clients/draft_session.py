@@ -64,7 +64,7 @@ class OwnTokenizer(Protocol):
 
 
 class DraftSession:
-    """Drafts with the caller's `drafter` and verifies at a TargetVerifier. Methods block; threads may share it.
+    """Drafts with the caller's `drafter` and verifies at a TargetVerifier. Threads may share it. Raises TandemError.
 
         class Repeat:
             def propose(self, tokens, k):
@@ -74,8 +74,7 @@ class DraftSession:
             print(session.generate([1, 2, 3], max_new_tokens=20).token_ids)
 
     `target`: "HOST:PORT", or several with commas and one model: a failed verifier's request continues at the next.
-    `tokenizer`: for text; without it, prompts are token ids. `speculation_length`: draft tokens per round.
-    `retry_seconds`: without an answering verifier. `wait_seconds`: for a server to listen. Raises TandemError.
+    `tokenizer`: for text. `speculation_length`: draft tokens per round. Times as those of AsyncClient.
     """
 
     def __init__(

@@ -28,19 +28,11 @@ def chat_of(messages: Sequence[Mapping[str, Any]] | None) -> tuple[ChatMessage, 
 
 
 def read_chat(file: str) -> tuple[ChatMessage, ...]:
-    path = Path(file)
+    text = _text_of(f"messages: {file}", Path(file))
     try:
-        with path.open("rb") as opened:
-            data = opened.read(_LARGEST_FILE + 1)
-        if len(data) > _LARGEST_FILE:
-            raise ValueError(f"messages: {file} has more than {_LARGEST_FILE} bytes")
-        found = json.loads(data)
-    except OSError as error:
-        raise ValueError(f"messages: {file} cannot be read: {error.strerror}") from None
+        found = json.loads(text)
     except RecursionError:
         raise ValueError(f"messages: {file} is nested too deeply") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"messages: {file} is not UTF-8 text") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"messages: {file} is not JSON: {error}") from None
     if not isinstance(found, list):
@@ -103,17 +95,26 @@ def _known(name: str, value: Mapping[Any, Any], keys: Sequence[str]) -> None:
             raise InvalidField(f"{name}.{key}", f"is not served; known are {', '.join(keys)}{hint}")
 
 
+def _text_of(what: str, path: Path) -> str:
+    """Returns a file's text, of at most 16 MiB. Raises ValueError."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(_LARGEST_FILE + 1)
+        if len(data) > _LARGEST_FILE:
+            raise ValueError(f"{what} has more than {_LARGEST_FILE} bytes")
+        return data.decode("utf-8-sig")
+    except FileNotFoundError:
+        raise ValueError(f"{what} does not exist") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{what} is not UTF-8 text: {error.reason} at byte {error.start}") from None
+    except OSError as error:
+        raise ValueError(f"{what} cannot be read: {error.strerror}") from None
+
+
 def read_prompts(path: Path) -> tuple[tuple[int, str], ...]:
     """Returns line numbers from 1 and non-empty lines. Raises ValueError."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except FileNotFoundError:
-        raise ValueError(f"prompt file {path} does not exist") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"prompt file {path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
-    except OSError as error:
-        raise ValueError(f"prompt file {path} cannot be read: {error.strerror}") from None
-    found = tuple((number, line.strip()) for number, line in enumerate(lines, 1) if line.strip())
+    lines = enumerate(_text_of(f"prompt file {path}", path).splitlines(), 1)
+    found = tuple((number, line.strip()) for number, line in lines if line.strip())
     if not found:
         raise ValueError(f"prompt file {path} is empty: write one prompt per line")
     return found

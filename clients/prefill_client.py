@@ -102,10 +102,8 @@ class PrefillEndpoint:
                 run = run_from_wire(reply.pages, at, self._layout.page_bytes, end - at)
                 await put(run)
                 at = run.end
-        except (PrefillFailed, Corrupt, grpc.RpcError) as error:
-            corrupt = PrefillFailed("corrupt", str(error))
-            failed = _from_call(error) if isinstance(error, grpc.RpcError) else corrupt
-            raise self._failed(error if isinstance(error, PrefillFailed) else failed) from None
+        except (PrefillFailed, grpc.RpcError) as error:
+            raise self._failed(_from_call(error) if isinstance(error, grpc.RpcError) else error) from None
         finally:
             self.running -= 1
             call.cancel()
@@ -171,10 +169,6 @@ def _from_call(error: grpc.RpcError) -> PrefillFailed:
 LAYOUT_FIELDS = ("weights_revision", "dtype", "backend", "format", "page_tokens", "page_bytes")
 
 
-class Corrupt(ValueError):
-    """A message fails its checksums or was not requested."""
-
-
 def layout_to_wire(layout: PageLayout) -> pb.PageLayout:
     return pb.PageLayout(**{name: getattr(layout, name) for name in LAYOUT_FIELDS})
 
@@ -188,16 +182,16 @@ def run_to_wire(run: PageRun) -> pb.KvPages:
 
 
 def run_from_wire(message: pb.KvPages, first: int, page_bytes: int, most: int) -> PageRun:
-    """Returns 1 to `most` pages from `first` on. Raises Corrupt."""
+    """Returns 1 to `most` pages from `first` on. Raises PrefillFailed."""
     data, count = message.data, len(message.checksums)
     if message.first_page != first:
-        raise Corrupt(f"page {message.first_page} came instead of page {first}")
+        raise PrefillFailed("corrupt", f"page {message.first_page} came instead of page {first}")
     if not 1 <= count <= most:
-        raise Corrupt(f"{count} pages came, where 1 to {most} are missing")
+        raise PrefillFailed("corrupt", f"{count} pages came, where 1 to {most} are missing")
     if len(data) != count * page_bytes:
-        raise Corrupt(f"{count} pages came in {len(data)} bytes, and a page has {page_bytes}")
+        raise PrefillFailed("corrupt", f"{count} pages came in {len(data)} bytes, and a page has {page_bytes}")
     pages = tuple(data[at : at + page_bytes] for at in range(0, len(data), page_bytes))
     for number, (page, checksum) in enumerate(zip(pages, message.checksums, strict=True), first):
         if zlib.crc32(page) != checksum:
-            raise Corrupt(f"page {number} came with another checksum")
+            raise PrefillFailed("corrupt", f"page {number} came with another checksum")
     return PageRun(first, pages)

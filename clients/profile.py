@@ -21,9 +21,11 @@ class Profile:
         counts = completion.prompt_tokens, completion.output_tokens
         self._add("generate", completion.finish_reason.name.lower(), *counts, completion.stats, seconds, ttft_seconds)
 
-    def add_session(self, how: str, prompt_tokens: int, stats: SpeculationStats, seconds: float) -> None:
-        """Adds a session that ended `how`: "closed", "expired" or "stopped"; `stats` is the target's part."""
-        self._add("session", how, prompt_tokens, stats.accepted + stats.rounds, stats, seconds, None)
+    def add_session(self, session: Any, how: str) -> None:
+        """Adds a target's session that ended `how`: "closed" or "expired"."""
+        stats, seconds = session.stats, time.perf_counter() - session.started
+        if session.opened:
+            self._add("session", how, session.prompt_length, stats.accepted + stats.rounds, stats, seconds, None)
 
     def _add(
         self,

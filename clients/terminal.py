@@ -16,7 +16,7 @@ from tandem.clients.profile import Profile
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import parse_addresses
 from tandem.rpc.logs import printable
-from tandem.rpc.request_context import Request, begin, new_id
+from tandem.rpc.request_context import RequestContext, begin, new_id
 from tandem.rpc.tracing import open_tracing
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, TokenLogprobs
 
@@ -81,17 +81,18 @@ async def run_prompts(config: ClientConfig, generate: Generate, name: str) -> in
     tracing = open_tracing(config.otlp_endpoint, "tandem-client")
 
     async def in_turn(number: int, prompt: str) -> PromptRun:
-        screen = _Screen(None if alone else number, config)
+        outcome = PromptRun(None if alone else number, config)
         async with turns:
-            request_id, about = new_id(), {"tandem.asked": name}
-            span = tracing.start("request", {"tandem.request_id": request_id, **about}) if tracing else None
-            begin(Request(request_id, span))  # every prompt runs in a task of its own
+            about = {"tandem.request_id": outcome.request_id, "tandem.asked": name}
+            span = tracing.start("request", about) if tracing else None
+            begin(RequestContext(outcome.request_id, span))  # every prompt runs in a task of its own
             request = config.request if config.request.messages else replace(config.request, text=prompt)
             try:
-                return await _run_prompt(screen, generate, request, request_id)
+                await outcome.run(generate, request)
             finally:
                 if span:
                     span.end()
+        return outcome
 
     try:
         outcomes = await asyncio.gather(*(in_turn(i, prompt) for i, prompt in enumerate(config.prompts)))
@@ -112,107 +113,96 @@ async def run_prompts(config: ClientConfig, generate: Generate, name: str) -> in
     return int(any(outcome.error for outcome in outcomes))
 
 
-@dataclass(slots=True)
 class PromptRun:
-    text: str = ""
-    tokens: int = 0
-    completion: GenerationEnd | None = None
-    seconds: float = 0.0
-    ttft_seconds: float | None = None
-    error: str = ""
-    request_id: str = ""
-    logprobs: list[tuple[int, TokenLogprobs]] = field(default_factory=list)
+    """One prompt's output, printed as it comes; labelled by `number` among others."""
+
+    def __init__(self, number: int | None, config: ClientConfig) -> None:
+        self._number, self._config, self._line = number, config, ""
+        self._label = "" if number is None else f"[prompt {number}] "
+        self._logprobs: list[tuple[int, TokenLogprobs]] = []
+        self.request_id, self.text, self.error = new_id(), "", ""
+        self._tokens, self.seconds = 0, 0.0
+        self.ttft_seconds: float | None = None
+        self.completion: GenerationEnd | None = None
+
+    async def run(self, generate: Generate, request: GenerationRequest) -> None:
+        from tandem.engine.batcher import DeviceLost
+        from tandem.rpc.errors import TandemError
+        from tandem.runners.protocol import RowFailed
+        from tandem.speculation.rounds import OutOfStep
+
+        started = time.perf_counter()
+        try:
+            async with contextlib.aclosing(generate(request)) as events:
+                async for event in events:
+                    if isinstance(event, GenerationEnd):
+                        self.completion = event
+                        continue
+                    if self.ttft_seconds is None:
+                        self.ttft_seconds = time.perf_counter() - started
+                    self.text += event.text
+                    self._tokens += len(event.token_ids)
+                    self._logprobs += zip(event.token_ids, event.logprobs, strict=False)
+                    self._show(event)
+            if not self.completion:
+                self.error = "the stream ended without a completion"
+        except (TandemError, OutOfStep, RowFailed, DeviceLost) as error:
+            self.error = str(error)
+        self.seconds = time.perf_counter() - started
+        self._end()
 
     @property
     def failure(self) -> str:
-        so_far = f" after {_count(self.tokens)}" if self.tokens else ""
+        so_far = f" after {_count(self._tokens)}" if self._tokens else ""
         return f"failed{so_far}: {self.error}"
 
-
-class _Screen:
-    def __init__(self, number: int | None, config: ClientConfig) -> None:
-        self._number, self._config = number, config
-        self._line = ""
-
-    def show(self, chunk: Chunk) -> None:
+    def _show(self, chunk: Chunk) -> None:
+        label = "" if self._number is None else f"[{self._number}] "
         if self._config.json:
             return
         if text := self._config.token_text:
             for token in chunk.token_ids:
-                label = "" if self._number is None else f"[{self._number}] "
                 print(f"{label}token {token}: {text(token)!r}", flush=True)
         elif self._number is None:
             print(chunk.text, end="", flush=True)
         else:
             *lines, self._line = (self._line + chunk.text).split("\n")
             for line in lines:
-                print(f"[{self._number}] {line}", flush=True)
+                print(f"{label}{line}", flush=True)
 
-    def end(self, outcome: PromptRun) -> None:
+    def _end(self) -> None:
         if self._config.json:
-            print(json.dumps(_as_json(self._number or 0, outcome), ensure_ascii=False), flush=True)
+            print(json.dumps(self._as_json(), ensure_ascii=False), flush=True)
         elif self._number is None:
-            print(f"\n\n{outcome.text}" if self._config.token_text else "", flush=True)
+            print(f"\n\n{self.text}" if self._config.token_text else "", flush=True)
         elif self._line:
             print(f"[{self._number}] {self._line}", flush=True)
-        label = "" if self._number is None else f"[prompt {self._number}] "
-        for token, said in outcome.logprobs:
-            top = "".join(f", {each} {logprob:.4f}" for each, logprob in said.top)
-            print(f"{label}token {token}: {said.logprob:.4f}{' of' + top[1:] if top else ''}", file=sys.stderr)
-        if outcome.error or not self._config.quiet:
-            print(printable(f"{label}{_summary(outcome)}", None), file=sys.stderr, flush=True)
+        for token, found in self._logprobs:
+            top = "".join(f", {each} {logprob:.4f}" for each, logprob in found.top)
+            line = f"{self._label}token {token}: {found.logprob:.4f}{' of' + top[1:] if top else ''}"
+            print(line, file=sys.stderr)
+        if self.error or not self._config.quiet:
+            print(printable(f"{self._label}{self._summary()}", None), file=sys.stderr, flush=True)
 
+    def _as_json(self) -> dict[str, object]:
+        reason = self.completion and self.completion.finish_reason.name.lower()
+        shown = {"text": self.text, "tokens": self._tokens, "seconds": self.seconds}
+        return {"prompt": self._number or 0, **shown, "finish_reason": reason, "error": self.error or None}
 
-async def _run_prompt(screen: _Screen, generate: Generate, request: GenerationRequest, request_id: str) -> PromptRun:
-    from tandem.engine.batcher import DeviceLost
-    from tandem.rpc.errors import TandemError
-    from tandem.runners.protocol import RowFailed
-    from tandem.speculation.rounds import OutOfStep
-
-    outcome, started = PromptRun(request_id=request_id), time.perf_counter()
-    try:
-        async with contextlib.aclosing(generate(request)) as events:
-            async for event in events:
-                if isinstance(event, GenerationEnd):
-                    outcome.completion = event
-                    continue
-                if outcome.ttft_seconds is None:
-                    outcome.ttft_seconds = time.perf_counter() - started
-                outcome.text += event.text
-                outcome.tokens += len(event.token_ids)
-                outcome.logprobs += zip(event.token_ids, event.logprobs, strict=False)
-                screen.show(event)
-        if not outcome.completion:
-            outcome.error = "the stream ended without a completion"
-    except (TandemError, OutOfStep, RowFailed, DeviceLost) as error:
-        outcome.error = str(error)
-    outcome.seconds = time.perf_counter() - started
-    screen.end(outcome)
-    return outcome
-
-
-def _as_json(number: int, outcome: PromptRun) -> dict[str, object]:
-    reason = outcome.completion and outcome.completion.finish_reason.name.lower()
-    shown = {"text": outcome.text, "tokens": outcome.tokens, "seconds": outcome.seconds}
-    return {"prompt": number, **shown, "finish_reason": reason, "error": outcome.error or None}
-
-
-def _summary(outcome: PromptRun) -> str:
-    if outcome.error or not outcome.completion:
-        return outcome.failure + (f" (request {outcome.request_id})" if outcome.request_id else "")
-    done, stats = outcome.completion, outcome.completion.stats
-    line = (
-        f"{done.output_tokens} tokens in {outcome.seconds:.2f} s, {done.output_tokens / outcome.seconds:.1f} tokens/s"
-    )
-    if outcome.ttft_seconds is not None:
-        line += f", first after {outcome.ttft_seconds * 1000:.0f} ms"
-    if stats.drafted:
-        line += f"; {stats.rounds} rounds, {stats.accepted} of {stats.drafted} draft tokens accepted"
-        line += f" ({100 * stats.accepted / stats.drafted:.1f} %)"
-    if len(stats.drafted_by) > 1:
-        each = (f"{who} {stats.accepted_by.get(who, 0)} of {n}" for who, n in sorted(stats.drafted_by.items()))
-        line += f": {', '.join(each)}"
-    return f"{line}; ended by {done.finish_reason.name.lower().replace('_', ' ')}"
+    def _summary(self) -> str:
+        if self.error or not self.completion:
+            return f"{self.failure} (request {self.request_id})"
+        done, stats = self.completion, self.completion.stats
+        line = f"{done.output_tokens} tokens in {self.seconds:.2f} s, {done.output_tokens / self.seconds:.1f} tokens/s"
+        if self.ttft_seconds is not None:
+            line += f", first after {self.ttft_seconds * 1000:.0f} ms"
+        if stats.drafted:
+            line += f"; {stats.rounds} rounds, {stats.accepted} of {stats.drafted} draft tokens accepted"
+            line += f" ({100 * stats.accepted / stats.drafted:.1f} %)"
+        if len(stats.drafted_by) > 1:
+            each = (f"{who} {stats.accepted_by.get(who, 0)} of {n}" for who, n in sorted(stats.drafted_by.items()))
+            line += f": {', '.join(each)}"
+        return f"{line}; ended by {done.finish_reason.name.lower().replace('_', ' ')}"
 
 
 def _print_final(outcomes: list[PromptRun]) -> None:

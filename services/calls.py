@@ -9,18 +9,20 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from tandem.rpc.request_context import REQUEST_ID, Request, begin, current, new_id, valid_id
+from tandem.rpc.request_context import REQUEST_ID, RequestContext, begin, current, new_id, valid_id
 from tandem.rpc.tracing import Span
 from tandem.services.errors import to_status
 from tandem.services.security.identity import OPEN, identify
-from tandem.services.security.tokens import AcceptedTokens
 from tandem.speculation.types import FinishReason
+
+if TYPE_CHECKING:
+    from tandem.services.security.call_limits import TransportInterceptor
 
 log = logging.getLogger("tandem.rpc")
 
@@ -49,26 +51,16 @@ class CallObserver:
         """The call ended with the status in `call`."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallPolicy:
-    """`observers` may grow until the server listens. `tokens` None: not required. `prompts` observes content too."""
-
-    observers: Sequence[CallObserver] = ()
-    tokens: AcceptedTokens | None = None
-    prompts: CallObserver | None = None
-
-
 @dataclass(slots=True, eq=False)
 class Call:
-    """One call of `path` (/PACKAGE.SERVICE/METHOD); `code`, `reason` and `message` are set at its end.
+    """One call of `path` (/PACKAGE.SERVICE/METHOD). `message` never quotes the request: it may be logged.
 
-    `message` never quotes the request: it may be logged. `dialogue`: requests stream. `unanswered`: requests and read
-    times. `done`: how its generations ended, for the log.
+    `dialogue`: requests stream. `unanswered`: requests and read times. `done`: how its generations ended.
     """
 
     path: str
     metadata: Sequence[tuple[str, str | bytes]]
-    policy: CallPolicy
+    server: TransportInterceptor
     dialogue: bool = False
     request_id: str = ""
     started: float = field(default_factory=time.perf_counter)
@@ -86,8 +78,7 @@ class Call:
     def __post_init__(self) -> None:
         self.method = self.path.rpartition(".")[2]
         if self.path.startswith(OURS):
-            prompts = (self.policy.prompts,) if self.policy.prompts else ()
-            self._observers = (*self.policy.observers, *prompts)
+            self._observers = (*self.server.observers, *self.server.prompts)
 
     @property
     def seconds(self) -> float:
@@ -104,7 +95,7 @@ class Call:
             self._begin()
         try:
             if not self.path.startswith(OPEN):
-                identify(self.policy.tokens, self)
+                identify(self.server.tokens, self)
             yield
             self.code = "OK"
         except (asyncio.CancelledError, GeneratorExit):
@@ -122,12 +113,12 @@ class Call:
         given = self.given(REQUEST_ID)[-1:]
         self.request_id = given[0] if given and valid_id(given[0]) else new_id()
         self._notify("began", self)
-        begin(Request(self.request_id, self.span))  # gRPC gives every call a task of its own
+        begin(RequestContext(self.request_id, self.span))  # gRPC gives every call a task of its own
         if given != [self.request_id]:  # a caller that sent the id knows it
             self.context.set_trailing_metadata(((REQUEST_ID, self.request_id),))
 
     async def _fail(self, error: Exception) -> None:
-        self.status = status = to_status(error, self.policy.prompts is not None)
+        self.status = status = to_status(error, bool(self.server.prompts))
         self.code, self.reason = code_pb2.Code.Name(status.code), _reason(status)
         self.message = "" if self.reason == _QUOTES else status.message
         if request := current():

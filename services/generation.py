@@ -11,16 +11,19 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from tandem.engine.adapter_registry import Adapters
 from tandem.engine.generator import Generator
 from tandem.engine.slots import reserved_places
 from tandem.rpc import wire
-from tandem.services.errors import Interrupted, NotRead, QueueFull
+from tandem.rpc.channel import MESSAGES
+from tandem.services.calls import Context
+from tandem.services.errors import Interrupted, NotOffered, NotRead, QueueFull, VocabularyMismatch
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.receipts import Receipts, generated
 from tandem.services.security.call_limits import origin
 from tandem.services.security.identity import caller
-from tandem.services.security.limits import ConcurrencyLimit, ServerLimits
-from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, SpeculationStats
+from tandem.services.security.limits import ConcurrencyLimit, ServerLimits, check_name
+from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, ModelInfo, SpeculationStats
 
 if TYPE_CHECKING:  # metrics are a library that need not be installed
     from tandem.services.observability.generation_metrics import WatchedRequest
@@ -34,9 +37,8 @@ Watch = Callable[[SpeculationStats], "WatchedRequest"]
 class GenerateMethod:
     """Streams a generator's output as `reply_type` messages.
 
-    Each generation runs in its own task and buffers its events: a slow client holds neither slot nor queue place.
-    `limits.unread_seconds` bounds the buffer's time after the end. `queue`: most requests waiting without a slot, some
-    places reserved for idle callers; None: no limit.
+    A generation buffers its events in a task of its own: a slow client holds neither slot nor queue place.
+    `queue`: most requests waiting without a slot, beside places reserved for idle callers; None: no limit.
     """
 
     def __init__(
@@ -119,6 +121,34 @@ class GenerateMethod:
         if isinstance(event, GenerationEnd):
             return self._reply_type(completion=wire.completion_to_wire(event))
         return self._reply_type(chunk=wire.chunk_to_wire(event))
+
+
+class GeneratingService:
+    """GetModelInfo and Generate of `service`. `adapters`: those that may change; None: as `info` has them."""
+
+    def __init__(
+        self, service: str, info: ModelInfo, generate: GenerateMethod | None, adapters: Adapters | None = None
+    ) -> None:
+        self._service, self.info, self._generate, self._adapters = service, info, generate, adapters
+
+    async def GetModelInfo(self, request: Any, context: Context) -> Any:
+        info = self.info
+        if self._adapters is not None:
+            info = replace(info, adapters=tuple(self._adapters.revisions.items()))
+        reply = getattr(MESSAGES[self._service], f"{self._service}GetModelInfoResponse")
+        return reply(model=wire.info_to_wire(info))
+
+    def check_tokenizer(self, sha256: str) -> None:
+        """Raises VocabularyMismatch, InvalidField."""
+        check_name("tokenizer_sha256", sha256)
+        if sha256 and sha256 != (own := self.info.tokenizer_sha256):
+            why = f"the caller's tokenizer {sha256[:12]} is not this server's {own[:12]}"
+            raise VocabularyMismatch(f"{why}: draft and target must share a vocabulary")
+
+    def Generate(self, request: Any, context: Context) -> AsyncGenerator[Any, None]:
+        if self._generate is None:
+            raise NotOffered(f"this {self._service} only proposes: it was started without a TargetVerifier")
+        return self._generate.stream(request, context.time_remaining())
 
 
 class Generations:

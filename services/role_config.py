@@ -16,7 +16,6 @@ from tandem.engine.slots import MAX_WAITING
 from tandem.engine.step_watch import StepBound
 from tandem.rpc.credentials import Credentials
 from tandem.runners.backends import backend_named
-from tandem.services.observability.setup import ObservabilityConfig
 from tandem.services.server import ServeConfig
 from tandem.speculation.types import InvalidField, Request
 from tandem.speculation.verification_mode import Pipeline
@@ -26,13 +25,10 @@ log = logging.getLogger("tandem.server")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleConfig:
-    """A role's configuration; defaults are those of tandem/cli/flags.py.
+    """A role's configuration; tandem/cli/flags.py has defaults and meaning of each flag.
 
-    `draft_address`: a target's DraftWorker, with `draft_seconds` per draft. `target_address` None: only proposes.
-    `credentials`: to call either. `reconnect_seconds`: of retries without a target. `queue`: requests without a slot.
-    `step_seconds`: limit of a device step; None: measured, 0: none. `generation_config` "auto": the model's file, after
-    `defaults`. `command`: starts other ranks. `kv_cache_mb`: MiB for all KV slots; None: full length each.
-    `own_length`, `own_slots`: what fits in memory instead of `models.shape`. `prefill` None: local.
+    None: no target (`target_address`), no limit (`queue`), measured (`step_seconds`), full length (`kv_cache_mb`).
+    `own_length`, `own_slots`: what fits in memory instead of `models.shape`. `command`: starts other ranks.
     """
 
     serve: ServeConfig
@@ -43,7 +39,9 @@ class RoleConfig:
     lease_seconds: float
     profile: bool
     pipeline: Pipeline
-    observability: ObservabilityConfig
+    metrics_host: str
+    metrics_port: int | None = None
+    otlp_endpoint: str | None = None
     reconnect_seconds: float
     queue: int
     credentials: Credentials
@@ -54,7 +52,7 @@ class RoleConfig:
     generation_config: str
     prefill: PrefillConfig | None
     receipt_keys: str | None = None
-    receipt_key_days: float = 90.0
+    receipt_key_days: float
     own_length: bool = False
     own_slots: bool = False
     kv_cache_mb: int | None = None
@@ -72,8 +70,11 @@ class RoleConfig:
             raise ValueError(f"kv_cache_mb: {self.kv_cache_mb} is below 1")
         if self.step_seconds != 0:
             StepBound(self.step_seconds)
-        if not self.draft_seconds > 0:
-            raise ValueError(f"draft_seconds: {self.draft_seconds} is not above 0")
+        if self.metrics_port is not None and not 0 <= self.metrics_port <= 65535:
+            raise ValueError(f"metrics_port: {self.metrics_port} is outside 0 to 65535")
+        for name in ("draft_seconds", "receipt_key_days"):
+            if not (value := getattr(self, name)) > 0:
+                raise ValueError(f"{name}: {value} is not above 0")
 
 
 def defaults_in_force(config: RoleConfig, engine: Engine | None = None) -> RequestDefaults:

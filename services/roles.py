@@ -43,8 +43,7 @@ from tandem.rpc.request_context import prefix_scope
 from tandem.runners.backends import backend_named
 from tandem.runners.own_sizes import own_sizes, runs_native
 from tandem.services.draft_worker import DraftWorkerService
-from tandem.services.fused_server import FusedSpeculativeServerService
-from tandem.services.generation import GenerateMethod
+from tandem.services.generation import GenerateMethod, GeneratingService
 from tandem.services.http.service import HttpService
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.setup import Observability
@@ -53,7 +52,6 @@ from tandem.services.receipts import Receipts
 from tandem.services.role_config import RoleConfig, defaults_in_force
 from tandem.services.security.call_limits import fairness_key
 from tandem.services.server import HostedService, serve
-from tandem.services.sessions.proposals import Proposals
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.types import ModelInfo
 from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
@@ -68,9 +66,10 @@ Close = Callable[[], Awaitable[None]]
 class ServerParts:
     def __init__(self, role: ServerRole, config: RoleConfig, others: RankProcesses) -> None:
         self.role, self.config, self.others = role, config, others
-        self.lifecycle, self.batcher = Lifecycle(), Batcher(role.batcher)
-        self.profile = Profile(role.profile) if config.profile else None  # a row per request and session
-        self.observability = Observability(config.observability, role.name, config.serve.http is not None)
+        self.lifecycle, self.batcher = Lifecycle(), Batcher(role.name)
+        self.profile = Profile(role.name) if config.profile else None  # a row per request and session
+        metrics, http = (config.metrics_host, config.metrics_port), config.serve.http is not None
+        self.observability = Observability(role.name, *metrics, config.otlp_endpoint, http)
         self.limits = config.serve.security.limits
         folder = config.receipt_keys
         self.keys = open_keys(Path(folder), config.receipt_key_days) if folder else None
@@ -115,10 +114,9 @@ class ServerParts:
         return GenerateMethod(generator, reply, self.lifecycle, observe, queue, watch, self.limits, receipts)
 
     async def share(self, serving: Mapping[str, Engine], *keeping: Engine, **watched: Any) -> list[Close]:
-        """Shares memory and prefixes among `keeping`, and callers' turns among `serving`, by metric label.
+        """Shares memory and prefixes among `keeping`, and callers' turns among `serving`, by metric label; watches all.
 
-        Connects the target to --prefill, and watches all. `watched`: more arguments of watch_parts. Returns closers.
-        Raises ValueError.
+        Connects the target to --prefill; returns closers. `watched`: more arguments of watch_parts.
         """
         if keeping and self.config.kv_cache_mb is not None:
             runners = [each.runner for each in keeping]
@@ -179,16 +177,16 @@ async def _target(parts: ServerParts) -> HostedService:
     generator = parts.finished(generator, defaults)
     _log_target(loaded, generator.info)
     generate = parts.generate(parts.observability.traced(generator), lambda: engine.adapters.revisions)
-    note = parts.profile.add_session if parts.profile else None
     service = TargetVerifierService(
-        engine, generator.info, generate, parts.lifecycle, config.lease_seconds, parts.limits, note=note
+        engine, generator.info, generate, parts.lifecycle, config.lease_seconds, parts.limits
     )
+    if parts.profile:
+        service.sessions.on_end.append(parts.profile.add_session)
     sessions, health = {"verify": service.sessions}, client.health if client else None
     connected = await parts.share({"target": engine}, engine, sessions=sessions, drafter=health)
     return parts.hosted(
         partial(add_TargetVerifierServicer_to_server, service),
         [
-            service.stop,
             *connected,
             *([client.close] if client else []),
             partial(close, loaded, parts.batcher),
@@ -221,7 +219,7 @@ async def _fused(parts: ServerParts) -> HostedService:
     keeping = [engine, *([draft.engine] if draft else [])]
     connected = await parts.share(serving, *keeping, drafter=health if draft else None)
     generate = parts.generate(parts.observability.traced(generator), lambda: engine.adapters.revisions)
-    service = FusedSpeculativeServerService(generator.info, generate, engine.adapters)
+    service: Any = GeneratingService(FUSED, generator.info, generate, engine.adapters)
     return parts.hosted(
         partial(add_FusedSpeculativeServerServicer_to_server, service),
         [*connected, partial(close, target, parts.batcher)],
@@ -259,20 +257,20 @@ async def _draft_worker(parts: ServerParts) -> HostedService:
         info = generator.info
         log.info("drafts with %s for %s at %s", info.draft_name, info.model_name, client.address)
         generate = parts.generate(generator, lambda: dict(info.adapters))
-    proposals = Proposals(drafting, info, parts.lifecycle, config.lease_seconds, parts.limits)
+    service = DraftWorkerService(info, generate, drafting, parts.lifecycle, config.lease_seconds, parts.limits)
     engine = drafting.draft.engine if drafting.draft else None
     if engine:
         engine.vital = True
-    sessions, health = {"propose": proposals.sessions}, drafting.health if engine else None
+    sessions, health = {"propose": service.sessions}, drafting.health if engine else None
     engines = [engine] if engine else []
     await parts.share(dict(draft=engine) if engine else {}, *engines, sessions=sessions, drafter=health)
     return parts.hosted(
-        partial(add_DraftWorkerServicer_to_server, DraftWorkerService(info, generate, proposals)),
+        partial(add_DraftWorkerServicer_to_server, service),
         closing,
         engine,
         generate,
         lambda: dict(info.adapters),
-        busy=lambda: len(proposals.sessions),
+        busy=lambda: len(service.sessions),
     )
 
 
@@ -282,8 +280,6 @@ class ServerRole:
 
     name: str
     service: str
-    batcher: str
-    profile: str
     build: Callable[[ServerParts], Awaitable[HostedService]]
     ranks: bool = False
     drafts: bool = False
@@ -292,10 +288,10 @@ class ServerRole:
 ROLES = {
     role.name: role
     for role in (
-        ServerRole("target", TARGET, "target", "target", _target, ranks=True),
-        ServerRole("fused_target", FUSED, "fused", "fused", _fused, ranks=True, drafts=True),
-        ServerRole("draft_worker", DRAFT, "draft", "distributed", _draft_worker),
-        ServerRole("prefill", PREFILL, "prefill", "prefill", prefill),
+        ServerRole("target", TARGET, _target, ranks=True),
+        ServerRole("fused_target", FUSED, _fused, ranks=True, drafts=True),
+        ServerRole("draft_worker", DRAFT, _draft_worker),
+        ServerRole("prefill", PREFILL, prefill),
     )
 }
 

@@ -24,7 +24,7 @@ from tandem.engine.step_watch import StepWatch
 from tandem.rpc.endpoint_pool import bracketed
 from tandem.runners.startup import Startup
 from tandem.services.binding import bind
-from tandem.services.calls import CallObserver, CallPolicy
+from tandem.services.calls import CallObserver
 from tandem.services.health import NOT_SERVING, SERVING, HealthService
 from tandem.services.http.address import HttpAddress
 from tandem.services.http.service import HttpService
@@ -39,9 +39,7 @@ if TYPE_CHECKING:  # uvicorn need not be installed
 log = logging.getLogger("tandem.server")
 Register = Callable[[grpc.aio.Server], None]
 Work = Callable[[], Awaitable[None]]
-RESTARTS = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before each restart of a background task
 FIRST_SECONDS, EVERY_SECONDS = 1.5, 4.0  # of lines that name the stage of a start
-SOUND_SECONDS = 300.0  # after which a task has all restarts again
 
 _OPTIONS = (
     ("grpc.so_reuseport", 0),  # a port that is taken is an error, not a second server
@@ -94,41 +92,25 @@ class HostedService:
     watch: StepWatch | None = None  # detects hung steps
 
     def start(self, lifecycle: Lifecycle, health: HealthService, *names: str) -> list[asyncio.Task[None]]:
-        """Starts background tasks; `names` are not serving while one is down or a step hangs."""
-        troubles: set[str] = set()
+        """Starts background tasks, whose end ends the server; `names` are not serving while a step hangs."""
 
-        def changed(what: str, fine: bool) -> None:
-            (troubles.discard if fine else troubles.add)(what)
-            health.set(NOT_SERVING if troubles or not lifecycle.accepting else SERVING, *names)
+        def changed(fine: bool) -> None:
+            health.set(SERVING if fine and lifecycle.accepting else NOT_SERVING, *names)
 
         works = dict(self.background)
         if self.watch:
-            self.watch.changed = partial(changed, "step")
+            self.watch.changed = changed
             works["the watch over steps"] = self.watch.forever
-        return [
-            asyncio.create_task(keep(name, work, partial(changed, name)), name=name) for name, work in works.items()
-        ]
+        return [asyncio.create_task(_kept(name, work), name=name) for name, work in works.items()]
 
 
-async def keep(name: str, work: Work, changed: Callable[[bool], None]) -> None:
-    """Restarts a task with growing waits, reported as down by `changed` meanwhile; returns if it ended too often."""
-    clock, waits = asyncio.get_running_loop().time, iter(RESTARTS)
-    while True:
-        began = clock()
-        error: Exception = RuntimeError("it returned")
-        try:
-            await work()
-        except Exception as raised:
-            error = raised
-        changed(False)
-        waits = iter(RESTARTS) if clock() - began > SOUND_SECONDS else waits
-        wait = next(waits, None)
-        if wait is None:
-            log.critical("%s ended too often: the server stops", name, exc_info=error)
-            return
-        log.error("%s ended (%s): not ready until it runs again, in %g s", name, error, wait, exc_info=error)
-        await asyncio.sleep(wait)
-        changed(True)
+async def _kept(name: str, work: Work) -> None:
+    error: Exception = RuntimeError("it returned")
+    try:
+        await work()
+    except Exception as raised:
+        error = raised
+    log.critical("%s ended (%s): the server stops", name, error, exc_info=error)
 
 
 async def serve(
@@ -153,7 +135,8 @@ async def serve(
         ending.within(STOP_SECONDS, "the model is still loading")
         return 0
     hosted = building.result()
-    freeze_gc()
+    gc.collect()
+    gc.freeze()  # full collections of what is loaded paused requests for 0.2 s
     names = ("", f"tandem.v1.{hosted.service}")
     with config.startup.stage("listening"):
         health = await _listen(server, hosted, names)
@@ -207,17 +190,10 @@ async def _end(
 
 def _probe_server(config: ServeConfig) -> grpc.aio.Server:
     """Health checks alone, in clear text: Kubernetes' probes support neither TLS nor tokens. Raises CannotListen."""
-    interceptor = TransportInterceptor(config.security.limits, CallPolicy())
-    server = grpc.aio.server(interceptors=[interceptor], options=_PROBE_OPTIONS)
+    server = grpc.aio.server(interceptors=[TransportInterceptor(config.security.limits)], options=_PROBE_OPTIONS)
     if config.health_port is not None:
         bind("health_port", config.host, config.health_port, server.add_insecure_port)
     return server
-
-
-def freeze_gc() -> None:
-    """Excludes loaded objects from garbage collection: full collections paused requests for 0.2 s."""
-    gc.collect()
-    gc.freeze()
 
 
 async def _listen(server: grpc.aio.Server, hosted: HostedService, names: Sequence[str]) -> HealthService:

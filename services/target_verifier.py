@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 
 from tandem.engine.engine import OPENING_BYTES, Engine
 from tandem.engine.generator import check_tokens
 from tandem.engine.sequences import TargetSequence
 from tandem.rpc import wire
+from tandem.rpc.channel import TARGET
 from tandem.rpc.request_context import current
 from tandem.rpc.wire_sessions import distributions_from_wire, session_from_wire
 from tandem.services.calls import Context
 from tandem.services.duplex import answered_in_order
-from tandem.services.errors import ModelMismatch, VocabularyMismatch
-from tandem.services.generation import GenerateMethod
+from tandem.services.errors import ModelMismatch
+from tandem.services.generation import GenerateMethod, GeneratingService
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.identity import caller
 from tandem.services.security.limits import ServerLimits, check_name
@@ -38,19 +39,16 @@ from tandem.speculation.types import (
     Request,
     Rule,
     SparseDistribution,
-    SpeculationStats,
     TooLong,
 )
 from tandem.v1 import generation_pb2, target_verifier_pb2_grpc
 from tandem.v1 import target_verifier_pb2 as pb
 
 MOST_LAYERS = 8
-Note = Callable[[str, int, SpeculationStats, float], None]
-"""Called at a session's end: how, prompt tokens, the target's statistics, seconds open."""
 OPENING_SECONDS = 0.5  # wait for a slot; then the call fails, but its queue position is kept for a retry
 
 
-class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
+class TargetVerifierService(GeneratingService, target_verifier_pb2_grpc.TargetVerifierServicer):
     def __init__(
         self,
         engine: Engine,
@@ -60,28 +58,14 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         lease_seconds: float = 60.0,
         limits: ServerLimits | None = None,
         opening_seconds: float = OPENING_SECONDS,
-        note: Note | None = None,
     ) -> None:
-        self._engine, self._info, self._generate, self._lifecycle = engine, info, generate, lifecycle
+        super().__init__(TARGET, replace(info, max_unread_tokens=MAX_UNREAD), generate, engine.adapters)
+        self._engine, self._lifecycle = engine, lifecycle
         self._limits, self._opening_seconds = limits or ServerLimits(), opening_seconds
         self._waiting: Counter[str] = Counter()  # openings that wait for a slot, by caller
         self.sessions = SessionTable(time.monotonic, lease_seconds)
-        self._note = note
-        self.sessions.on_end.append(self._report_costs)
         self.checkout = Checkout(self.sessions, self._free)
         self._runs = VerifyRuns(self.sessions, info, self.checkout.using)
-
-    async def GetModelInfo(
-        self, request: pb.TargetVerifierGetModelInfoRequest, context: Context
-    ) -> pb.TargetVerifierGetModelInfoResponse:
-        adapters = tuple(self._engine.adapters.revisions.items())
-        info = replace(self._info, adapters=adapters, max_unread_tokens=MAX_UNREAD)
-        return pb.TargetVerifierGetModelInfoResponse(model=wire.info_to_wire(info))
-
-    def Generate(
-        self, request: pb.TargetVerifierGenerateRequest, context: Context
-    ) -> AsyncGenerator[pb.TargetVerifierGenerateResponse, None]:
-        return self._generate.stream(request, context.time_remaining())
 
     async def OpenSession(self, request: pb.OpenSessionRequest, context: Context) -> pb.OpenSessionResponse:
         key = session_key(caller(), request.session_id)
@@ -123,7 +107,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             self._check_new(key)
             call, total, prefix = current(), self._max_total(request), list(request.prefix)
             identity = call.id if call else ""
-            return self.sessions.admit(key, sequence, wanted, prefix, total, request.prompt_length, identity)
+            return self.sessions.admit(Session(key, sequence, wanted, prefix, total, request.prompt_length, identity))
         except Exception:
             sequence.close()
             raise
@@ -175,14 +159,6 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         steps, length = session.steps, len(session.tokens)
         return pb.CloseSessionResponse(closed=closed, steps=steps, committed_length=length)
 
-    async def stop(self) -> None:
-        for session in self.sessions:
-            self._report_costs(session, "stopped")
-
-    def _report_costs(self, session: Session, how: str) -> None:
-        if self._note and session.opened:
-            self._note(how, session.prompt_length, session.stats, time.perf_counter() - session.started)
-
     async def _free(self, session: Session) -> None:
         session.sequence.close()
 
@@ -198,8 +174,8 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             lease_seconds=self.sessions.lease_seconds,
             queue_seconds=sequence.queue_seconds - waited,
             prefill_seconds=sequence.compute_seconds - worked,
-            max_speculation_length=self._info.max_speculation_length,
-            rule=wire.rule_to_wire(session.request.rule),
+            max_speculation_length=self.info.max_speculation_length,
+            rule=wire.RULES[session.request.rule],
             processed_fields=session.request.sampling.processed,
             max_unread_tokens=MAX_UNREAD if session.request.rule is Rule.AGREEMENT else 0,
             adapter_revision=self._engine.adapters.revision(session.request.adapter),
@@ -207,7 +183,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
 
     def _check_open(self, request: pb.OpenSessionRequest) -> Request:
         """Returns the session's request. Raises InvalidField, TooLong, ModelMismatch, VocabularyMismatch."""
-        for name in ("tokenizer_sha256", "weights_revision", "dtype", "adapter", "adapter_revision"):
+        for name in ("weights_revision", "dtype", "adapter", "adapter_revision"):
             check_name(name, getattr(request, name))
         if not request.prefix:
             raise InvalidField("prefix", "empty: at least one token is needed")
@@ -215,13 +191,9 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             raise InvalidField(
                 "prompt_length", f"{request.prompt_length} is outside 1 to {len(request.prefix)}, the prefix's length"
             )
-        if request.tokenizer_sha256 and request.tokenizer_sha256 != self._info.tokenizer_sha256:
-            raise VocabularyMismatch(
-                f"the client's tokenizer {request.tokenizer_sha256[:12]} is not the target's "
-                f"{self._info.tokenizer_sha256[:12]}: draft and target must share a vocabulary"
-            )
+        self.check_tokenizer(request.tokenizer_sha256)
         for name in ("weights_revision", "dtype", "vocab_size"):
-            expected, ours = getattr(request, name), getattr(self._info, name)
+            expected, ours = getattr(request, name), getattr(self.info, name)
             if expected and expected != ours:
                 raise ModelMismatch(f"{name}: the client expects {expected}, but this target has {ours}")
         revision = self._engine.adapters.revision(request.adapter)
@@ -230,24 +202,24 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         total = self._max_total(request)
         if len(request.prefix) >= total:
             raise TooLong(f"the prefix has {len(request.prefix)} tokens and the sequence length is {total}")
-        check_tokens("prefix", list(request.prefix), self._info.vocab_size)
+        check_tokens("prefix", list(request.prefix), self.info.vocab_size)
         wanted = session_from_wire(request, features_granted(self._engine, request), total)
         self._engine.admit(wanted)
         return wanted
 
     def _max_total(self, request: pb.OpenSessionRequest) -> int:
-        limit = self._info.max_sequence_length
+        limit = self.info.max_sequence_length
         total = request.max_total_tokens if request.HasField("max_total_tokens") else limit
         if total > limit:
             raise TooLong(f"max_total_tokens: {total} is above the sequence length {limit}")
         return total
 
     def _check_draft(self, session: Session, request: pb.VerifyRequest) -> None:
-        drafted, most = len(request.draft_tokens), self._info.max_speculation_length
+        drafted, most = len(request.draft_tokens), self.info.max_speculation_length
         if drafted > most:
             raise InvalidField("draft_tokens", f"{drafted} tokens are above the maximum speculation length {most}")
-        check_tokens("draft_tokens", list(request.draft_tokens), self._info.vocab_size)
-        check_tokens("last_token", [request.last_token], self._info.vocab_size)
+        check_tokens("draft_tokens", list(request.draft_tokens), self.info.vocab_size)
+        check_tokens("last_token", [request.last_token], self.info.vocab_size)
         if request.base_length + drafted + 1 > session.max_total_tokens:
             raise TooLong(
                 f"base_length {request.base_length} and a round of up to {drafted + 1} tokens: "
@@ -261,7 +233,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             raise InvalidField("distributions", f"{len(request.distributions)}, but {rule.value} takes none")
         distributions = distributions_from_wire(request.distributions, request.draft_tokens)
         for i, each in enumerate(distributions):
-            check_tokens(f"distributions[{i}].token_ids", each.token_ids, self._info.vocab_size)
+            check_tokens(f"distributions[{i}].token_ids", each.token_ids, self.info.vocab_size)
         return distributions
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import contextlib
 import functools
 import io
@@ -19,7 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
 
+from tandem.checkpoints.adapter_files import AdapterChoice
 from tandem.checkpoints.tokenizers import Tokenizer
 from tandem.clients.distributed import connect_distributed, open_remote_draft
 from tandem.engine.batcher import Batcher
@@ -29,6 +33,7 @@ from tandem.engine.generators import Drafting, drafting_info, fused_generator, l
 from tandem.engine.loading import Loaded
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.structures import Structures
+from tandem.rpc import wire
 from tandem.rpc.channel import DRAFT, FUSED, TARGET, open_channel, stub
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.generation_client import GenerationClient
@@ -39,11 +44,10 @@ from tandem.rpc.verify_stream import RemoteVerifier
 from tandem.runners.loading import Shape
 from tandem.runners.protocol import Limits, Runner
 from tandem.services.draft_worker import DraftWorkerService
-from tandem.services.fused_server import FusedSpeculativeServerService
-from tandem.services.generation import GenerateMethod
+from tandem.services.errors import DOMAIN
+from tandem.services.generation import GenerateMethod, GeneratingService
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.config import Security
-from tandem.services.sessions.proposals import Proposals
 from tandem.services.sessions.table import SessionKey
 from tandem.services.target_verifier import OPENING_SECONDS, TargetVerifierService
 from tandem.speculation.draws import draw
@@ -64,7 +68,7 @@ from tandem.v1 import draft_worker_pb2, fused_speculative_server_pb2, target_ver
 from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
 from tandem.v1.fused_speculative_server_pb2_grpc import add_FusedSpeculativeServerServicer_to_server
 from tandem.v1.target_verifier_pb2_grpc import add_TargetVerifierServicer_to_server
-from tests.toy import END, VOCAB_SIZE, ToyConfig, ToyRunner, ToyTokenizer, adapted, toy_logits
+from tests.toy import BACKEND, END, VOCAB_SIZE, ToyConfig, ToyRunner, ToyTokenizer, adapted, toy_logits
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MAIN = str(REPOSITORY / "main.py")
@@ -158,9 +162,7 @@ class Site:
     engine: Engine | None
     lifecycle: Lifecycle
     verifier: TargetVerifierService | None = None
-    proposals: Proposals | None = None
     worker: DraftWorkerService | None = None
-    fused: FusedSpeculativeServerService | None = None
     method: GenerateMethod | None = None
 
     def client(self, credentials: Credentials | None = None) -> GenerationClient:
@@ -241,11 +243,11 @@ async def fused_site(
     generator = fused_generator(Loaded(engine, tokenizer), drafting, k, choice)
     reply = fused_speculative_server_pb2.FusedSpeculativeServerGenerateResponse
     generate = GenerateMethod(generator, reply, lifecycle, None)
-    service = FusedSpeculativeServerService(generator.info, generate, engine.adapters)
+    service: Any = GeneratingService(FUSED, generator.info, generate, engine.adapters)
     try:
         register = partial(add_FusedSpeculativeServerServicer_to_server, service)
         async with listening(register, interceptors=interceptors) as address:
-            yield Site(FUSED, address, generator, engine, lifecycle, fused=service, method=generate)
+            yield Site(FUSED, address, generator, engine, lifecycle, method=generate)
     finally:
         await batcher.close()
 
@@ -321,19 +323,19 @@ async def worker_site(
             stack.push_async_callback(client.close)
             generate = GenerateMethod(generator, draft_worker_pb2.DraftWorkerGenerateResponse, lifecycle, None)
             info = generator.info
-        proposals = Proposals(drafts, info, lifecycle, lease_seconds, security.limits if security else None)
-        service = DraftWorkerService(info, generate, proposals)
+        limits = security.limits if security else None
+        service = DraftWorkerService(info, generate, drafts, lifecycle, lease_seconds, limits)
         register = partial(add_DraftWorkerServicer_to_server, service)
         address = await stack.enter_async_context(listening(register, port, interceptors, security))
         engine = drafts.draft.engine if drafts.draft else None
-        yield Site(DRAFT, address, generator, engine, lifecycle, None, proposals, service, method=generate)
+        yield Site(DRAFT, address, generator, engine, lifecycle, worker=service, method=generate)
 
 
 @contextlib.asynccontextmanager
 async def remote_draft(
     draft_address: str,
     target: Runner | None = None,
-    seconds: float = 5.0,
+    seconds: float = HANG,
     tokenizer: Tokenizer | None = None,
     k: int | None = 5,
     credentials: Credentials | None = None,
@@ -357,6 +359,59 @@ async def raw_stub(address: str, service: str = TARGET, credentials: Credentials
     """The generated stub, for what no client of ours would send."""
     async with open_channel(address, credentials) as channel:
         yield stub(channel, service)
+
+
+class Refusal(Exception):
+    """A call that failed, as its status and details say."""
+
+    def __init__(self, error: grpc.RpcError) -> None:
+        self.code, self.message = error.code().name, error.details() or ""
+        self.reason = self.field = ""
+        self.retry_seconds: float | None = None
+        status = rpc_status.from_call(error)
+        for detail in status.details if status else ():
+            info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+            retry = error_details_pb2.RetryInfo()
+            if detail.Unpack(info):
+                assert info.domain == DOMAIN
+                self.reason = info.reason
+            elif detail.Unpack(bad):
+                (violation,) = bad.field_violations
+                self.field = violation.field
+            elif detail.Unpack(retry):
+                self.retry_seconds = retry.retry_delay.ToTimedelta().total_seconds()
+        super().__init__(f"{self.code} {self.reason} {self.field}: {self.message}")
+
+
+async def refusal(call: Any) -> Refusal:
+    """The refusal of a call that must fail, in the end if it is a stream."""
+    try:
+        if hasattr(call, "read"):
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        else:
+            await call
+    except grpc.RpcError as error:
+        return Refusal(error)
+    raise AssertionError("the call was answered; it should have been refused")
+
+
+PROMPT = list(b"the prompt, long enough for three chunks of prefill")
+
+
+def opening(
+    name: str = "s", prefix: Sequence[int] = PROMPT, sampling: SamplingParams = GREEDY, **rest: Any
+) -> target_verifier_pb2.OpenSessionRequest:
+    fields: dict[str, Any] = {"prompt_length": 1, "sampling": wire.sampling_to_wire(sampling)} | rest
+    return target_verifier_pb2.OpenSessionRequest(session_id=name, prefix=prefix, **fields)
+
+
+def verifying(
+    tokens: Sequence[int] = PROMPT, draft: Sequence[int] = (), name: str = "s", **rest: Any
+) -> target_verifier_pb2.VerifyRequest:
+    """A round after `tokens`."""
+    at = {"base_length": len(tokens), "last_token": tokens[-1]}
+    return target_verifier_pb2.VerifyRequest(session_id=name, draft_tokens=draft, **at, **rest)
 
 
 class GivenDraft:
@@ -390,14 +445,46 @@ def remote_verifier(client: VerifierClient, request: Request, stats: Speculation
     return RemoteRounds(RemoteSession(client, request, stats), stats)
 
 
-class RoundByRound:
-    """A servicer whose streams of rounds are answered by its own Verify, one round at a time."""
+def forbid_imports(monkeypatch: Any, *names: str) -> None:
+    """Imports of these modules, or of any of these packages, fail."""
+    real = builtins.__import__
 
-    Verify: Any
+    def refuse(name: str, *rest: Any, **more: Any) -> Any:
+        if name in names or name.split(".")[0] in names:
+            raise ImportError(name)
+        return real(name, *rest, **more)
 
-    async def VerifyStream(self, requests: Any, context: Any) -> AsyncIterator[Any]:
+    monkeypatch.setattr(builtins, "__import__", refuse)
+
+
+async def with_adapters(engine: Engine | None, *names: str) -> None:
+    """Gives a toy model adapters, each made from its name; red and blue if none is named."""
+    assert engine is not None
+    for name in names or ("red", "blue"):
+        await engine.adapters.add(AdapterChoice(name, name), BACKEND.adapter)
+
+
+class InFront:
+    """A servicer in front of another. A Verify of its own answers streams of rounds too."""
+
+    def __init__(self, inner: Any, methods: dict[str, Callable[..., Any]]) -> None:
+        self._inner = inner
+        methods = ({"VerifyStream": self._rounds} if "Verify" in methods else {}) | methods
+        for name, method in methods.items():
+            setattr(self, name, partial(method, inner))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def _rounds(self, inner: Any, requests: Any, context: Any) -> AsyncIterator[Any]:
         async for request in requests:
             yield await self.Verify(request, context)
+
+
+def in_front(site: Site, **methods: Callable[..., Any]) -> contextlib.AbstractAsyncContextManager[str]:
+    """A server in front of a site's; `methods` get its servicer, the request or requests, and the context."""
+    add: Any = add_TargetVerifierServicer_to_server if site.verifier else add_DraftWorkerServicer_to_server
+    return listening(partial(add, InFront(site.verifier or site.worker, methods)))
 
 
 async def forget(service: Any, key: SessionKey) -> None:

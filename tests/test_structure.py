@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "receipts": {"speculation", "engine", "checkpoints", "runners"},
     "clients": {"speculation", "engine", "rpc", "checkpoints", "runners", "v1"},
     "services": {"speculation", "engine", "rpc", "checkpoints", "runners", "clients", "receipts", "v1"},
-    "comparison": {"speculation", "clients", "rpc", "host", "workshops"},  # workshops: planning alone, see below
+    "comparison": {"speculation", "clients", "rpc", "host", "workshops", "cli"},  # cli: how an option is declared
     "cli": {
         "speculation",
         "engine",

@@ -99,7 +99,7 @@ class Choice:
         return {"token": text, "logprob": logprob, "bytes": list(spelt)}
 
 
-class Answer:
+class HttpAnswer:
     """The answer to one request."""
 
     def __init__(self, request: ParsedRequest, tokenizer: ChatTokenizer, info: ModelInfo, request_id: str) -> None:

@@ -20,7 +20,7 @@ from tandem.services.http.errors import HttpError, refused
 from tandem.services.http.exchange import Exchange
 from tandem.services.http.listener import Listener
 from tandem.services.http.service import HttpService
-from tandem.services.security.call_limits import MessageTimeout, TransportInterceptor, within
+from tandem.services.security.call_limits import MessageTimeout, within
 from tandem.services.security.config import Security
 
 Handler = Callable[[Call, Exchange], Awaitable[None]]
@@ -52,7 +52,7 @@ class HttpPort(Listener):
     ) -> None:
         super().__init__("http_port", address.host, address.port, security.tls)
         self._grpc_port, self._page = grpc_port, PAGE.read_bytes()
-        self._calls = TransportInterceptor(security.limits, security.policy(observers))
+        self._calls = security.interceptor(observers)
         guarded = security.tls is not None or security.tokens is not None
         own = ("localhost", socket.gethostname(), address.host, *address.allowed_hosts)
         self._names = (ANY,) if guarded else tuple(name.lower() for name in own)
@@ -101,7 +101,7 @@ class HttpPort(Listener):
 
     async def _called(self, exchange: Exchange, path: str, method: str) -> None:
         wanted, name, handler = self._route(path)
-        call = Call(PREFIX + name, exchange.metadata, self._calls.policy)
+        call = Call(PREFIX + name, exchange.metadata, self._calls)
         context: Any = exchange
         try:
             async with call.answered(context):

@@ -11,12 +11,12 @@ from typing import Any
 from google.protobuf.wrappers_pb2 import StringValue
 
 import tandem
-from tandem.rpc.request_context import Request, begin, current_span, set_prefix_scope
+from tandem.rpc.request_context import RequestContext, begin, current_span, set_prefix_scope
 from tandem.services.calls import Call
 from tandem.services.errors import NotAccepting, NotOffered, NotRead
 from tandem.services.generation import GenerateMethod, Generations
 from tandem.services.http import fields
-from tandem.services.http.answers import Answer, models
+from tandem.services.http.answers import HttpAnswer, models
 from tandem.services.http.errors import HttpError
 from tandem.services.http.exchange import Exchange
 from tandem.services.http.requests import ParsedRequest, RequestReader, own_names
@@ -60,7 +60,7 @@ class HttpService:
         given = await self._read(of, call, exchange)
         exchange.names = own_names(of, given)
         request = await (self._reader.chat(given) if of == "chat" else self._reader.completion(given))
-        begin(Request(call.request_id, current_span(), request.requests[0].adapter))
+        begin(RequestContext(call.request_id, current_span(), request.requests[0].adapter))
         if "cache_salt" in given:
             set_prefix_scope(caller(), given["cache_salt"])
         await self._answered(call, exchange, request)
@@ -74,7 +74,7 @@ class HttpService:
 
     async def _answered(self, call: Call, exchange: Exchange, request: ParsedRequest) -> None:
         seconds = self._generate.limits.unread_seconds
-        answer = Answer(request, self._reader.tokenizer, self._generate.generator.info, call.request_id)
+        answer = HttpAnswer(request, self._reader.tokenizer, self._generate.generator.info, call.request_id)
         work = Generations(self._generate, request.requests, None)
 
         async def send(sending: Awaitable[int]) -> None:

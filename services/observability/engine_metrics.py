@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +15,6 @@ from tandem.engine.adapter_registry import MOST, Adapters
 from tandem.engine.engine import Engine
 from tandem.engine.slots import SlotPool
 from tandem.services.lifecycle import Lifecycle
-from tandem.services.sessions.table import CountedSessions
 
 PARTS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     "slots": (("tandem:kv_slots", "count", "KV slots."), ("tandem:kv_slots_used", "used", "KV slots in use.")),
@@ -103,9 +102,7 @@ class States(Collector):
         read = partial(_counts, counts, label, of)
         self._add(name, help_text, (*of, label), read)
 
-    def watch_requests(
-        self, lifecycle: Lifecycle, sessions: Iterable[CountedSessions], slots: Sequence[SlotPool]
-    ) -> None:
+    def watch_requests(self, lifecycle: Lifecycle, sessions: Iterable[Sized], slots: Sequence[SlotPool]) -> None:
         def waiting() -> int:
             return sum(pool.waiting for pool in slots)
 

@@ -74,5 +74,10 @@ class PromptLog(CallObserver):
 
     def _log(self, call: Call, what: str, message: Any) -> None:
         name = call.path.rpartition("/")[2]
+        if getattr(message, "next_steps", ()):  # each of them is a reply of its own
+            first = type(message)()
+            first.CopyFrom(message)
+            first.ClearField("next_steps")
+            message = first
         text = text_format.MessageToString(message, as_one_line=True, as_utf8=True)
         prompts.info("%s of %s %s: %s", name, caller() or "anonymous", what, text)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sized
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, TypeVar
 
@@ -22,7 +22,7 @@ from tandem.services.generation import Watch
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.request_log import RequestLog
 from tandem.services.observability.spans import CallSpans
-from tandem.services.sessions.table import CountedSessions, SessionTable
+from tandem.services.sessions.table import SessionTable
 from tandem.services.shutdown import bounded, bounded_call
 from tandem.speculation.fallible import DrafterHealth
 from tandem.speculation.types import ModelInfo
@@ -36,29 +36,18 @@ log = logging.getLogger("tandem.server")
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, slots=True)
-class ObservabilityConfig:
-    """`metrics_port` None: off; 0: a free port. `otlp_endpoint` None: the OTEL_* variables, if set."""
-
-    metrics_host: str
-    metrics_port: int | None = None
-    otlp_endpoint: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.metrics_port is not None and not 0 <= self.metrics_port <= 65535:
-            raise ValueError(f"metrics_port: {self.metrics_port} is outside 0 to 65535")
-
-
 class Observability:
     """One server's metrics, log and traces. `http`: an HTTP port shows metrics. Raises ValueError."""
 
-    def __init__(self, config: ObservabilityConfig, role: str, http: bool = False) -> None:
+    def __init__(
+        self, role: str, host: str, port: int | None, otlp_endpoint: str | None = None, http: bool = False
+    ) -> None:
         self._role = role
-        self._counts = config.metrics_port is not None or (http and find_spec("prometheus_client") is not None)
+        self._counts = port is not None or (http and find_spec("prometheus_client") is not None)
         self.metrics: Metrics | None = None  # None: off, or before `loaded`
-        self._port = _metrics_port(config)
+        self._port = None if port is None else _metrics_port(host, port)
         self._scraping = ThreadPoolExecutor(1, "metrics page")  # so that a scrape delays no round
-        self._tracing: Tracing | None = open_tracing(config.otlp_endpoint, f"tandem-{role}")
+        self._tracing: Tracing | None = open_tracing(otlp_endpoint, f"tandem-{role}")
         self._log = RequestLog(role)
         self.observers: list[CallObserver] = [CallSpans(self._tracing)] if self._tracing else []
         self.observers.append(self._log)
@@ -96,7 +85,7 @@ class Observability:
         lifecycle: Lifecycle,
         batcher: Batcher,
         engines: Mapping[str, Engine],
-        sessions: Mapping[str, CountedSessions] | None = None,
+        sessions: Mapping[str, Sized] | None = None,
         drafter: DrafterHealth | None = None,
     ) -> None:
         """Observes finished engines of "target", "target_apart", "draft" and sessions that "verify" or "propose"."""
@@ -135,13 +124,11 @@ class Observability:
                 await bounded_call(self._tracing.close, "sending the last traces")
 
 
-def _metrics_port(config: ObservabilityConfig) -> MetricsPort | None:
-    if config.metrics_port is None:
-        return None
+def _metrics_port(host: str, port: int) -> MetricsPort:
     check_installed("metrics_port", "metrics", "prometheus_client", "uvicorn", "h11")
     from tandem.services.http.listener import MetricsPort
 
-    return MetricsPort(config.metrics_host, config.metrics_port)
+    return MetricsPort(host, port)
 
 
 def _build(info: ModelInfo) -> dict[str, str]:

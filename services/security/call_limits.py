@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -14,22 +14,22 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from tandem.rpc.request_context import prefix_scope
-from tandem.services.calls import Call, CallPolicy
+from tandem.services.calls import Call, CallObserver
 from tandem.services.errors import NotRead
-from tandem.services.security.identity import caller
+from tandem.services.observability.request_log import PromptLog
+from tandem.services.security.identity import OPEN, caller
 from tandem.services.security.limits import ConcurrencyLimit, ServerLimits
+from tandem.services.security.tokens import AcceptedTokens
 from tandem.speculation.types import InvalidField
 
 log = logging.getLogger("tandem.rpc")
 
-_HEALTH = "/grpc.health.v1.Health/"
 _SMALL = 4 * 1024
 _ROUND = 256 * 1024
 METHOD_BYTES = {
     "GetModelInfo": _SMALL,
     "CloseSession": _SMALL,
     "Check": _SMALL,
-    "Watch": _SMALL,
     "Verify": _ROUND,
     "VerifyStream": _ROUND,
 }
@@ -54,13 +54,19 @@ def fairness_key() -> tuple[str, str]:
 
 
 class TransportInterceptor(grpc.aio.ServerInterceptor):
-    """Answers every call by `policy`, malformed requests too; calls without a token are not parsed."""
+    """Answers every call, malformed requests too; without an accepted token none is parsed (`tokens` None: all are)."""
 
-    def __init__(self, limits: ServerLimits, policy: CallPolicy) -> None:
-        self.limits, self.policy = limits, policy
+    def __init__(
+        self,
+        limits: ServerLimits,
+        observers: Sequence[CallObserver] = (),
+        tokens: AcceptedTokens | None = None,
+        log_prompts: bool = False,
+    ) -> None:
+        self.limits, self.observers, self.tokens = limits, observers, tokens
+        self.prompts = (PromptLog(),) if log_prompts else ()
         self.calls = ConcurrencyLimit("calls", "yours", limits.max_calls_per_caller, limits.max_calls)
-        probes = ("calls", "yours", limits.max_probes_per_caller, limits.max_probes)
-        self.probes = {method: ConcurrencyLimit(*probes) for method in ("Check", "Watch")}
+        self.probes = ConcurrencyLimit("calls", "yours", limits.max_probes_per_caller, limits.max_probes)
 
     async def intercept_service(
         self,
@@ -68,24 +74,23 @@ class TransportInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
         handler = await continuation(handler_call_details)
-        return handler and Answer(self, handler, handler_call_details).handler()
+        return handler and AnsweredCall(self, handler, handler_call_details).handler()
 
     def count(self, call: Call) -> None:
         """Counts a call until its task ends. Raises LimitReached."""
         host = call.context.peer().rpartition(":")[0]  # of ipv4:HOST:PORT; all callers over a Unix socket are one
         _ORIGIN.set(host)
-        calls = self.probes.get(call.path.removeprefix(_HEALTH), self.calls)
-        who = host if call.path.startswith(_HEALTH) else origin()
+        calls, who = (self.probes, host) if call.path.startswith(OPEN) else (self.calls, origin())
         calls.begin(who)
         task = asyncio.current_task()
         assert task is not None, "a call is answered in a task"
         task.add_done_callback(lambda _: calls.end(who))
 
 
-class Answer:
+class AnsweredCall:
     def __init__(self, server: TransportInterceptor, handler: Any, details: grpc.HandlerCallDetails) -> None:
         self._server, self._handler = server, handler
-        self._call = Call(details.method, details.invocation_metadata or (), server.policy, bool(handler.stream_stream))
+        self._call = Call(details.method, details.invocation_metadata or (), server, bool(handler.stream_stream))
 
     def handler(self) -> grpc.RpcMethodHandler:
         if self._handler.unary_unary:

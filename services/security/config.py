@@ -11,8 +11,7 @@ import grpc
 from tandem.installing import check_installed
 from tandem.rpc.credentials import on_this_machine
 from tandem.rpc.endpoint_pool import bare_host
-from tandem.services.calls import CallObserver, CallPolicy
-from tandem.services.observability.request_log import PromptLog
+from tandem.services.calls import CallObserver
 from tandem.services.security.call_limits import TransportInterceptor
 from tandem.services.security.limits import MESSAGE_BYTES, ServerLimits
 from tandem.services.security.tls import TlsConfig, server_credentials
@@ -49,8 +48,8 @@ class Security:
                 f"give --tls_cert and --tls_key, or pass --insecure"
             )
 
-    def policy(self, observers: Sequence[CallObserver] = ()) -> CallPolicy:
-        return CallPolicy(observers, self.tokens, PromptLog() if self.log_prompts else None)
+    def interceptor(self, observers: Sequence[CallObserver] = ()) -> TransportInterceptor:
+        return TransportInterceptor(self.limits, observers, self.tokens, self.log_prompts)
 
     def server(
         self,
@@ -59,8 +58,8 @@ class Security:
         options: Sequence[tuple[str, int]] = (),
     ) -> grpc.aio.Server:
         """Creates a gRPC server. `behind`: further interceptors."""
-        interceptor = TransportInterceptor(self.limits, self.policy(observers))
-        return grpc.aio.server(interceptors=[interceptor, *behind], options=(*self.options(), *options))
+        interceptors = [self.interceptor(observers), *behind]
+        return grpc.aio.server(interceptors=interceptors, options=(*self.options(), *options))
 
     def options(self) -> Sequence[tuple[str, int]]:
         # Keepalive ends the calls of dead connections.

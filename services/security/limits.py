@@ -33,17 +33,14 @@ class LimitReached(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """None: no limit but KV slots and sequence length.
+    """None: no limit but KV slots and sequence length; of `max_prompt_bytes`: 64 per token of the latter.
 
-    `max_prompt_bytes` None: 64 per token of the sequence length. `max_proposal_...`: in total, half of it for one named
-    caller. `max_calls_per_caller`: by identity, or machine if anonymous. Probes: Check and Watch counted apart.
-    `message_seconds`: to receive a request. `unread_seconds`: until replies are read.
+    `max_calls_per_caller`: by identity, or by machine of the anonymous; probes have a limit of their own.
     """
 
     max_sessions_per_identity: int | None = None
     max_requests_per_identity: int | None = None
     max_prompt_bytes: int | None = None
-    max_proposal_sessions: int = 1024
     max_proposal_bytes: int = 256 * 1024 * 1024
     max_calls_per_caller: int = 1024
     max_calls: int = 4096

@@ -71,32 +71,20 @@ class Fence(enum.Enum):
     STALE = "stale"
 
 
-class CountedSessions:
-    """Totals of sessions, for metrics."""
-
-    opened = closed = expired = 0
-
-    def __len__(self) -> int:
-        raise NotImplementedError
-
-
 @dataclass(slots=True)
 class Session:
-    """`lock` serializes calls. `opened`: one succeeded. `recorded`: the last reply.
-
-    `steps`: begun. `started`: at admission. `request_id`: of the call that opened it.
-    """
+    """`opened`: an opening succeeded. `recorded`: the last reply. `steps`: begun. `request_id`: of its opening."""
 
     session_id: SessionKey
     sequence: TargetSequence
     request: Request
     tokens: list[int]
     max_total_tokens: int
-    expires: float
     prompt_length: int = 0
     request_id: str = ""
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    expires: float = 0.0  # set at admission
     opened: bool = False
     in_use: int = 0
     recorded_base: int = -1
@@ -128,10 +116,7 @@ class Session:
         self.tokens += tokens
 
     def resume(self, prefix: list[int], request: Request) -> None:
-        """Continues from `prefix`, equal to the tokens up to the shorter length. Raises SessionConflict.
-
-        A missing last round stays committed for a replay; otherwise `prefix` becomes the committed tokens.
-        """
+        """Continues from `prefix`; a missing last round stays committed for a replay. Raises SessionConflict."""
         common = min(len(prefix), len(self.tokens))
         if prefix[:common] != self.tokens[:common]:
             raise SessionConflict(f"session {self.session_id} is open with another prefix")
@@ -145,8 +130,10 @@ class Session:
             self.recorded_base, self.recorded = -1, None
 
 
-class SessionTable(CountedSessions):
+class SessionTable:
     """Sessions by id; each use renews a lease of `lease_seconds`."""
+
+    opened = closed = expired = 0
 
     def __init__(self, clock: Callable[[], float], lease_seconds: float) -> None:
         if lease_seconds <= 0:
@@ -169,24 +156,13 @@ class SessionTable(CountedSessions):
     def find(self, session_id: SessionKey) -> Session | None:
         return self._sessions.get(session_id)
 
-    def admit(
-        self,
-        session_id: SessionKey,
-        sequence: TargetSequence,
-        request: Request,
-        tokens: list[int],
-        max_total_tokens: int,
-        prompt_length: int = 0,
-        request_id: str = "",
-    ) -> Session:
+    def admit(self, session: Session) -> Session:
         """Raises SessionConflict if the id is in use or closed."""
+        session_id = session.session_id
         if session_id in self._sessions:
             raise SessionConflict(f"session {session_id} is open")
         self.check_new(session_id)
-        expires = self._clock() + self.lease_seconds
-        session = Session(
-            session_id, sequence, request, list(tokens), max_total_tokens, expires, prompt_length, request_id
-        )
+        session.expires = self._clock() + self.lease_seconds
         self._sessions[session_id] = session
         self.opened += 1
         self._ended.pop(session_id, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from argparse import Namespace
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -12,16 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tandem.cli.compare_flags import COMPARE_FLAGS, PROMPTS_PER_WORKLOAD, STARTED, CompareOptions, build_parser
-from tandem.cli.option import auto_or_count, built, credentials, numbers, split_list
+from tandem.cli.compare_flags import COMPARE_FLAGS, PROMPTS_PER_WORKLOAD, build_parser
+from tandem.cli.option import credentials, flags_of, split_list
 from tandem.comparison.links.settings import LINK_KINDS
 from tandem.comparison.measuring.architectures import COMPARED, HEADED
-from tandem.comparison.measuring.config import ONE_LENGTH, ComparisonConfig, parse_connect
+from tandem.comparison.measuring.config import ONE_LENGTH, STARTED, ComparisonConfig, parse_connect
 from tandem.comparison.measuring.workloads import BUILT_IN, Prompt, built_in_prompts, given_prompts, read_prompt_file
 from tandem.host.cores import parse_cores
 from tandem.host.devices import find_devices
-from tandem.speculation.sampling import member_named
-from tandem.speculation.types import Rule, SamplingParams
 from tandem.workshops.planning.host_placement import HostPlacement, place_on_cpus, place_on_gpus, place_on_neuron
 from tandem.workshops.planning.plan import PlanConfig
 from tandem.workshops.planning.shapes import holds_head
@@ -34,7 +33,7 @@ SPLIT = {architecture.name for architecture in COMPARED.values() if architecture
 EMULATING = {"rtt_ms", "bandwidth_mbps", "up_mbps", "jitter_ms"}
 
 
-def refuse_unused_flags(options: CompareOptions) -> None:
+def refuse_unused_flags(options: Namespace) -> None:
     """Raises ValueError for the first flag that others make ineffective."""
     given, started = options.given, started_here(options)
     for name, flag in COMPARE_FLAGS.items():
@@ -61,41 +60,27 @@ def refuse_unused_flags(options: CompareOptions) -> None:
         raise ValueError(f"head: is for the architecture {HEADED.name}, and it is not started here")
 
 
-def started_here(options: CompareOptions) -> set[str]:
-    return set(split_list(options.architectures)) - set(parse_connect(options.connect))
+def started_here(options: Namespace) -> set[str]:
+    return set(options.architectures) - set(parse_connect(options.connect))
 
 
 def _flag(name: str) -> str:
     return name.replace("_", "-")
 
 
-def build_config(options: CompareOptions) -> ComparisonConfig:
-    temperatures = numbers("temperature", options.temperature, float) or (0.0,)
-    return built(
-        ComparisonConfig,
-        options,
+def build_config(options: Namespace) -> ComparisonConfig:
+    own = {name: getattr(options, name) for name in flags_of(ComparisonConfig)}
+    return ComparisonConfig(
         prompts=choose_prompts(options),
         output_dir=options.output_dir or Path("results") / datetime.now().strftime("%Y%m%d-%H%M%S"),
-        architectures=split_list(options.architectures),
         connect=parse_connect(options.connect),
         credentials=credentials(options),
-        speculation_length=auto_or_count("speculation-length", options.speculation_length),
-        rtts_ms=numbers("rtt-ms", options.rtt_ms, float),
-        link=options.link[0],
-        other_links=options.link[1:],
-        concurrency=numbers("concurrency", options.concurrency, int),
-        rate=numbers("rate", options.rate, float),
-        capacity_ms=options.capacity,
-        temperatures=temperatures,
-        rules=tuple(member_named(Rule, "rule", name) for name in split_list(options.rule)),
-        sampling=built(SamplingParams, options, temperature=temperatures[0]),
         placement=placement_of(options, started_here(options)),
-        timeout_s=options.timeout,
-        startup_timeout_s=options.startup_timeout,
+        **own,
     )
 
 
-def choose_prompts(options: CompareOptions) -> tuple[Prompt, ...]:
+def choose_prompts(options: Namespace) -> tuple[Prompt, ...]:
     if options.prompt_file is not None and options.prompt:
         raise ValueError("prompt: give either --prompt or --prompt-file")
     if options.prompt_file is not None or options.prompt:
@@ -110,7 +95,7 @@ def choose_prompts(options: CompareOptions) -> tuple[Prompt, ...]:
     return built_in_prompts(split_list(options.workloads) if options.workloads is not None else BUILT_IN, per_workload)
 
 
-def placement_of(options: CompareOptions, started: Collection[str]) -> HostPlacement | None:
+def placement_of(options: Namespace, started: Collection[str]) -> HostPlacement | None:
     """Returns the cores of the servers of `started`; None: the system's choice. Raises ValueError.
 
     Neuron cores are always placed, because a process takes all cores unless some are named.
@@ -134,10 +119,10 @@ def placement_of(options: CompareOptions, started: Collection[str]) -> HostPlace
     return place(cores, draft, options.tp_degree)
 
 
-def _plan_of(options: CompareOptions) -> PlanConfig:
+def _plan_of(options: Namespace) -> PlanConfig:
     if options.model is None:
         raise ValueError("model: give --model DIR, whose config.json tells how it can be divided among cores")
-    length, draft = auto_or_count("speculation-length", options.speculation_length), options.draft_model
+    length, draft = options.speculation_length, options.draft_model
     return PlanConfig(
         instance="found",
         target_model=options.model,
@@ -151,7 +136,7 @@ def _plan_of(options: CompareOptions) -> PlanConfig:
     )
 
 
-def report_again(path: Path, options: CompareOptions) -> int:
+def report_again(path: Path, options: Namespace) -> int:
     """Analyses and reports the records of a run or of a first hour's bundle, complete or not."""
     from tandem.comparison.measuring.bundle import how_far, read_about, records_in
     from tandem.comparison.measuring.record_log import read_records
@@ -168,7 +153,7 @@ def report_again(path: Path, options: CompareOptions) -> int:
     return publisher(options)(measured)
 
 
-def publisher(options: CompareOptions) -> Callable[[RunData], int]:
+def publisher(options: Namespace) -> Callable[[RunData], int]:
     from tandem.comparison.report.publish import publish
 
     detail: Detail = "json" if options.json else "decision" if options.quiet else "all" if options.verbose else "short"

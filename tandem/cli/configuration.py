@@ -17,7 +17,6 @@ from tandem.engine.step_watch import parse_step_seconds
 from tandem.rpc.endpoint_pool import parse_addresses
 from tandem.runners.startup import Startup
 from tandem.services.http.address import HttpAddress
-from tandem.services.observability.setup import ObservabilityConfig
 from tandem.services.role_config import RoleConfig
 from tandem.services.roles import run_role
 from tandem.services.security.config import Security
@@ -58,7 +57,6 @@ def role_config(args: Options, model: str | None) -> RoleConfig:
         target_address=None if args.propose_only else with_default_ports(args.target_host, args.target_port),
         draft_address=args.draft_host,
         pipeline=member_named(Pipeline, "pipeline", args.pipeline),
-        observability=built(ObservabilityConfig, args),
         credentials=credentials(args),
         step_seconds=parse_step_seconds(args.step_seconds),
         defaults=request_defaults(args),

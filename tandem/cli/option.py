@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeAlias, TypeVar
 from tandem.cli.roles import BACKENDS
 from tandem.hints import hinted, meant
 from tandem.rpc.endpoint_pool import has_port, is_ipv6, joined
-from tandem.speculation.types import InvalidField
+from tandem.speculation.sampling import member_named
+from tandem.speculation.types import InvalidField, Rule
 
 if TYPE_CHECKING:
     from tandem.rpc.credentials import Credentials
@@ -30,8 +31,14 @@ SECONDS: TypeAlias = float
 ADDRESS: TypeAlias = str
 ADDRESSES: TypeAlias = str
 ADAPTERS: TypeAlias = str
+COUNT: TypeAlias = int | None  # and these are lists
+FLOATS: TypeAlias = tuple[float, ...]
+INTS: TypeAlias = tuple[int, ...]
+NAMES: TypeAlias = tuple[str, ...]
+RULES: TypeAlias = tuple[Rule, ...]
 PARSERS = {"int": int, "float": float, "SECONDS": float, "Path": Path}
 SHOWN = {"int": "N", "ADDRESS": "HOST:PORT", "ADDRESSES": "HOST:PORT[,...]", "ADAPTERS": "NAME=DIR,..."}
+SHOWN |= dict.fromkeys(("FLOATS", "INTS", "NAMES", "RULES"), "LIST")
 
 Parsed = TypeVar("Parsed")
 Config = TypeVar("Config")
@@ -66,7 +73,9 @@ class Flag:
         text = f"{backends[0]}: {self.text}" if len(backends) == 1 else self.text
         if self.default in (None, False, "", ()) or "default" in self.text:
             return text
-        return f"{text} (default: {f'{self.default:g}' if isinstance(self.default, float) else self.default})"
+        values = self.default if isinstance(self.default, tuple) else (self.default,)
+        shown = (f"{each:g}" if isinstance(each, float) else getattr(each, "value", f"{each}") for each in values)
+        return f"{text} (default: {','.join(shown)})"
 
     @property
     def options(self) -> dict[str, Any]:
@@ -76,6 +85,12 @@ class Flag:
         metavar = self.metavar or SHOWN.get(kind) or (kind if kind.isupper() else self.name.upper())
         repeated = {"action": "append"} if kind.startswith("tuple[") else {}
         return {**repeated, "type": PARSERS.get(kind, str), "metavar": metavar, "help": self.help}
+
+    def read(self, value: Any) -> Any:
+        """The value of the option's kind, from the command line's. Raises ValueError."""
+        if reader := READERS.get(self.kind):
+            return reader(self.name.replace("_", "-"), value)
+        return tuple(value) if isinstance(value, list) else value
 
     def spellings(self) -> list[str]:
         return [f"--{name}" if len(name) > 1 else f"-{name}" for name in (self.name, self.also) if name]
@@ -114,7 +129,7 @@ def flags_of(options: type, config: type | None = None) -> dict[str, Flag]:
     others = {each.name: each.default for each in fields(config) if each.default is not MISSING} if config else {}
     found: dict[str, Flag] = {}
     group = ""
-    for each in (each for each in fields(options) if each.metadata):
+    for each in (each for each in fields(options) if "text" in each.metadata):
         group = each.metadata["group"] or group
         default = others.get(each.name) if each.default is None else each.default
         parts = {**each.metadata, "group": group}
@@ -158,8 +173,11 @@ class OptionParser(argparse.ArgumentParser, Generic[Parsed]):
             written = " ".join(words.get(word, word) for word in unknown)
             self.error(f"unrecognized arguments: {written}{self._meant(unknown)}")
         found = vars(parsed)
-        repeated = {name: tuple(value) for name, value in found.items() if isinstance(value, list)}
-        values = {name: flag.default for name, flag in self._flags.items()} | found | repeated
+        try:
+            found |= {name: flag.read(found[name]) for name, flag in self._flags.items() if name in found}
+        except ValueError as error:
+            self.error(str(error))
+        values = {name: flag.default for name, flag in self._flags.items()} | found
         return self._parsed(argv=argv, given=frozenset(found) - {"role"}, **values)
 
     def _meant(self, unknown: Sequence[str]) -> str:
@@ -209,6 +227,15 @@ def auto_or_count(flag: str, text: str | None) -> int | None:
         return int(text)
     except ValueError:
         raise ValueError(f"{flag}: {text!r} is neither a number nor auto") from None
+
+
+READERS: Mapping[str, Callable[[str, str], Any]] = {
+    "COUNT": auto_or_count,
+    "FLOATS": partial(numbers, kind=float),
+    "INTS": partial(numbers, kind=int),
+    "NAMES": lambda flag, text: split_list(text),
+    "RULES": lambda flag, text: tuple(member_named(Rule, flag, name) for name in split_list(text)),
+}
 
 
 def with_default_ports(hosts: str, port: int) -> str:

@@ -43,7 +43,8 @@ def compare(
         prompts: texts or `Prompt`s; the built-in workloads if empty.
         output_dir: for comparison.json, report, records and logs. None: temporary, kept on failure.
         progress: whether to show progress on stderr.
-        settings: fields of `ComparisonConfig`, such as `model`, `architectures`, `rtts_ms`, `concurrency=(1, 4)`.
+        settings: fields of `ComparisonConfig`, named as the flags: `model`, `architectures`, `rtt_ms=(0.0, 20.0)`,
+            `concurrency=(1, 4)`.
 
     Raises:
         TypeError: for an unknown setting.

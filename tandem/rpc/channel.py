@@ -6,12 +6,13 @@ import functools
 import os
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
 from tandem.rpc.credentials import Credentials, pem_of
 from tandem.rpc.errors import TandemError, from_rpc
+from tandem.speculation.types import SpeculationStats
 from tandem.v1 import (
     draft_worker_pb2,
     draft_worker_pb2_grpc,
@@ -121,29 +122,24 @@ def stub(channel: grpc.aio.Channel, service: str) -> Any:
 Message = TypeVar("Message", bound=Any)
 
 
-class ByteCounts(Protocol):
-    bytes_up: int
-    bytes_down: int
-
-
-def sent(message: Message, counts: ByteCounts) -> Message:
-    counts.bytes_up += message.ByteSize()
+def sent(message: Message, stats: SpeculationStats) -> Message:
+    stats.bytes_up += message.ByteSize()
     return message
 
 
-def received(message: Message, counts: ByteCounts) -> Message:
-    counts.bytes_down += message.ByteSize()
+def received(message: Message, stats: SpeculationStats) -> Message:
+    stats.bytes_down += message.ByteSize()
     return message
 
 
 async def unary(
-    method: Callable[..., Awaitable[Any]], request: Any, counts: ByteCounts | None = None, **options: Any
+    method: Callable[..., Awaitable[Any]], request: Any, stats: SpeculationStats | None = None, **options: Any
 ) -> Any:
     """Returns the reply to `method` with gRPC's `options`. Raises TandemError."""
-    if counts is not None:
-        sent(request, counts)
+    if stats is not None:
+        sent(request, stats)
     try:
         reply = await method(request, **options)
     except grpc.RpcError as error:
         raise from_rpc(error) from None
-    return reply if counts is None else received(reply, counts)
+    return reply if stats is None else received(reply, stats)

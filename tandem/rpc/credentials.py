@@ -20,11 +20,9 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A caller's TLS files and token. Raises InvalidField with the flag's name.
+    """A caller's TLS files and token, as its flags. Raises InvalidField.
 
-    `ca` encrypts calls and authenticates the server, by `server_name` if given; `cert` and `key` are the caller's
-    (mTLS). The token is the only line of `token_file`, or `token_env`'s value; in clear text it stays on this machine,
-    unless `insecure`.
+    `cert`, `key`: the caller's own (mTLS). Without `insecure` the token leaves this machine only through TLS.
     """
 
     ca: str | None = None

@@ -10,9 +10,9 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
-from tandem.rpc.channel import ByteCounts, received, sent
+from tandem.rpc.channel import received, sent
 from tandem.rpc.errors import BrokenContract, TandemError, from_rpc
-from tandem.speculation.types import InvalidField
+from tandem.speculation.types import InvalidField, SpeculationStats
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
@@ -22,15 +22,14 @@ _SENT_KEPT = 1024  # messages with known sending times
 
 
 class ClientDuplex(ABC, Generic[Request, Reply]):
-    """One call; subclasses define messages, replies and what is owed.
+    """One call. Ends with the server's error, that of `_take`, or `patience()` seconds without an owed reply.
 
-    Ends with the server's error, an error of `_take` (InvalidField: the server `who` broke the contract), or
-    `patience()` seconds without an owed reply. `stats` counts bytes. Set `news` when a message may be ready.
+    `who`: the server, for errors. `stats` counts bytes. Set `news` when a message may be ready.
     """
 
     what = "the stream"  # in errors
 
-    def __init__(self, who: str, call: Any, stats: ByteCounts, patience: Callable[[], float]) -> None:
+    def __init__(self, who: str, call: Any, stats: SpeculationStats, patience: Callable[[], float]) -> None:
         self._who, self._call, self._stats, self._patience = who, call, stats, patience
         self.news = asyncio.Event()
         self._status = StreamStatus(call)

@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator
 import grpc
 
 from tandem.rpc import wire
-from tandem.rpc.channel import MESSAGES, open_channel, received, sent, stub, unary
+from tandem.rpc.channel import MESSAGES, open_channel, stub, unary
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.errors import TandemError, contract, from_rpc
-from tandem.rpc.request_context import MAX_REQUEST_ID, Request, current, current_span, new_id, outgoing, valid_id
+from tandem.rpc.request_context import MAX_REQUEST_ID, RequestContext, current, current_span, new_id, outgoing, valid_id
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, InvalidField, ModelInfo
 
 
@@ -20,8 +20,7 @@ class GenerationClient:
     def __init__(self, channel: grpc.aio.Channel, service: str) -> None:
         self._channel, self._service = channel, service
         self._stub, self._messages = stub(channel, service), MESSAGES[service]
-        self.bytes_up = 0
-        self.bytes_down = 0
+        self.bytes_up = self.bytes_down = 0
 
     @classmethod
     def connect(cls, address: str, service: str, credentials: Credentials | None = None) -> GenerationClient:
@@ -56,11 +55,12 @@ class GenerationClient:
         make = getattr(self._messages, f"{self._service}GenerateRequest")
         message = make(generation=wire.generation_to_wire(request))
         about, adapter, produced = _request(self._service, request_id), request.adapter, list[int]()
-        call = self._stub.Generate(sent(message, self), timeout=timeout, metadata=outgoing(about))
+        self.bytes_up += message.ByteSize()
+        call = self._stub.Generate(message, timeout=timeout, metadata=outgoing(about))
         failed = ""
         try:
             async for reply in call:
-                received(reply, self)
+                self.bytes_down += reply.ByteSize()
                 with contract(f"this {self._service}"):
                     if reply.WhichOneof("event") == "completion":
                         event: Chunk | GenerationEnd = wire.completion_from_wire(reply.completion)
@@ -88,9 +88,9 @@ class GenerationClient:
                 about.span.end(failed)
 
 
-def _request(service: str, given: str | None) -> Request:
+def _request(service: str, given: str | None) -> RequestContext:
     if given is not None and not valid_id(given):
         raise InvalidField("request_id", f"{given!r} is not 1 to {MAX_REQUEST_ID} visible ASCII characters")
     request, parent = current(), current_span()
     span = parent.child("generate", {"rpc.service": service}, "client") if parent else None
-    return Request(given or (request.id if request else new_id()), span)
+    return RequestContext(given or (request.id if request else new_id()), span)

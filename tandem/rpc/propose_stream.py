@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from tandem.rpc import wire_checks as check
 from tandem.rpc.channel import DRAFT, open_channel, stub
@@ -15,6 +15,7 @@ from tandem.rpc.errors import BrokenContract, TandemError
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.request_context import outgoing
 from tandem.rpc.wire_sessions import draft_from_wire, proposers_from_wire, proposing_to_wire
+from tandem.speculation.ahead import DraftingAhead
 from tandem.speculation.drafters import Drafter
 from tandem.speculation.errors import REQUESTS_OWN, Outcome
 from tandem.speculation.estimate import Estimate
@@ -26,29 +27,13 @@ from tandem.speculation.types import (
     Draft,
     InvalidField,
     ModelInfo,
-    Proposer,
     Request,
     SpeculationStats,
     model_part,
 )
-from tandem.speculation.verification_mode import LookaheadPolicy
 from tandem.v1 import draft_worker_pb2 as pb
 
 MOST_DRAFTED = 2**14  # between two replies: a worker answers at least every 33rd message
-
-
-class AdoptsDrafts(Protocol):
-    """A sequence of at most `end` tokens with remote drafts; see DraftingAhead."""
-
-    known: list[int]
-    end: int
-    drafted: int
-    heard: Callable[[], None] | None
-
-    @property
-    def lookahead(self) -> LookaheadPolicy: ...
-
-    def adopt(self, base: int, token_ids: Sequence[int], proposed_by: Sequence[Proposer] = ()) -> None: ...
 
 
 class StreamedDrafts:
@@ -68,7 +53,7 @@ class StreamedDrafts:
             self._client.health.skipped(self._stats)
         self._news.set()
 
-    async def run(self, ahead: AdoptsDrafts, prompt_length: int, ended: Callable[[], None] = lambda: None) -> None:
+    async def run(self, ahead: DraftingAhead, prompt_length: int, ended: Callable[[], None] = lambda: None) -> None:
         """Lets `ahead` adopt drafts until cancelled; calls `ended` when none come for a while."""
         ahead.heard = self.arrived
         while True:
@@ -80,7 +65,7 @@ class StreamedDrafts:
                 await self._news.wait()
                 self._news.clear()
 
-    async def _follow(self, ahead: AdoptsDrafts, prompt_length: int, ended: Callable[[], None]) -> None:
+    async def _follow(self, ahead: DraftingAhead, prompt_length: int, ended: Callable[[], None]) -> None:
         health = self._client.health
         try:
             limits = await self._client.info(self._client.seconds)
@@ -117,7 +102,7 @@ class StreamedDrafts:
             self._client.forget()
             self._client.health.failed(error)
 
-    def _take(self, reply: pb.ProposeResponse, stream: FollowedStream, ahead: AdoptsDrafts, vocab_size: int) -> None:
+    def _take(self, reply: pb.ProposeResponse, stream: FollowedStream, ahead: DraftingAhead, vocab_size: int) -> None:
         stream.check(reply)
         queued = check.seconds("queue_seconds", reply.queue_seconds, stream.seconds)
         computed = check.seconds("compute_seconds", reply.compute_seconds, stream.seconds)
@@ -141,7 +126,7 @@ class FollowedStream(ClientDuplex[pb.ProposeRequest, pb.ProposeResponse]):
         self,
         client: DraftClient,
         first: pb.ProposeRequest,
-        ahead: AdoptsDrafts,
+        ahead: DraftingAhead,
         limits: ModelInfo,
         take: Callable[[pb.ProposeResponse, FollowedStream], None],
         stats: SpeculationStats,
@@ -255,10 +240,9 @@ Convert = Callable[[pb.ProposeResponse, float], Draft]  # of a reply and its sec
 
 
 class WaitingDrafter(Drafter):
-    """One proposal session of a request, for a vocabulary of `vocab_size`.
+    """One proposal session of a request. Raises DrafterLate, DrafterRefused, TandemError.
 
-    A call takes at most the client's `seconds` and a share of the request's time. Raises DrafterLate if the share was
-    too short to blame the worker, DrafterRefused, or TandemError.
+    DrafterLate: the call's share of the request's time was too short to blame the worker.
     """
 
     def __init__(

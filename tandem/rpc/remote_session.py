@@ -8,6 +8,7 @@ import math
 import time
 import uuid
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tandem.rpc import wire_checks as check
@@ -17,7 +18,6 @@ from tandem.rpc.errors import BrokenContract, TandemError, contract
 from tandem.rpc.request_context import outgoing
 from tandem.rpc.verifier_client import VerifierClient, VerifierEndpoint
 from tandem.rpc.wire_sessions import (
-    VerdictBounds,
     check_applied,
     check_opened,
     distributions_to_wire,
@@ -41,7 +41,8 @@ class RemoteSession:
     def __init__(
         self, client: VerifierClient, request: Request, stats: SpeculationStats, inbox: FeatureInbox | None = None
     ) -> None:
-        self.client, self._options, self._stats, self._inbox = client, request, stats, inbox
+        self.client, self._stats, self._inbox = client, stats, inbox
+        self.wanted = replace(request, features=inbox.spec if inbox else None)  # without features if there are none
         self._adapter_revision = ""  # of the first verifier that opened the session: others must have the same
         self.endpoint = client.endpoint
         self.retry_budget = RetryBudget(client.retry_seconds, request.deadline, admission=client.deadlines.admission)
@@ -51,7 +52,6 @@ class RemoteSession:
         self._refreshed: tuple[VerifierEndpoint, int] | None = None  # where, and with how many tokens
         self._steps_read: dict[str, int] = {}  # of sessions that ran without waiting
         self.metadata = outgoing()  # of the request's streams, which are longer than the span that begins them
-        self.bounds = self._bounded()
         self.opening_rtt = 0.0  # seconds beside the prompt's: about a round trip
         self.max_unread = 0 if inbox or request.rule is not Rule.AGREEMENT else self.endpoint.max_unread
         """Tokens that a run may be ahead of those acknowledged; 0: no runs yet."""
@@ -74,10 +74,11 @@ class RemoteSession:
         self._stats.verifiers.append((*self.endpoint.signs, reply.adapter_revision))
         if self._inbox and not reply.HasField("features"):
             self._inbox.handed_out = False  # the verifier hands none out: no head drafts there
+            self.wanted = replace(self.wanted, features=None)
         elif self._inbox:
             self._stats.feature_bytes += len(reply.features.values)
             self._inbox.opened(reply.features.start, reply.features.values)
-        self.bounds, self.opened_at = self._bounded(), time.perf_counter()
+        self.opened_at = time.perf_counter()
         return reply
 
     async def _first(self, prefix: Sequence[int]) -> tuple[VerifierEndpoint, pb.OpenSessionResponse]:
@@ -139,8 +140,8 @@ class RemoteSession:
         reply = await self._call(endpoint, "OpenSession", request, seconds)
         took = time.perf_counter() - sent
         with contract(endpoint.name):
-            check_opened(request, reply, self._bounded().most_drafts, self._inbox.spec if self._inbox else None)
-        check_applied(endpoint.name, self._options, reply)
+            check_opened(request, reply, self.client.expected, self._inbox.spec if self._inbox else None)
+        check_applied(endpoint.name, self.wanted, reply)
         self.opening_rtt = max(0.0, took - reply.queue_seconds - reply.prefill_seconds)
         return reply
 
@@ -153,7 +154,7 @@ class RemoteSession:
         return self.retry_budget.before_another(self.client.deadlines.stall + more, _SHARE)
 
     def _opening(self, endpoint: VerifierEndpoint, prefix: Sequence[int]) -> pb.OpenSessionRequest:
-        request = opening_to_wire(self._options, prefix, self._prompt_length, self._inbox, self.client.expected)
+        request = opening_to_wire(self.wanted, prefix, self._prompt_length, self._inbox, self.client.expected)
         request.session_id = self._session_ids.setdefault(endpoint, uuid.uuid4().hex)
         request.tokenizer_sha256, request.adapter_revision = self.client.tokenizer_sha256, self._adapter_revision
         return request
@@ -188,13 +189,6 @@ class RemoteSession:
                 error.code, f"{error.message} (given up after {tried})", reason=error.reason, produced=error.produced
             )
         return wait
-
-    def _bounded(self) -> VerdictBounds:
-        expected, inbox = self.client.expected, self._inbox
-        features = inbox.spec if inbox and inbox.handed_out else None
-        vocab_size = expected.vocab_size if expected else check.MOST_TOKENS
-        most_drafts = expected.max_speculation_length if expected else check.MOST_ROWS
-        return VerdictBounds(vocab_size, most_drafts, self._options, features)
 
     def take_features(self, reply: pb.VerifyResponse) -> None:
         if self._inbox and reply.features:

@@ -25,7 +25,7 @@ Attributes = Mapping[str, str | int | float | bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RequestContext:
     """`span` None: untraced. `adapter`: of its port, if it names none."""
 
     id: str
@@ -33,7 +33,7 @@ class Request:
     adapter: str = ""
 
 
-_CURRENT: contextvars.ContextVar[Request | None] = contextvars.ContextVar("tandem_request", default=None)
+_CURRENT: contextvars.ContextVar[RequestContext | None] = contextvars.ContextVar("tandem_request", default=None)
 _SCOPE: contextvars.ContextVar[str] = contextvars.ContextVar("tandem_prefix_scope", default="")
 
 
@@ -45,7 +45,7 @@ def valid_id(given: str | None) -> bool:
     return given is not None and _ID.fullmatch(given) is not None
 
 
-def current() -> Request | None:
+def current() -> RequestContext | None:
     return _CURRENT.get()
 
 
@@ -65,7 +65,7 @@ def set_prefix_scope(identity: str, forwarded: str) -> None:
     _SCOPE.set(hashlib.sha256(named.encode()).hexdigest()[:32] if named else "")
 
 
-def begin(request: Request) -> None:
+def begin(request: RequestContext) -> None:
     _CURRENT.set(request)
 
 
@@ -73,7 +73,7 @@ def begin(request: Request) -> None:
 def within(span: Span) -> Iterator[None]:
     """Runs the block inside `span` and ends it. The block must not yield: it begins and ends in one task."""
     before = _CURRENT.get()
-    token = _CURRENT.set(Request(before.id if before else new_id(), span))
+    token = _CURRENT.set(RequestContext(before.id if before else new_id(), span))
     error = ""
     try:
         yield
@@ -88,7 +88,7 @@ def within(span: Span) -> Iterator[None]:
         span.end(error)
 
 
-def outgoing(request: Request | None = None) -> Metadata | None:
+def outgoing(request: RequestContext | None = None) -> Metadata | None:
     request = request or _CURRENT.get()
     scope: Metadata = ((PREFIX_SCOPE, _SCOPE.get()),) if _SCOPE.get() else ()
     if request is None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("tandem.tracing")
 
 Inner = TypeVar("Inner")
-Result = TypeVar("Result")
 
 _ASKED_BY = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
@@ -121,32 +120,29 @@ def traced(inner: Inner, opening: str = "open") -> Inner:
     return cast(Inner, _Traced(inner, span, opening)) if span else inner
 
 
+_SPANS = {"propose": "draft", "draft_bonus": "guess", "round": "round", "resume": "resume"}
+"""Of methods whose first argument is the tokens."""
+
+
 class _Traced:
     def __init__(self, inner: Any, span: Span, opening: str) -> None:
-        self._inner, self._span, self._opening = inner, span, opening
+        self._inner, self._span, self._spans = inner, span, {"open": opening, **_SPANS}
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+        method = getattr(self._inner, name)
+        return partial(self._spanned, self._spans[name], method) if self._spans.get(name) else method
 
-    async def _spanned(self, name: str, tokens: Sequence[int], work: Awaitable[Result], **about: Any) -> Result:
-        span = (current_span() or self._span).child(name, {"base_length": len(tokens), **about})
+    async def _spanned(
+        self, name: str, method: Callable[..., Awaitable[Any]], tokens: Sequence[int], *more: Any, **named: Any
+    ) -> Any:
+        about: dict[str, Any] = {"base_length": len(tokens)}
+        if more:
+            about |= {"k": more[0]} if isinstance(more[0], int) else {"cause": type(more[0]).__name__}
+        span = (current_span() or self._span).child(name, about)
         with within(span):
-            result = await work
+            result = await method(tokens, *more, **named)
             span.note(_outcome(result))
         return result
-
-    def open(self, prompt: Sequence[int]) -> Awaitable[None]:
-        work: Awaitable[None] = self._inner.open(prompt)
-        return self._spanned(self._opening, prompt, work) if self._opening else work
-
-    def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Awaitable[Draft]:
-        return self._spanned("draft", tokens, self._inner.propose(tokens, k, model_k), k=k)
-
-    def draft_bonus(self, tokens: Sequence[int]) -> Awaitable[Draft]:
-        return self._spanned("guess", tokens, self._inner.draft_bonus(tokens))
-
-    def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Awaitable[tuple[Draft, Verdict]]:
-        return self._spanned("round", tokens, self._inner.round(tokens, k, model_k))
 
     def send(self, tokens: Sequence[int], draft: Draft) -> asyncio.Future[Verdict]:
         # Rounds overlap, so their spans are children of the request's.
@@ -154,9 +150,6 @@ class _Traced:
         verdict: asyncio.Future[Verdict] = self._inner.send(tokens, draft)
         verdict.add_done_callback(partial(_answered, span))
         return verdict
-
-    def resume(self, tokens: Sequence[int], cause: Exception) -> Awaitable[None]:
-        return self._spanned("resume", tokens, self._inner.resume(tokens, cause), cause=type(cause).__name__)
 
 
 def _outcome(result: Any) -> Attributes:

@@ -106,13 +106,14 @@ class RoundStream(SessionStream):
         # InvalidField loses this round and the later ones. A stale round is answered alone: later ones may not be.
         if not self._unanswered:
             raise InvalidField("reply", "answers no open round")
-        asked, self._heard = self._unanswered[0], time.perf_counter()
+        asked, session, self._heard = self._unanswered[0], self._session, time.perf_counter()
+        took = self._heard - asked.sent
         try:
             verdict: Verdict | RoundsLost = answer_from_wire(
-                reply, asked.request, self._session.bounds, self._heard - asked.sent
+                reply, asked.request, session.wanted, session.client.expected, took
             )
-            self._session.take_features(reply)
-            self._session.retry_budget.progress()
+            session.take_features(reply)
+            session.retry_budget.progress()
         except RoundsLost as stale:
             verdict = stale
         self._unanswered.popleft()
@@ -241,15 +242,16 @@ class RunStream(SessionStream):
         check.count("messages_read", reply.messages_read, self._trips.sent)
         if not reply.replayed:
             check.count("committed_length", reply.committed_length, self._until)
-        own = check.seconds("server_seconds", reply.server_seconds)
+        own, session = check.seconds("server_seconds", reply.server_seconds), self._session
         rtt = self._trips.answered(reply.messages_read, own, again=True)
-        step = run_step_from_wire(reply, self._length, self._session.bounds, self._heard - self._began, rtt)
+        took = self._heard - self._began
+        step = run_step_from_wire(reply, self._length, session.wanted, session.client.expected, took, rtt)
         step.ended = self._heard
-        self._session.take_features(reply)
+        session.take_features(reply)
         self._length = reply.committed_length
         self._stopped = not set(self._stops).isdisjoint(step.token_ids)
-        self._session.retry_budget.progress()
-        self._session.count_step()
+        session.retry_budget.progress()
+        session.count_step()
         self.on_step(step)
 
     def _over(self, error: Exception) -> None:

@@ -31,43 +31,31 @@ from tandem.speculation.types import (
 )
 from tandem.v1 import generation_pb2 as pb
 
-_RULES = {
+RULES = {
     Rule.AGREEMENT: pb.VERIFICATION_RULE_AGREEMENT,
     Rule.REJECTION: pb.VERIFICATION_RULE_REJECTION,
 }
 
 
-def rule_to_wire(rule: Rule) -> pb.VerificationRule:
-    return _RULES[rule]
-
-
 def rule_from_wire(value: int) -> Rule:
     if value == pb.VERIFICATION_RULE_UNSPECIFIED:
         return Rule.AGREEMENT
-    return check.member("rule", value, _RULES, "verification rule")
+    return check.member("rule", value, RULES, "verification rule")
 
 
 def rule_name(value: int) -> str:
     # A message may name an unknown rule.
-    names = {int(known): rule.value for rule, known in _RULES.items()}
+    names = {int(known): rule.value for rule, known in RULES.items()}
     return names.get(value, str(value) if value else "nothing")
 
 
-_DRAFTS = {
+DRAFTS = {
     Drafts.AUTO: pb.DRAFTS_UNSPECIFIED,
     Drafts.NONE: pb.DRAFTS_NONE,
     Drafts.LOOKUP: pb.DRAFTS_LOOKUP,
     Drafts.MODEL: pb.DRAFTS_MODEL,
     Drafts.HEAD: pb.DRAFTS_HEAD,
 }
-
-
-def drafts_to_wire(drafts: Drafts) -> pb.Drafts:
-    return _DRAFTS[drafts]
-
-
-def drafts_from_wire(value: int) -> Drafts:
-    return check.member("drafts", value, _DRAFTS, "value")
 
 
 _OPTIONAL = ("max_new_tokens", "speculation_length", "max_total_tokens", "logprobs")
@@ -79,8 +67,8 @@ def generation_to_wire(request: GenerationRequest) -> pb.Generation:
     message = pb.Generation(
         sampling=sampling_to_wire(request.sampling, request.unset_sampling),
         report_margins=request.margins,
-        rule=rule_to_wire(request.rule),
-        drafts=drafts_to_wire(request.drafts),
+        rule=RULES[request.rule],
+        drafts=DRAFTS[request.drafts],
         **{name: getattr(request, name) for name in (*_OPTIONAL, *_PLAIN, *_TUPLES)},
     )
     if request.messages is not None:
@@ -107,7 +95,7 @@ def generation_from_wire(message: pb.Generation) -> GenerationRequest:
         sampling=sampling_from_wire(message.sampling),
         margins=message.report_margins,
         rule=rule_from_wire(message.rule),
-        drafts=drafts_from_wire(message.drafts),
+        drafts=check.member("drafts", message.drafts, DRAFTS, "value"),
         unset_sampling=frozenset(name for name in SAMPLING_FIELDS if not message.sampling.HasField(name)),
         **values,
     )

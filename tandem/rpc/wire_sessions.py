@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tandem.rpc import wire_checks as check
 from tandem.rpc.errors import TandemError
 from tandem.rpc.wire import (
-    drafts_from_wire,
-    drafts_to_wire,
+    DRAFTS,
+    RULES,
     logprobs_from_wire,
     logprobs_to_wire,
     rule_from_wire,
     rule_name,
-    rule_to_wire,
     sampling_from_wire,
     sampling_to_wire,
 )
@@ -75,7 +73,7 @@ def opening_to_wire(
         prefix=prefix,
         prompt_length=prompt_length,
         sampling=sampling_to_wire(request.sampling),
-        rule=rule_to_wire(request.rule),
+        rule=RULES[request.rule],
         report_margins=request.margins,
         logprobs=request.logprobs,
         weights_revision=expected.weights_revision if expected else "",
@@ -89,7 +87,7 @@ def opening_to_wire(
 
 def check_applied(where: str, request: Request, reply: pb.OpenSessionResponse) -> None:
     """Raises TandemError unless the server `where` applies every field."""
-    if reply.rule != rule_to_wire(request.rule) and (reply.rule or request.rule is not Rule.AGREEMENT):
+    if reply.rule != RULES[request.rule] and (reply.rule or request.rule is not Rule.AGREEMENT):
         raise TandemError(
             "FAILED_PRECONDITION",
             f"rule: {where} does not verify by {request.rule.value}, as requested; it reports {rule_name(reply.rule)}",
@@ -102,11 +100,11 @@ def check_applied(where: str, request: Request, reply: pb.OpenSessionResponse) -
 
 
 def check_opened(
-    asked: pb.OpenSessionRequest, reply: pb.OpenSessionResponse, most_drafts: int, features: FeatureSpec | None
+    asked: pb.OpenSessionRequest, reply: pb.OpenSessionResponse, info: ModelInfo | None, features: FeatureSpec | None
 ) -> None:
     """Checks the reply to an opening; `features`: those requested. Raises InvalidField."""
     known = len(asked.prefix)
-    check.count("committed_length", reply.committed_length, known + most_drafts + 1, known)
+    check.count("committed_length", reply.committed_length, known + _limits(info)[1] + 1, known)
     check.count("reused_length", reply.reused_length, reply.committed_length)
     check.count("max_unread_tokens", reply.max_unread_tokens, check.MOST_TOKENS)
     check.count("adapter_revision", len(reply.adapter_revision), check.MOST_NAME)
@@ -119,16 +117,13 @@ def check_opened(
         check.same_count("features.values", len(reply.features.values), size, f"bytes from position {start} on")
 
 
-@dataclass(frozen=True, slots=True)
-class VerdictBounds:
-    vocab_size: int
-    most_drafts: int
-    request: Request
-    features: FeatureSpec | None = None
+def _limits(info: ModelInfo | None) -> tuple[int, int]:
+    """Returns the vocabulary's size and the most draft tokens of a step."""
+    return (info.vocab_size, info.max_speculation_length) if info else (check.MOST_TOKENS, check.MOST_ROWS)
 
 
 def answer_from_wire(
-    reply: pb.VerifyResponse, asked: pb.VerifyRequest, bounds: VerdictBounds, seconds: float
+    reply: pb.VerifyResponse, asked: pb.VerifyRequest, request: Request, info: ModelInfo | None, seconds: float
 ) -> Verdict:
     """Converts a reply after `seconds`; a replay's draft may differ. Raises RoundsLost if stale, and InvalidField."""
     network_seconds = seconds - check.seconds("server_seconds", reply.server_seconds, seconds)
@@ -143,43 +138,47 @@ def answer_from_wire(
             raise InvalidField("accepted", f"{reply.accepted} of {len(draft)} drafts")
         if reply.accepted > same:
             raise InvalidField("token_ids", f"the id at {same} is not the draft's, and {reply.accepted} were accepted")
-    verdict = _verdict(reply, asked.base_length, min(reply.accepted, same), bounds, seconds)
+    verdict = _verdict(reply, asked.base_length, min(reply.accepted, same), request, info, seconds)
     check.count("next_steps", len(reply.next_steps), 0)
     verdict.network_seconds = network_seconds
     return verdict
 
 
 def run_step_from_wire(
-    reply: pb.VerifyResponse, base_length: int, bounds: VerdictBounds, seconds: float, rtt: float | None
+    reply: pb.VerifyResponse,
+    base_length: int,
+    request: Request,
+    info: ModelInfo | None,
+    seconds: float,
+    rtt: float | None,
 ) -> Verdict:
     """Converts a run's reply after `base_length` tokens; a replay may have been no step. Raises InvalidField."""
-    drafted = check.count("drafted", reply.drafted, bounds.most_drafts)
+    drafted = check.count("drafted", reply.drafted, _limits(info)[1])
     if reply.replayed:
         drafted = max(drafted, reply.accepted)
     if reply.accepted > drafted:
         raise InvalidField("accepted", f"{reply.accepted} of {drafted} drafts")
-    verdict = _verdict(reply, base_length, reply.accepted, bounds, seconds)
+    verdict = _verdict(reply, base_length, reply.accepted, request, info, seconds)
     verdict.network_seconds, verdict.drafted, verdict.copied = rtt, drafted, reply.copied
     return verdict
 
 
 def _verdict(
-    reply: pb.VerifyResponse, base_length: int, accepted: int, bounds: VerdictBounds, seconds: float
+    reply: pb.VerifyResponse, base_length: int, accepted: int, request: Request, info: ModelInfo | None, seconds: float
 ) -> Verdict:
-    count = len(reply.token_ids)
-    check.count("accepted", reply.accepted, bounds.most_drafts)
+    count, (vocab_size, most_drafts) = len(reply.token_ids), _limits(info)
+    check.count("accepted", reply.accepted, most_drafts)
     if count != reply.accepted + 1:
         raise InvalidField("token_ids", f"{count} with {reply.accepted} accepted drafts")
     if reply.committed_length != base_length + count:
         raise InvalidField("committed_length", f"{reply.committed_length} after {base_length} tokens and {count} more")
-    request = bounds.request
     if not (request.margins and request.rule is Rule.REJECTION and not reply.margins):
         check.same_count("margins", len(reply.margins), count if request.margins else 0, "tokens")
     check.same_count("logprobs", len(reply.logprobs), 0 if request.logprobs is None else count, "tokens")
-    each = bounds.features.position_bytes if bounds.features else 0
+    each = request.features.position_bytes if request.features else 0
     check.same_count("features", len(reply.features), each * count, f"bytes of {count} positions")
     return Verdict(
-        check.token_ids("token_ids", reply.token_ids, bounds.vocab_size),
+        check.token_ids("token_ids", reply.token_ids, vocab_size),
         accepted,
         check.seconds("queue_seconds", reply.queue_seconds, seconds),
         check.seconds("compute_seconds", reply.compute_seconds, seconds),
@@ -187,7 +186,7 @@ def _verdict(
         max(1, check.count("step_rows", reply.step_rows, check.MOST_ROWS)),
         check.count("step_width", reply.step_width, check.MOST_ROWS),
         check.count("step_tokens", reply.step_tokens, check.MOST_TOKENS),
-        logprobs_from_wire(reply.logprobs, bounds.vocab_size, request.logprobs or 0),
+        logprobs_from_wire(reply.logprobs, vocab_size, request.logprobs or 0),
     )
 
 
@@ -272,8 +271,7 @@ def draft_from_wire(
 ) -> Draft:
     """Returns a draft of up to `k` tokens, `seconds` after its request.
 
-    A worker's vocabulary may be larger: ids of `vocab_size` and above end the draft, but are invalid in distributions,
-    where truncation would bias the output.
+    Ids beyond `vocab_size` end the draft; in distributions they are invalid: cutting these would bias the output.
     """
     if len(reply.draft_tokens) > k:
         raise InvalidField("draft_tokens", f"{len(reply.draft_tokens)} where at most {k} were asked for")
@@ -295,7 +293,7 @@ def draft_from_wire(
 
 def proposing_to_wire(request: Request, message: draft_worker_pb2.ProposeRequest) -> None:
     message.sampling.CopyFrom(sampling_to_wire(request.sampling))
-    message.rule, message.drafts = rule_to_wire(request.rule), drafts_to_wire(request.drafts)
+    message.rule, message.drafts = RULES[request.rule], DRAFTS[request.drafts]
 
 
 def proposing_from_wire(message: draft_worker_pb2.ProposeRequest) -> Request:
@@ -304,7 +302,7 @@ def proposing_from_wire(message: draft_worker_pb2.ProposeRequest) -> Request:
     return Request(
         sampling=sampling_from_wire(message.sampling),
         rule=rule_from_wire(message.rule),
-        drafts=drafts_from_wire(message.drafts),
+        drafts=check.member("drafts", message.drafts, DRAFTS, "value"),
     )
 
 

@@ -12,7 +12,7 @@ log = logging.getLogger("tandem.vllm")
 
 _COUNTERS = {
     "steps": ("Steps of the engine that asked for drafts.", ()),
-    "rows": ("Rows of these steps, by where their draft came from (arrived, late, lookup, none).", ("source",)),
+    "rows": ("Rows of these steps, by where their draft came from (arrived, late, none).", ("source",)),
     "draft_tokens": ("Draft tokens given to the engine.", ("source",)),
     "accepted_tokens": ("Draft tokens that the engine accepted.", ("source",)),
     "wait_seconds": ("Seconds that steps waited for drafts.", ()),
@@ -26,7 +26,7 @@ _OF_WORKERS = {
 }
 
 
-class Counts:
+class DrafterCounts:
     """Counters by name and label; the engine's thread writes."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Counts:
 class Exporter:
     """A Prometheus collector. `workers`: address and _OF_WORKERS values."""
 
-    def __init__(self, counts: Counts, workers: Callable[[], Iterable[tuple[str, dict[str, float]]]]) -> None:
+    def __init__(self, counts: DrafterCounts, workers: Callable[[], Iterable[tuple[str, dict[str, float]]]]) -> None:
         self._counts, self._workers = counts, workers
 
     def collect(self) -> Iterable[Any]:

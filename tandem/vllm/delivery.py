@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable, Sequence
 
 from tandem.rpc.propose_stream import StreamedDrafts
+from tandem.speculation.ahead import DraftingAhead
+from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.estimate import Estimate
 from tandem.speculation.types import Proposer, Request, SpeculationStats
 from tandem.speculation.verification_mode import DraftPlan, LookaheadPolicy
 from tandem.vllm.rows import Held, Row
-from tandem.vllm.workers import Worker, Workers
+from tandem.vllm.workers import RowWorker, RowWorkers
 
 OnLoop = Callable[..., None]  # runs a function on the event loop, from another thread
 
@@ -33,9 +35,9 @@ class Arrivals:
 
 
 class DraftDelivery:
-    """Rows' sessions; a step may wait `budget_seconds` for its drafts of `k` tokens."""
+    """Rows' sessions; a step may wait `budget_seconds` for its drafts."""
 
-    def __init__(self, workers: Workers, k: int, budget_seconds: float, soon: OnLoop) -> None:
+    def __init__(self, workers: RowWorkers, k: int, budget_seconds: float, soon: OnLoop) -> None:
         self._workers, self._k, self._budget, self._soon = workers, k, budget_seconds, soon
         self._closing: set[asyncio.Task[None]] = set()
         self._step = 0
@@ -93,18 +95,18 @@ GREEDY = Request()  # vLLM takes drafts as certain: propose the likeliest tokens
 AHEAD_LENGTHS = 3  # of a step's draft: a late draft's first tokens are known
 
 
-class RowSession:
+class RowSession(DraftingAhead):
     """Follows `row` from its `known` tokens; drafts go to `row.held`, of which steps verify `k` tokens."""
 
-    def __init__(self, worker: Worker, row: Row, known: list[int], k: int, budget_seconds: float) -> None:
-        self.worker, self.known, self.end = worker, known, worker.target.max_length
-        self.lookahead = LookaheadPolicy(k, Estimate(), given=DraftPlan(AHEAD_LENGTHS * k, k, k))
-        self.drafted = 0
-        self.heard: Callable[[], None] | None = None
+    def __init__(self, worker: RowWorker, row: Row, known: list[int], k: int, budget_seconds: float) -> None:
+        plan, end = DraftPlan(AHEAD_LENGTHS * k, k, k), worker.target.max_sequence_length
+        given, stats, nobody = LookaheadPolicy(k, Estimate(), given=plan), SpeculationStats(), NgramDrafter()
+        super().__init__(nobody, given, lambda message: None, stats, known, end, k, drafts_here=False)
+        self.worker = worker
         self.awaited: Arrivals | None = None
         self._row, self._budget = row, budget_seconds
         self._step, self._length, self._stepped_at = 0, 0, 0.0  # of the oldest unanswered step but the first
-        self._drafts = StreamedDrafts(worker, GREEDY, worker.target.vocab_size, SpeculationStats())
+        self._drafts = StreamedDrafts(worker, GREEDY, worker.target.vocab_size, stats)
         following = self._drafts.run(self, len(known), self._came)
         self._task = asyncio.create_task(following, name="follow a row")
         worker.sessions += 1

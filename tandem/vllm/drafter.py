@@ -13,11 +13,11 @@ from typing import Any
 from numpy.typing import NDArray
 
 from tandem.clients.background_loop import BackgroundLoop
-from tandem.vllm.counts import Counts, Exporter, serve_metrics
+from tandem.vllm.counts import DrafterCounts, Exporter, serve_metrics
 from tandem.vllm.delivery import DraftDelivery
-from tandem.vllm.rows import Row, RowTable, copied
+from tandem.vllm.rows import Row, RowMatcher
 from tandem.vllm.settings import Settings, settings_of
-from tandem.vllm.workers import Worker, Workers, target_of
+from tandem.vllm.workers import RowWorker, RowWorkers, target_of
 
 log = logging.getLogger("tandem.vllm")
 
@@ -31,8 +31,8 @@ class RemoteDrafter:
     def __init__(self, vllm_config: Any, settings: Settings | None = None) -> None:
         self.settings = settings or settings_of(os.environ)
         self.target = target_of(vllm_config, self.settings.tokenizer_sha256)
-        self.counts = Counts()
-        self._table, self._lock = RowTable(), threading.Lock()
+        self.counts = DrafterCounts()
+        self._table, self._lock = RowMatcher(), threading.Lock()
         self._ended = time.monotonic()
         parallel = vllm_config.parallel_config
         # Every rank of a tensor-parallel group makes a drafter, and vLLM reads the drafts of the first.
@@ -69,7 +69,7 @@ class RemoteDrafter:
             if not self.counts.get("errors"):
                 log.exception("the drafter made a mistake; steps like this one go undrafted")
             self.counts.add("errors")
-            self._table = RowTable()
+            self._table = RowMatcher()
             return [[] for _ in sampled_token_ids]
 
     def close(self) -> None:
@@ -103,16 +103,13 @@ class RemoteDrafter:
 
     def _room(self, row: Row) -> int:
         # The target adds a token of its own.
-        return min(self.target.k, self.target.max_length - len(row.tokens) - 1)
+        return min(self.target.max_speculation_length, self.target.max_sequence_length - len(row.tokens) - 1)
 
     def _draft(self, row: Row) -> list[int]:
         room = max(0, self._room(row))
         late = row.held.base < len(row.tokens)
         drafted = row.draft(room)
         row.source = ("late" if late else "arrived") if drafted else "none"
-        if not drafted and self.settings.lookup and room:
-            drafted = copied(row.ids, self.settings.lookup, room)
-            row.source = "lookup" if drafted else "none"
         row.offered, row.drafted_at = len(drafted), len(row.tokens)
         self.counts.add("rows", row.source)
         if drafted:
@@ -124,9 +121,11 @@ class RemoteDrafter:
             return lambda: None
         return serve_metrics(Exporter(self.counts, self._workers.states), self.settings.metrics_port)
 
-    async def _connect(self) -> tuple[Workers, DraftDelivery]:
-        workers = Workers([Worker(address, self.target, self.settings) for address in self.settings.workers])
-        delivery = DraftDelivery(workers, self.target.k, self.settings.budget_ms / 1000, self._loop.soon)
+    async def _connect(self) -> tuple[RowWorkers, DraftDelivery]:
+        workers = RowWorkers([RowWorker(address, self.target, self.settings) for address in self.settings.workers])
+        delivery = DraftDelivery(
+            workers, self.target.max_speculation_length, self.settings.budget_ms / 1000, self._loop.soon
+        )
         self._looking = asyncio.create_task(self._look(workers), name="look after drafts")
         return workers, delivery
 
@@ -136,7 +135,7 @@ class RemoteDrafter:
         for worker in self._workers.all:
             await worker.close()
 
-    async def _look(self, workers: Workers) -> None:
+    async def _look(self, workers: RowWorkers) -> None:
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             if self._lock.acquire(blocking=False):  # otherwise a step is under way, and it is not idle

@@ -20,22 +20,17 @@ _CREDENTIALS = {
     "token_env": "token_env",
     "insecure": "insecure",
 }
-_BOUNDS = {"budget_ms": (0, 1e6), "answer_seconds": (1e-3, 1e6), "lookup": (0, 64), "metrics_port": (0, 65535)}
+_BOUNDS = {"budget_ms": (0, 1e6), "answer_seconds": (1e-3, 1e6), "metrics_port": (0, 65535)}
 _TRUE, _FALSE = ("1", "true", "yes"), ("", "0", "false", "no")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The drafter's settings. Raises InvalidField.
-
-    `budget_ms`: for drafts of a step; 0: none. `answer_seconds`: a worker silent for longer has failed. `lookup`:
-    shortest repetition copied without a draft; 0: off. `tokenizer_sha256` None: from local files, or unchecked.
-    """
+    """`budget_ms`: for drafts of a step; 0: none. `answer_seconds`: a worker silent for longer has failed."""
 
     workers: tuple[str, ...]
     budget_ms: float = 30.0
     answer_seconds: float = 2.0
-    lookup: int = 3
     metrics_port: int | None = None
     tokenizer_sha256: str | None = None
     credentials: Credentials = field(default_factory=Credentials)
@@ -91,7 +86,6 @@ _READ: Mapping[str, Callable[[str, str], Any]] = {
     "workers": _addresses,
     "budget_ms": _number,
     "answer_seconds": _number,
-    "lookup": _whole,
     "metrics_port": _whole,
     "tokenizer_sha256": lambda name, value: value,
 }

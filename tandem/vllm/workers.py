@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tandem.rpc.errors import TandemError
@@ -18,20 +17,10 @@ PADDING = 512  # smaller differences may be padding: 151,936 and 152,064
 PATIENCE = 3  # late steps in a row before steps stop waiting
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """vLLM's model. `k`: draft tokens per step. `tokenizer_sha256`: "" if unknown."""
-
-    vocab_size: int
-    max_length: int
-    k: int
-    tokenizer_sha256: str = ""
-
-
-class Worker(DraftClient):
+class RowWorker(DraftClient):
     """One DraftWorker. Except `patient` only for the event loop."""
 
-    def __init__(self, address: str, target: Target, settings: Settings) -> None:
+    def __init__(self, address: str, target: ModelInfo, settings: Settings) -> None:
         super().__init__(address, target.tokenizer_sha256, settings.answer_seconds, settings.credentials)
         self.target, self.sessions = target, 0
         self._late_steps, self._last_late = 0, -1
@@ -68,13 +57,13 @@ class Worker(DraftClient):
             self.health.ended()
 
 
-class Workers:
+class RowWorkers:
     """Rows keep their worker while it is well."""
 
-    def __init__(self, workers: Sequence[Worker]) -> None:
+    def __init__(self, workers: Sequence[RowWorker]) -> None:
         self.all = tuple(workers)
 
-    def for_row(self, own: Worker | None) -> Worker:
+    def for_row(self, own: RowWorker | None) -> RowWorker:
         """Returns `own` if it is up, else another worker."""
         if own is not None and own.health.up:
             return own
@@ -90,17 +79,13 @@ class Workers:
         ]
 
 
-def target_of(vllm_config: Any, tokenizer_sha256: str | None) -> Target:
-    """Reads vLLM's configuration. `tokenizer_sha256` None: from local files."""
-    model = vllm_config.model_config
+def target_of(vllm_config: Any, tokenizer_sha256: str | None) -> ModelInfo:
+    """Reads vLLM's configuration. `tokenizer_sha256` None: from local files; the result has "" if it is unknown."""
+    model, drafts = vllm_config.model_config, vllm_config.speculative_config
     if tokenizer_sha256 is None:
         tokenizer_sha256 = _fingerprint(str(getattr(model, "tokenizer", None) or model.model))
-    return Target(
-        int(model.get_vocab_size()),
-        int(model.max_model_len),
-        int(vllm_config.speculative_config.num_speculative_tokens),
-        tokenizer_sha256,
-    )
+    sizes = int(model.get_vocab_size()), int(model.max_model_len), int(drafts.num_speculative_tokens)
+    return ModelInfo(str(model.model), "", tokenizer_sha256, *sizes, kv_slots=0, dtype="", device="", backend="vllm")
 
 
 def _fingerprint(name: str) -> str:

@@ -12,7 +12,8 @@ import pytest
 import tandem
 from tandem.clients.messages import read_chat
 from tandem.clients.terminal import ClientConfig, run_client
-from tandem.services.fused_server import FusedSpeculativeServerService
+from tandem.rpc.channel import FUSED
+from tandem.services.generation import GeneratingService
 from tandem.speculation.types import GenerationRequest
 from tandem.v1.fused_speculative_server_pb2_grpc import add_FusedSpeculativeServerServicer_to_server
 from tests.http.site import door
@@ -50,7 +51,7 @@ async def test_a_chat_by_grpc_gets_the_tokens_that_it_gets_by_http(
 
     monkeypatch.setattr(ToyTokenizer, "render", render)
     async with door() as site:
-        service = FusedSpeculativeServerService(site.generate.generator.info, site.generate)
+        service = GeneratingService(FUSED, site.generate.generator.info, site.generate)
         register = partial(add_FusedSpeculativeServerServicer_to_server, service)
         async with listening(register) as address, tandem.AsyncClient(address) as client:
             by_http = await site.chat(messages=chat, return_token_ids=True, logprobs=True, max_tokens=9)
@@ -155,7 +156,7 @@ def test_a_file_of_messages_is_asked_at_a_terminal(tmp_path: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (None, "cannot be read: No such file"),
+        (None, "does not exist"),
         (b"\xff", "is not UTF-8 text"),
         (b"[", "is not JSON"),
         (b"{}", "is not a JSON list, as [{"),

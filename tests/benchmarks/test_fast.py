@@ -5,16 +5,27 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 import pytest
 
+from benchmarks import llama_peer
 from benchmarks.bandwidth import limit_of
+from benchmarks.bars import fused_bars, plain_bars
 from benchmarks.contenders import Answered
 from benchmarks.fast import main, parse
+from benchmarks.fast_report import Outcome
+from benchmarks.fast_table import quoted_table
 from benchmarks.figures import Sample, decoding, identity, quantile, speedup
+from benchmarks.llama_peer import Served, command, help_of
 from benchmarks.load import Load, measure_load
+from benchmarks.peers import PeerFailed
+from benchmarks.process_groups import ProcessGroups
+from tandem.comparison.measuring.environment import this_machine
 
 
 def sample(contender: str, prompt: str, ms: float, tokens: Sequence[int] = range(11)) -> Sample:
@@ -80,12 +91,72 @@ def test_every_level_answers_the_same_prompts_in_waves_of_its_size() -> None:
         (["--concurrency", "8,1"], "concurrency: 8,1 is not an ascending list"),
         (["--weights", "int8"], "weights: bfloat16 is not among them"),
         (["--sequence-length", "400"], "sequence-length: 400 has no room for a prompt of 400"),
+        (["--llama-server", "fused=/bin/true"], "llama-server: 'fused=/bin/true' is not PROGRAM or NAME=PROGRAM"),
+        (["--llama-server", "a=/bin/true", "--llama-server", "a=/b"], "llama-server: 'a=/b' is not PROGRAM"),
     ],
 )
 def test_bad_arguments_are_one_line(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(flags)
     assert message in capsys.readouterr().err
+
+
+def test_ratios_are_to_the_best_format_of_the_same_width_of_each_build() -> None:
+    ms = {
+        "llama.cpp Q4_1": 12.0,
+        "llama.cpp Q4_0": 4.0,
+        "llama.cpp Q4_K_M": 5.0,
+        "llama.cpp Q8_0": 3.0,
+        "ik Q4_K_M": 2.5,
+    }
+    samples = [sample(name, "a", each) for name, each in {"autoregressive as-stored": 2.0, **ms}.items()]
+    bars = {bar.title: bar.value for bar in plain_bars(samples, {}, ("llama.cpp", "ik"))}
+    assert bars["autoregressive as-stored / llama.cpp Q4_0"] == pytest.approx(2.0)
+    assert bars["autoregressive as-stored / ik Q4_K_M"] == pytest.approx(1.25)
+    samples += [sample("fused as-stored", "a", 1.0), sample("llama.cpp Q8_0, draft model", "a", 1.5)]
+    assert [bar.value for bar in fused_bars(samples, ("llama.cpp", "ik"))] == pytest.approx([1.5, 2.5])
+    table = quoted_table(Outcome(2, 11, ("llama.cpp", "ik"), samples=samples, remarks=["no Q9: why"]))
+    assert this_machine().processor in table and date.today().isoformat() in table and "no Q9: why." in table
+    assert "| llama.cpp, plain | – | 3.00 (Q8_0) | 4.00 (Q4_0, 2.00×) |" in table
+    assert "fused as-stored is 1.50 times as fast as llama.cpp's fastest, llama.cpp Q8_0, draft model." in table
+
+
+LLAMA_SERVER = """#!{python}
+import http.server, json, sys
+if "--help" in sys.argv:
+    sys.exit(print("--model --host --port --threads --run-time-repack"))
+assert "--run-time-repack" in sys.argv and "--cache-ram" not in sys.argv
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.answer(json.dumps({{"build_info": "b1"}}))
+    def do_POST(self):
+        count = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["n_predict"]
+        end = {{"stop": True, "tokens_predicted": count, "timings": {{"predicted_ms": 1.0}}}}
+        events = [*({{"tokens": [i], "stop": False}} for i in range(count)), end]
+        self.answer("".join("data: " + json.dumps(event) + "\\n\\n" for event in events))
+    def answer(self, text):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(text.encode())
+    def log_message(self, *what):
+        pass
+http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+"""
+
+
+def test_another_build_gets_the_flags_that_its_help_has(tmp_path: Path) -> None:
+    (program := tmp_path / "llama-server").write_text(LLAMA_SERVER.format(python=sys.executable))
+    program.chmod(0o755)
+    served = Served("ik Q4_0", str(program), "Q4_0", tmp_path / "model")
+
+    async def answered() -> Answered:
+        async with llama_peer.running(ProcessGroups(), served, 1, 1, 64, tmp_path / "log") as (server, info):
+            assert info.version == "b1"
+            return await server.answer([1, 2], 5)
+
+    assert asyncio.run(answered()).token_ids == (0, 1, 2, 3, 4)
+    with pytest.raises(PeerFailed, match="has no --spec-draft-model"):
+        command(replace(served, draft=tmp_path), 1, 1, 1, 64, help_of(str(program)))
 
 
 def test_without_peers_their_part_is_a_clear_line_for_each(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Serves the OpenAI API with vLLM's counters, without any model: `python fake_vllm.py DRAFTS PLAN` prints its port.
 
 Its text is always 1, 2, 3, ...; with DRAFTS tokens a draft, steps commit two tokens. PLAN: "leaves", the text differs
-from its fifth token on; "wavers", each text differs from the one before it at its fourth token.
+from its fifth token on.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         tokens = list(range(1, asked["max_tokens"] + 1))
         if PLAN == "leaves":
             tokens[4] = 99
-        if PLAN == "wavers":
-            tokens[3] = 100 + COUNTED.get("vllm:generation_tokens_total", 0)
         width = 2 if DRAFTS else 1
         steps = [tokens[:1], *(tokens[i : i + width] for i in range(1, len(tokens), width))]
         self.count(tokens, steps)

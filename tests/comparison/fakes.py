@@ -115,6 +115,6 @@ def run_of(records: Sequence[Record], connect: Mapping[str, str] | None = None) 
         for name in names
     )
     prompts = tuple(Prompt(name, "code", "text", False) for name in dict.fromkeys(r.prompt for r in records))
-    config = ComparisonConfig(prompts, Path("nowhere"), tuple(names), connect, head="a head")
+    config = ComparisonConfig(prompts, Path("nowhere"), architectures=tuple(names), connect=connect, head="a head")
     machine = Machine("Linux", "x86_64", "a processor", 2, None, "3.11")
     return RunData(config, machine, "2026-01-01T00:00:00+00:00", endpoints, records=list(records), ended=True)

@@ -20,7 +20,7 @@ def test_a_comparison_is_measured_written_and_returned(tmp_path: Path, capsys: p
         backend="toy",
         draft="model",
         draft_model="miss=0.3",
-        rtts_ms=(0.0, 8.0),
+        rtt_ms=(0.0, 8.0),
         max_new_tokens=8,
     )
     names = ["autoregressive", "distributed", "fused"]

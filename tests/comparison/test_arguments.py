@@ -11,7 +11,7 @@ import pytest
 from tandem.cli import compare
 from tandem.cli.compare import build_config, build_parser
 from tandem.comparison.measuring.config import ONE_LENGTH, ComparisonConfig
-from tandem.speculation.types import Rule
+from tandem.speculation.types import Rule, SamplingParams
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = "autoregressive, lookup, distributed, never_waiting, fused, remote_draft"
@@ -39,35 +39,18 @@ def test_servers_that_take_one_length_have_one_where_others_adapt(given: tuple[s
     assert config("--speculation-length", "6", "--device", "cpu").speculation_length == 6
 
 
-def test_hyphens_and_underscores_are_the_same() -> None:
-    found = config("--max_new_tokens", "8", "--num-runs", "2", "--top_p", "0.9", "--target_model", "X")
-    assert (found.max_new_tokens, found.num_runs, found.sampling.top_p, found.model) == (8, 2, 0.9, "X")
-
-
-def test_every_flag_reaches_the_configuration(tmp_path: Path) -> None:
+def test_values_of_flags_are_the_settings(tmp_path: Path) -> None:
     found = config(
-        *("--temperature", "0.7", "--top-k", "5", "--top-p", "0.8", "--min-p", "0.1", "--seed", "9"),
-        *("--dtype", "float32", "--weights", "q4", "--threads", "1", "--sequence-length", "256", "--batch", "2"),
-        *("--draft-model", "D", "--draft", "model", "--architectures", "fused, autoregressive"),
-        *("--adapters", "sql=a", "--draft-adapters", "sql=b", "--adapter", "sql"),
-        *("--connect", "fused=[::1]:50051", "--output-dir", str(tmp_path), "--timeout", "9"),
-        *("--workloads", "code,prose", "--prompts-per-workload", "1", "--rule", "rejection"),
+        *("--temperature", "0.7,1", "--top_k", "5", "--min-p", "0.1", "--seed", "9", "--rule", "rejection"),
+        *("--architectures", "fused, autoregressive", "--adapters", "sql=a", "--adapter", "sql", "--target_model", "X"),
+        *("--connect", "fused=[::1]:50051", "--output-dir", str(tmp_path), "--timeout", "9", "--concurrency", "1,4"),
+        *("--workloads", "code,prose", "--prompts-per-workload", "1"),
     )
-    sampling = found.sampling
-    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed) == (
-        0.7,
-        5,
-        0.8,
-        0.1,
-        9,
-    )
-    assert (found.dtype, found.weights, found.threads) == ("float32", "q4", 1)
-    assert (found.sequence_length, found.batch) == (256, 2)
-    assert (found.draft_model, found.draft, found.architectures) == ("D", "model", ("fused", "autoregressive"))
-    assert (found.adapters, found.draft_adapters, found.adapter) == ("sql=a", "sql=b", "sql")
-    assert (found.connect, found.output_dir, found.timeout_s) == ({"fused": "[::1]:50051"}, tmp_path, 9.0)
+    assert found.sampling == SamplingParams(temperature=0.7, top_k=5, min_p=0.1, seed=9)
+    assert (found.temperature, found.rule, found.concurrency) == ((0.7, 1.0), (Rule.REJECTION,), (1, 4))
+    assert (found.architectures, found.adapters, found.model) == (("fused", "autoregressive"), "sql=a", "X")
+    assert (found.connect, found.output_dir, found.timeout) == ({"fused": "[::1]:50051"}, tmp_path, 9.0)
     assert [prompt.kind for prompt in found.prompts] == ["code", "prose"]
-    assert (found.rules, config().rules) == ((Rule.REJECTION,), (Rule.AGREEMENT,))
 
 
 @pytest.mark.parametrize(
@@ -75,42 +58,29 @@ def test_every_flag_reaches_the_configuration(tmp_path: Path) -> None:
     [
         ("--temperature -1", "temperature: -1.0 is not a finite number >= 0"),
         ("--temperature warm", "temperature: 'warm' is not a list of numbers"),
-        ("--temperature 0.5,0.5", "temperature: a value is named twice"),
-        ("--rtt-ms 0,x", "rtt-ms: '0,x' is not a list of numbers"),
         ("--rtt-ms -1", "rtt-ms: -1 is not between 0 and 10000"),
         ("--rtt-ms 20,20", "rtt-ms: a value is named twice"),
         ("--bandwidth-mbps 0", "bandwidth-mbps: 0 is not between 0.01 and 100000"),
-        ("--link string", "link: 'string' is not one of emulated, trace"),
         ("--rule hope", "rule: 'hope' is not one of agreement, rejection"),
         ("--rtt-ms 5 --connect fused=a:1", "rtt-ms: only servers that are started here can be put"),
         ("--top-p 0", "top_p: 0.0 is outside (0, 1]"),
-        ("--seed -1", "seed: -1 is outside [0, 2**64)"),
         ("--max-new-tokens 0", "max-new-tokens: 0 is below 1"),
         ("--max-new-tokens 512", "max-new-tokens: 512 leaves no room for a prompt in a sequence length of 512"),
-        ("--speculation-length -1", "speculation-length: -1 is below 0"),
         ("--weights int3", "weights: 'int3' is not one of auto, bfloat16, float32, int8, q4, as-stored"),
-        ("--draft crystal", "draft: 'crystal' is not one of auto, hybrid, ngram, model"),
+        ("--draft crystal", "draft: 'crystal' is not one of auto, hybrid, model, eagle, ngram"),
         ("--timeout inf", "timeout: inf is not a finite number above 0"),
-        (
-            "--architectures diffused",
-            f"architectures: 'diffused' is not one of {NAMES}",
-        ),
+        ("--architectures diffused", f"architectures: 'diffused' is not one of {NAMES}"),
         ("--architectures fused,fused", "architectures: 'fused' is named twice"),
-        (
-            "--architectures ,",
-            f"architectures: name at least one of {NAMES}",
-        ),
+        ("--architectures ,", f"architectures: name at least one of {NAMES}"),
         ("--connect fused", "connect: 'fused' is not ARCH=HOST:PORT"),
         ("--connect x=host:1", "connect: 'x' is not one of autoregressive, "),
         ("--connect fused=a:1 --connect fused=b:2", "connect: 'fused' is named twice"),
         ("--workloads poetry", "workloads: 'poetry' is not one of counting_and_lists, "),
-        ("--prompts-per-workload 0", "prompts-per-workload: 0 is below 1"),
         ("--prompt-file /nowhere/prompts.txt", "prompt file /nowhere/prompts.txt does not exist"),
         ("--prompt a --workloads code", "workloads: the built-in prompts do not go together with your own"),
         ("--raw", "raw: is for your own prompts"),
         (f"--output-dir {__file__}/deeper", f"output-dir: {__file__} is not a directory"),
         ("--concurrency 0", "concurrency: 0 is not between 1 and 1000"),
-        ("--concurrency 1,1", "concurrency: a value is named twice"),
         ("--rate 0", "rate: 0 is not a finite number above 0 and at most 1000"),
         ("--mean-input-tokens 9", "mean-input-tokens: is for --concurrency and --rate, and neither is given"),
         ("--rate 1 --stddev-output-tokens 3", "stddev-output-tokens: is for --mean-output-tokens"),
@@ -119,45 +89,24 @@ def test_every_flag_reaches_the_configuration(tmp_path: Path) -> None:
             "--rate 1 --mean-input-tokens 500",
             "mean-input-tokens: 500 and 64 new tokens exceed a sequence length of 512",
         ),
-        ("--rate 1 --mean-output-tokens 0", "mean-output-tokens: 0 is not between 1 and 511"),
-        ("--rate 1 --max-num-completed-requests 0", "max-num-completed-requests: 0 is below 1"),
         ("--frobnicate", "unrecognized arguments: --frobnicate"),
         # without effect
         ("--quiet --verbose", "quiet: prints the decision alone, without the requests of --verbose"),
         ("--backend toy --threads 1", "threads: --backend toy does not take it; torch does"),
         ("--backend nxdi --device neuron", "device: --backend nxdi does not take it; torch does"),
-        (
-            "--backend nxdi --hand-out-features on",
-            "hand-out-features: --backend nxdi does not take it",
-        ),
         ("--draft-cores 1", "draft-cores: give --cores as well, which these are some of"),
         ("--cores 0-1", "cores: name the --device whose cores these are"),
         ("--device cpu --cores 0-", "cores: '0-' is not a list of cores, as in 0-3 or 0,2"),
-        (
-            "--device cpu --cores 0-3 --draft-cores 3 --draft-device cpu",
-            "draft-cores: --draft-device cpu leaves",
-        ),
-        (
-            "--device neuron --model tests/planning/configs/Llama-3.1-8B",
-            "device: no Neuron device is found here",
-        ),
-        (
-            "--backend nxdi",
-            "model: give --model DIR, whose config.json tells how it can be divided among cores",
-        ),
+        ("--device cpu --cores 0-3 --draft-cores 3 --draft-device cpu", "draft-cores: --draft-device cpu leaves"),
+        ("--device neuron --model tests/planning/configs/Llama-3.1-8B", "device: no Neuron device is found here"),
+        ("--backend nxdi", "model: give --model DIR, whose config.json tells how it can be divided among cores"),
         ("--architectures fused --connect fused=h:1 --cores 0", "cores: is for servers that are started here"),
-        (
-            "--architectures fused --pipeline on",
-            "pipeline: is for the architectures distributed and remote_draft",
-        ),
+        ("--architectures fused --pipeline on", "pipeline: is for the architectures distributed and remote_draft"),
         ("--link emulated", "link: is for --rtt-ms and --bandwidth-mbps, and neither is given"),
         ("--architectures autoregressive --draft_model m", "draft-model: is for architectures that draft"),
         ("--adapters a=b", "adapters: name the one that requests have with --adapter"),
         ("--adapter a", "adapter: give --adapters as well"),
-        (
-            "--architectures autoregressive --draft-adapters a=b",
-            "draft-adapters: is for architectures that draft",
-        ),
+        ("--architectures autoregressive --draft-adapters a=b", "draft-adapters: is for architectures that draft"),
         (
             "--draft eagle --draft_model m",
             "draft: eagle reads its target's features, and a target that asks for drafts",

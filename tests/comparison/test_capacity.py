@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from tandem.cli import compare
 from tandem.cli.compare import build_config
 from tandem.cli.compare_flags import build_parser
 from tandem.comparison.analysis.capacity import most_clients
-from tandem.comparison.analysis.comparison import read_comparison
 from tandem.comparison.measuring.conditions import Load, plan
 from tandem.comparison.measuring.config import CLIENTS, ComparisonConfig
 from tandem.comparison.measuring.loading import measure_loads
@@ -64,28 +61,3 @@ def test_every_user_asks_a_draft_of_its_own() -> None:
     asyncio.run(measure_loads([contender], asked, [condition], 0, lambda name, load: None, records.append))
     assert len(records) == 6 and all(len(generator.calls) > 1 for generator in generators[1:])
     assert {name for name, _ in second.calls} == {"second"}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("capacity") / "run"
-    arguments = [
-        "--backend", "toy", "--model", "step=0.01", "--draft", "model", "--draft-model", "miss=0.3,step=0.001",
-        "--architectures", "autoregressive,distributed,fused", "--prompt", "one", "--max-new-tokens", "10",
-        "--capacity", "1000", "--concurrency", "1,3", "--output-dir", str(folder),
-    ]  # fmt: skip
-    assert compare.main(arguments) == 0
-    return folder
-
-
-@pytest.mark.thorough
-def test_every_client_has_a_draft_of_its_own_and_the_page_has_what_a_target_serves(folder: Path) -> None:
-    found = read_comparison(folder / "comparison.json")
-    logs = {path.stem for path in (folder / "logs").glob("*.log")}
-    assert {"distributed", "distributed-2", "distributed-3"} <= logs and "fused-2" not in logs
-    assert found.capacity is not None
-    served = {one.architecture: one for one in found.capacity.served}
-    assert set(served) == {"autoregressive", "distributed", "fused"}
-    assert all((one.clients, one.at_least) == (3, True) and one.tokens_per_second for one in served.values())
-    page = (folder / "report.html").read_text().replace("\u00a0", " ")
-    assert "Clients of one target at 1000 ms a token" in page and "≥ 3" in page

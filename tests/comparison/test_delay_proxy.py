@@ -315,6 +315,3 @@ def test_a_line_that_it_does_not_understand_is_answered_with_an_error_and_change
     near, far = proxy.connected(listener)
     near.close()
     far.close()
-
-
-# --- arithmetic ---

@@ -16,7 +16,7 @@ from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint, baseline_of, deploy
 from tandem.launch import LAUNCH
 from tandem.rpc.credentials import Credentials
-from tandem.speculation.types import ModelInfo, SamplingParams
+from tandem.speculation.types import ModelInfo
 from tandem.workshops.planning.host_placement import CoreGroup, HostPlacement
 from tests.comparison.fakes import MODEL, prompt
 
@@ -130,8 +130,7 @@ def test_nxdi_servers_are_given_their_configuration() -> None:
     assert "--draft_neuron_config" in fused and "--draft_neuron_config" not in plain
     assert value(fused, "--pair") == "fused" and "--pair" not in plain
     for temperatures, pair in (((0.7,), "apart"), ((0.0, 0.7), "both")):
-        sampled = {"temperatures": temperatures, "sampling": SamplingParams(temperature=temperatures[0])}
-        assert value(turn("fused", backend="nxdi", **sampled)["fused"], "--pair") == pair
+        assert value(turn("fused", backend="nxdi", temperature=temperatures)["fused"], "--pair") == pair
     for command in (fused, plain):
         assert main.parser().parse_args(command[len(LAUNCH) :])
 

@@ -164,18 +164,6 @@ def lines_of(config: ComparisonConfig, kind: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["kind"] == kind]
 
 
-def test_divergences_are_shown_with_the_gap_of_a_second_pass_and_are_no_failure(
-    config: ComparisonConfig, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plain = FakeGenerator("autoregressive", margins=(5.0, 4.0, 0.5, 2.0, 1.0))
-    fused = FakeGenerator("fused", chunks=((1, 2, 8, 4, 5),))
-    assert run_comparison(config, Network(generators=[plain, fused]).connect) == 0
-    shown = capsys.readouterr().out
-    assert sum(line.split()[:2] == ["fused", "base"] for line in shown.splitlines()) == 2
-    assert gaps_of(written(config)) == [0.5, 0.5]
-    assert sum(request.margins for _, request in plain.calls) == 2
-
-
 def test_own_prompts_need_a_template_or_are_given_as_they_are(
     config: ComparisonConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:

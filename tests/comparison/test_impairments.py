@@ -15,7 +15,6 @@ from tandem.comparison.links.settings import (
     SEGMENT_BYTES,
     LinkSettings,
     TracedLink,
-    described,
     read_trace,
 )
 from tests.comparison.reference_queue import departures, generated
@@ -74,11 +73,6 @@ def test_a_file_that_is_no_trace_is_refused_in_one_line(lines: str, said: str, t
     with pytest.raises(ValueError, match=said) as error:
         read_trace(str(file))
     assert "\n" not in str(error.value) and str(error.value).startswith("link: trace")
-
-
-def test_a_trace_is_described_by_its_rate_and_its_outage(tmp_path: Path) -> None:
-    path = written(tmp_path, [0, 1, 2, 2002, 2003])
-    assert described(path) == f"{path}: 2.003 s, 0.03 Mbit/s on average, longest outage 2000 ms"
 
 
 # --- jitter, asymmetry ---

@@ -18,7 +18,7 @@ from tandem.comparison.measuring.loading import arrivals, load_turns, measure_lo
 from tandem.comparison.measuring.records import Failure, Record
 from tandem.comparison.measuring.run import Contender
 from tandem.comparison.measuring.workloads import Prompt
-from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, SamplingParams
+from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest
 from tests.comparison.fakes import ASKED, FakeGenerator, prompt, record
 
 BASE = Condition("base", "base", LinkSettings(), replace(ASKED, max_new_tokens=16))
@@ -39,7 +39,7 @@ def config(**changes: object) -> ComparisonConfig:
         output_dir=Path("nowhere"),
         concurrency=(1,),
         max_new_tokens=16,
-        sampling=SamplingParams(seed=7),
+        seed=7,
     )
     return replace(settings, **changes)  # type: ignore[arg-type]
 
@@ -121,7 +121,7 @@ def test_prompts_are_cut_to_exactly_the_drawn_length_and_outputs_ignore_the_end(
     assert sum(inputs) / 200 == pytest.approx(40, abs=3) and len(set(inputs)) > 10
     assert sum(outputs) / 200 == pytest.approx(20, abs=2) and len(set(outputs)) > 5
     assert all(request.ignore_end_of_sequence and request.text is None for request in requests)
-    assert found == asked(200, of) != asked(200, replace(of, sampling=SamplingParams(seed=1)))
+    assert found == asked(200, of) != asked(200, replace(of, seed=1))
     assert len({each.name for _, each in found}) == 200
     assert "".join(map(chr, requests[1].token_ids or ())).startswith("text of two\n\ntext of three")
 

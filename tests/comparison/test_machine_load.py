@@ -42,17 +42,10 @@ def watched(proc: Path, all_ours: bool = True, alone: bool = True) -> MachineLoa
     return watch.ended(all_ours)
 
 
-def test_what_is_not_our_own_is_that_of_others(proc: Path) -> None:
+def test_what_is_not_our_own_is_that_of_others_and_what_is_not_known_is_none(proc: Path) -> None:
+    assert asyncio.run(LoadWatch.started()).ended() == MachineLoad(17.0), "a system without these files"
     assert watched(proc) == MachineLoad(17.0, waiting=5, others=0.15, steal=0.2)
-
-
-def test_beside_servers_that_others_started_their_share_is_not_known(proc: Path) -> None:
     assert watched(proc, all_ours=False) == MachineLoad(17.0, waiting=5, others=None, steal=0.2)
-
-
-def test_a_system_without_these_files_tells_its_load_average_alone(proc: Path) -> None:
-    watch = asyncio.run(LoadWatch.started())
-    assert watch.ended() == MachineLoad(17.0)
 
 
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="no /proc here")

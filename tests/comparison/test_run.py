@@ -45,7 +45,7 @@ def three(calls: Calls) -> list[Contender]:
 
 def test_every_architecture_gets_the_same_requests_in_turn_and_the_first_place_rotates(tmp_path: Path) -> None:
     calls: Calls = []
-    run_of(tmp_path, three(calls), "one", "two", num_runs=2, sampling=SAMPLED, temperatures=(0.7,))
+    run_of(tmp_path, three(calls), "one", "two", num_runs=2, temperature=(0.7,), top_k=5, top_p=0.9, min_p=0.1, seed=42)
     assert {request.max_new_tokens for _, request in calls[:3]} == {8}, "they warm servers up"
     measured = calls[3:]
     assert "".join(name for name, _ in measured) == "abc" + "bca" + "cab" + "abc"
@@ -66,7 +66,7 @@ def test_a_recorded_link_begins_at_the_turn_so_that_all_meet_the_same_stretch(tm
             return None
 
     (path := tmp_path / "trace").write_text("1\n")
-    run_of(tmp_path / "out", three(calls), "one", "two", over=Link(), num_runs=2, link=f"trace:{path},{path}")
+    run_of(tmp_path / "out", three(calls), "one", "two", over=Link(), num_runs=2, link=(f"trace:{path},{path}",))
     assert begun[2:] == [(turn / 4, 3 + 3 * turn + place) for turn in range(4) for place in range(3)]
 
 
@@ -154,7 +154,7 @@ def test_every_length_is_calibrated_often_enough_by_short_requests_however_few_t
 
 def test_plain_decoding_and_drafts_of_known_cost_are_needed_for_a_prediction() -> None:
     def predicts(*names: str, **more: Any) -> bool:
-        return ComparisonConfig((prompt("a"),), Path("nowhere"), names, **more).predicts
+        return ComparisonConfig((prompt("a"),), Path("nowhere"), architectures=names, **more).predicts
 
     assert predicts("autoregressive", "fused") and not predicts("autoregressive", "fused", speculation_length=0)
     assert not predicts("fused", "distributed") and not predicts("autoregressive", "lookup")

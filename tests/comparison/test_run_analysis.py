@@ -99,7 +99,7 @@ def test_the_records_alone_give_the_same_report(folder: Path, found: Comparison,
     [
         (None, "does not exist"),
         ("", "line 1: not of a comparison's records"),
-        ('{"kind": "run", "format": 2}\n', "line 1: not of a comparison's records: no 'settings'"),
+        ('{"kind": "run", "format": 3}\n', "line 1: not of a comparison's records: no 'settings'"),
     ],
 )
 def test_a_file_that_is_no_records_is_one_line(

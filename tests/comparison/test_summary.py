@@ -33,7 +33,6 @@ def test_acceptance_counts_over_all_requests_by_position_and_proposer() -> None:
     )  # fmt: skip
     assert (found.rounds, found.drafted, found.accepted) == (12, 18, 11)
     assert (found.rate, found.mean_length, found.proposing) == pytest.approx((11 / 18, 23 / 12, 9 / 12))
-    assert found.by_position == (7 / 9, 4 / 9)
     assert (found.drafted_by, found.accepted_by) == ({"model": 8, "ngram": 1}, {"model": 2, "ngram": 1})
 
 

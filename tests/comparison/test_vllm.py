@@ -51,19 +51,16 @@ def test_servers_of_vllm_are_measured_with_their_own_counters(tmp_path: Path) ->
     assert of["lookup"].identical and of["lookup"].identical.count == 2
     (model,) = (endpoint.model for endpoint in found.endpoints if endpoint.architecture.name == "lookup")
     assert (model.backend, model.draft_name) == ("vLLM 0.0.fake", "its own n-gram")
-    (remark,) = [each for each in found.remarks if "against its own texts" in each]
-    assert "again, 2 of 2 are the same; asked for all of them at once, 2 of 2 are the same." in remark
 
 
-def test_where_a_text_leaves_plain_vllm_s_and_vllm_its_own_is_said(tmp_path: Path) -> None:
-    with running(plan="wavers") as plain, running(3, "leaves") as ngram:
+def test_where_a_text_leaves_plain_vllm_s_is_said(tmp_path: Path) -> None:
+    with running() as plain, running(3, "leaves") as ngram:
         found = compared(tmp_path, autoregressive=plain, lookup=ngram)
     lookup = found.base.of("lookup")
     assert lookup is not None and lookup.identical is not None
     same = lookup.identical
-    assert (same.count, same.total, same.divergences[0].position) == (0, 2, 3)
-    (remark,) = [each for each in found.remarks if "against its own texts" in each]
-    assert "again, 0 of 2 are the same (the earliest difference: token 3 of" in remark
+    assert (same.count, same.total, same.divergences[0].position) == (0, 2, 4)
+    assert any("may be its own doing" in remark for remark in found.remarks)
 
 
 @pytest.mark.parametrize(

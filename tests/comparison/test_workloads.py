@@ -17,11 +17,6 @@ def test_every_workload_has_at_least_four_prompts_with_names_of_their_own() -> N
     assert len({prompt.text for prompt in prompts}) == len(prompts)
 
 
-def test_prompts_are_chosen_by_kind_and_number() -> None:
-    prompts = built_in_prompts(["prose", "code"], per_workload=2)
-    assert [prompt.kind for prompt in prompts] == ["prose", "prose", "code", "code"]
-
-
 def test_every_non_empty_line_of_a_prompt_file_is_a_prompt(tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"
     path.write_text("\ufeffI believe\n\n   \n  the meaning of life  \r\n", encoding="utf-8")

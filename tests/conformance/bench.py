@@ -9,15 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
 
 from tandem.rpc.channel import FUSED, MESSAGES, open_channel, stub
 from tandem.rpc.duplex import StreamStatus
 from tandem.rpc.generation_client import GenerationClient
 from tandem.speculation.types import GenerationRequest, ModelInfo, SamplingParams
 from tandem.v1 import target_verifier_pb2 as pb
-from tests.support import HANG, Answer, Site, answer, let_all_expire, until
+from tests.support import HANG, Answer, Refusal, Site, answer, let_all_expire, until
 
 ARCHITECTURES = ("distributed", "fused", "draft_worker")
 TRANSPORTS = ("unary", "stream", "run")
@@ -41,39 +39,6 @@ COMBINATIONS = tuple(Combination(a, t, r) for r in RUNNERS for a in ARCHITECTURE
 
 class LeftOut(Exception):
     """A case that this server's limits leave no room for."""
-
-
-class Refused(Exception):
-    """A call that failed, as its status and details say."""
-
-    def __init__(self, error: grpc.RpcError) -> None:
-        self.code, self.message = error.code().name, error.details() or ""
-        self.reason = self.field = ""
-        self.retry_seconds: float | None = None
-        status = rpc_status.from_call(error)
-        for detail in status.details if status else ():
-            info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
-            retry = error_details_pb2.RetryInfo()
-            if detail.Unpack(info):
-                self.reason = info.reason
-            elif detail.Unpack(bad):
-                self.field = bad.field_violations[0].field
-            elif detail.Unpack(retry):
-                self.retry_seconds = retry.retry_delay.ToTimedelta().total_seconds()
-        super().__init__(f"{self.code} {self.reason} {self.field}: {self.message}")
-
-
-async def refused(call: Any) -> Refused:
-    """The refusal of a call that must fail."""
-    try:
-        if hasattr(call, "__aiter__"):
-            async for _ in call:
-                pass
-        else:
-            await call
-    except grpc.RpcError as error:
-        return Refused(error)
-    raise AssertionError("the call was answered; it should have been refused")
 
 
 @dataclass(slots=True)
@@ -181,11 +146,11 @@ class Rounds:
         self._stream = None
 
     async def send(self, request: pb.VerifyRequest) -> pb.VerifyResponse:
-        """Raises Refused. A stream on which no round came for the lease ends: the round goes over another."""
+        """Raises Refusal. A stream on which no round came for the lease ends: the round goes over another."""
         try:
             return await self._send(request)
         except (grpc.RpcError, asyncio.InvalidStateError) as error:  # the latter: the stream had ended before
-            refusal = Refused(self._status.error(error) if self._stream else error)
+            refusal = Refusal(self._status.error(error) if self._stream else error)
             self._stream = None
         if refusal.reason == "STREAM_IDLE":
             return await self.send(request)
@@ -205,10 +170,10 @@ class Rounds:
             raise AssertionError("a stream of rounds ended without a status")
         return reply
 
-    async def refused(self, request: pb.VerifyRequest) -> Refused:
+    async def refused(self, request: pb.VerifyRequest) -> Refusal:
         try:
             await self.send(request)
-        except Refused as refusal:
+        except Refusal as refusal:
             return refusal
         raise AssertionError("the round was answered; it should have been refused")
 

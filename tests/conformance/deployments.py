@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tandem.checkpoints.adapter_files import AdapterChoice
-from tandem.engine.engine import Engine
 from tandem.engine.model_config import ModelConfig
 from tandem.receipts.keys import open_keys
 from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, TARGET
@@ -34,9 +32,10 @@ from tests.support import (
     raw_stub,
     target_site,
     toy,
+    with_adapters,
     worker_site,
 )
-from tests.toy import BACKEND, ToyConfig
+from tests.toy import ToyConfig
 
 TOY_DRAFT = "salt=0,miss=0.3"
 LONGEST = 2 * MAX_UNREAD + 16
@@ -75,13 +74,6 @@ def _real_truth(prompt: tuple[int, ...], sampling: SamplingParams, count: int) -
 async def _plain_real(prompt: Sequence[int], sampling: SamplingParams, count: int) -> list[int]:
     """On the loaded target, without the server: called while it is idle, before a request needs slot 0."""
     return list(_real_truth(tuple(prompt), sampling, count))
-
-
-async def with_adapters(engine: Engine | None) -> None:
-    """Gives a toy target two adapters, each made from its name."""
-    assert engine is not None
-    for name in ("red", "blue"):
-        await engine.adapters.add(AdapterChoice(name, name), BACKEND.adapter)
 
 
 @contextlib.asynccontextmanager

@@ -9,9 +9,10 @@ from typing import Any
 
 from tandem.v1 import generation_pb2
 from tandem.v1 import target_verifier_pb2 as pb
-from tests.conformance.bench import Bench, LeftOut, refused
+from tests.conformance.bench import Bench, LeftOut
 from tests.conformance.sessions import GREEDY, Open
 from tests.support import HANG
+from tests.support import refusal as refused
 
 BFLOAT16 = generation_pb2.FEATURE_FORMAT_BFLOAT16
 

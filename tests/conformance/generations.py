@@ -15,10 +15,11 @@ from tandem.speculation.chat import ChatMessage
 from tandem.speculation.request import Drafts
 from tandem.speculation.types import Chunk, FinishReason, GenerationRequest, InvalidField, SamplingParams
 from tandem.v1 import generation_pb2
-from tests.conformance.bench import Bench, refused
+from tests.conformance.bench import Bench
 from tests.reliability.faults import Fault, Schedule
 from tests.services.prefill_sites import asks, prefill_site, wake
 from tests.support import HANG, Answer, answer, toy
+from tests.support import refusal as refused
 
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=0.9, top_k=40, top_p=0.95, seed=7)

@@ -7,8 +7,9 @@ from typing import Any
 
 from tandem.v1 import draft_worker_pb2 as pb
 from tandem.v1 import generation_pb2
-from tests.conformance.bench import Bench, refused
+from tests.conformance.bench import Bench
 from tests.support import HANG
+from tests.support import refusal as refused
 
 
 def _asking(bench: Bench, **changes: Any) -> pb.ProposeRequest:

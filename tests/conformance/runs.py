@@ -13,9 +13,9 @@ from tandem.rpc import wire
 from tandem.rpc.duplex import StreamStatus
 from tandem.v1 import generation_pb2
 from tandem.v1 import target_verifier_pb2 as pb
-from tests.conformance.bench import Bench, LeftOut, Refused
+from tests.conformance.bench import Bench, LeftOut
 from tests.conformance.sessions import GREEDY, SAMPLED, Open, opened
-from tests.support import HANG
+from tests.support import HANG, Refusal
 
 PAUSE = 0.2
 """Seconds in which a run that does not pause makes a step."""
@@ -49,7 +49,7 @@ class Run:
         try:
             return await reading
         except grpc.RpcError as error:
-            raise Refused(self._status.error(error)) from None
+            raise Refusal(self._status.error(error)) from None
 
     async def pauses(self) -> None:
         """Looks a little while for a step, of which none may come."""
@@ -69,10 +69,10 @@ class Run:
         while await self._reply() is not grpc.aio.EOF:
             pass
 
-    async def refused(self) -> Refused:
+    async def refused(self) -> Refusal:
         try:
             await self.ended()
-        except Refused as refusal:
+        except Refusal as refusal:
             return refusal
         raise AssertionError("the message was taken; it should have been refused")
 
@@ -282,7 +282,7 @@ async def paused_run_loses_its_lease(bench: Bench) -> None:
     assert bench.inside and bench.inside.target
     async with opened(bench) as session, running(session) as run:
         await run.send(0, 3)
-        with contextlib.suppress(Refused):  # a busy machine may need more than the lease to come here
+        with contextlib.suppress(Refusal):  # a busy machine may need more than the lease to come here
             await run.read(3)
             refusal = await run.refused()
             assert refusal.code == "NOT_FOUND" and refusal.reason in ("SESSION_EXPIRED", "STREAM_IDLE"), refusal

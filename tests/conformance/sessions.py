@@ -11,8 +11,9 @@ from typing import Any
 from tandem.rpc import wire
 from tandem.speculation.types import SamplingParams
 from tandem.v1 import target_verifier_pb2 as pb
-from tests.conformance.bench import Bench, Refused, Rounds, refused
-from tests.support import HANG, until
+from tests.conformance.bench import Bench, Rounds
+from tests.support import HANG, Refusal, until
+from tests.support import refusal as refused
 
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=0.9, top_k=40, top_p=0.95, seed=11)
@@ -189,7 +190,7 @@ async def expired_session_is_not_found(bench: Bench) -> None:
     """After its lease a session is NOT_FOUND and its slot free; opened again with its tokens it goes on."""
     assert bench.inside and bench.inside.target
     async with opened(bench) as session:
-        with contextlib.suppress(Refused):  # a busy machine may need more than the lease to come here
+        with contextlib.suppress(Refusal):  # a busy machine may need more than the lease to come here
             await session.rounds.send(session.round(0))
         await bench.inside.lease_runs_out()
         await bench.inside.all_free()
@@ -216,7 +217,7 @@ async def full_server_refuses_with_retry_info(bench: Bench) -> None:
             opening = pb.OpenSessionRequest(session_id=name, prefix=bench.prompt(), prompt_length=1)
             try:
                 await _open(bench, opening)
-            except Refused as refusal:
+            except Refusal as refusal:
                 assert (refusal.code, refusal.reason) == ("RESOURCE_EXHAUSTED", "NO_SLOT"), refusal
                 assert refusal.retry_seconds is not None and refusal.retry_seconds > 0, "no RetryInfo"
                 break
@@ -243,7 +244,7 @@ async def _open(bench: Bench, opening: pb.OpenSessionRequest) -> Any:
     try:
         return await bench.stub.OpenSession(opening, timeout=HANG)
     except grpc.RpcError as error:
-        raise Refused(error) from None
+        raise Refusal(error) from None
 
 
 async def broken_connection_keeps_the_session(bench: Bench) -> None:

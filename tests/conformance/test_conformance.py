@@ -73,12 +73,6 @@ def test_every_guarantee_has_a_case() -> None:
     assert proved == {f"G{n}" for n in range(1, 12)}, "G12 is proved with processes: tests/services/test_stopping.py"
 
 
-def test_a_case_runs_or_says_why_not() -> None:
-    assert all(any(not entry.left_out(c) for c in COMBINATIONS) for entry in CASES)
-    assert len({entry.name for entry in CASES}) == len(CASES)
-    assert all(entry.says.endswith(".") for entry in CASES)
-
-
 def test_the_page_lists_every_status_that_a_server_gives() -> None:
     page = (REPOSITORY / "docs" / "sessions.md").read_text(encoding="utf-8")
     http = [(None, code, reason) for reason, (code, *_) in REASONS.items()]

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from tandem.checkpoints.adapter_files import AdapterChoice
 from tandem.engine.prefix_cache import PrefixCache
 from tandem.rpc.channel import DRAFT
 from tandem.rpc.verifier_client import Deadlines
@@ -38,9 +37,10 @@ from tests.support import (
     target_site,
     toy,
     until,
+    with_adapters,
     worker_site,
 )
-from tests.toy import BACKEND, ToyRunner
+from tests.toy import ToyRunner
 
 DEADLINES = Deadlines(open=2.0, verify=0.4, close=0.4, admission=20.0)
 SECONDS = 90.0
@@ -77,13 +77,6 @@ async def _expire(service: TargetVerifierService, session_id: str) -> bool:
         return False
     await let_expire(service, session)
     return True
-
-
-async def _add_adapters(site: Site) -> None:
-    """Gives a target the adapters that requests name, and a worker's model its own of one of these names."""
-    for name in dict.fromkeys(ADAPTERS if site.service != DRAFT else ADAPTERS[-2:-1]):
-        if name and site.engine:
-            await site.engine.adapters.add(AdapterChoice(name, name), BACKEND.adapter)
 
 
 PREFIX_PAGES = 3
@@ -134,7 +127,7 @@ class Deployment:
         if engine := entered.engine:  # so few pages that they are replaced all the time
             assert isinstance(engine.runner, ToyRunner)
             engine.prefixes = PrefixCache(engine.runner, engine.runner.page_store(PREFIX_PAGES), PREFIX_PAGES)
-            await _add_adapters(entered)
+            await with_adapters(engine, *(("red",) if entered.service == DRAFT else ()))
         self.sites.append(entered)
         return entered
 
@@ -155,7 +148,7 @@ class Deployment:
         """Tokens depend on drafts there, but every random number is seeded: faults change nothing."""
         ask = replace(ask, rule=Rule.REJECTION)
         async with target_site(toy()) as calm, distributed(calm.address, self.draft) as (generator, _):
-            await _add_adapters(calm)
+            await with_adapters(calm.engine)
             undisturbed = await by_generate(generator.generate, ask, again=1)
         ended = await self.distributed(Pipeline.OFF, ask)
         return replace(ended, expected=tuple(undisturbed.tokens))

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
-from unittest.mock import patch
 
 import grpc
 from hypothesis import strategies as st
@@ -180,8 +179,7 @@ def fuzzed_servers() -> Iterator[Servers]:
     assert ready.wait(HANG) and not failed, failed
     channels = {name: grpc.insecure_channel(site.address) for name, site in sites.items()}
     try:
-        with patch("tandem.services.verify_runs.OPENING_COMES", 0.05):  # many announce openings that never come
-            yield Servers(sites, channels, loops[0])
+        yield Servers(sites, channels, loops[0])
     finally:
         for channel in channels.values():
             channel.close()

@@ -57,7 +57,7 @@ class Way:
             all(site.engine is None or site.free == site.engine.slots.count for site in self.sites)
             and all(site.engine is None or not site.engine.slots.waiting for site in self.sites)
             and not any(len(site.verifier.sessions) for site in self.sites if site.verifier)
-            and not any(len(site.proposals.sessions) for site in self.sites if site.proposals)
+            and not any(len(site.worker.sessions) for site in self.sites if site.worker)
             and all(site.lifecycle.running == 0 for site in self.sites)
             and not self.closes
         )
@@ -151,8 +151,8 @@ async def sessions_methods() -> AsyncIterator[Way]:
 async def proposals_methods() -> AsyncIterator[Way]:
     pb = draft_worker_pb2
     async with worker_site(None, "", 1, lease_seconds=FOR_EVER) as site:
-        proposals = site.proposals
-        assert proposals is not None
+        worker = site.worker
+        assert worker is not None
 
         async def ask() -> tuple[int, ...]:
             tokens = list(b"abcab")
@@ -168,7 +168,7 @@ async def proposals_methods() -> AsyncIterator[Way]:
 
             drafted, over = asyncio.Event(), False
             try:
-                async with contextlib.aclosing(proposals.stream(messages())) as replies:
+                async with contextlib.aclosing(worker.Propose(messages(), None)) as replies:
                     async for reply in replies:
                         tokens += reply.draft_tokens
                         if len(tokens) == 10:

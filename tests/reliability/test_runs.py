@@ -19,8 +19,21 @@ from tests.daily import daily
 from tests.reliability import frames
 from tests.reliability.faults import Fault, FaultInterceptor, Schedule
 from tests.reliability.history import History
-from tests.services.test_runs import PROMPT, opening, read, running, status, truth
-from tests.support import SAMPLED, Site, distributed, ids, oracle, raw_stub, target_site, toy, until
+from tests.services.test_runs import read, running, truth
+from tests.support import (
+    PROMPT,
+    SAMPLED,
+    Site,
+    distributed,
+    ids,
+    opening,
+    oracle,
+    raw_stub,
+    refusal,
+    target_site,
+    toy,
+    until,
+)
 from tests.toy import ToyConfig
 
 LONG = 1900
@@ -94,7 +107,7 @@ async def test_a_stop_whose_reply_was_lost_ends_the_next_run_too() -> None:
         assert await paused(site) == end
         closed = await target.CloseSession(pb.CloseSessionRequest(session_id="s"))
         assert closed.committed_length == len(PROMPT) + end
-        assert (await status(again))[0] == "NOT_FOUND"
+        assert (await refusal(again)).code == "NOT_FOUND"
 
 
 @pytest.mark.each_value

@@ -18,15 +18,14 @@ from tandem.rpc.errors import TandemError
 from tandem.rpc.verifier_client import Deadlines, SessionCloses, VerifierClient
 from tandem.speculation.types import Request
 from tandem.v1 import target_verifier_pb2 as pb
-from tandem.v1.target_verifier_pb2_grpc import add_TargetVerifierServicer_to_server
-from tests.services.test_errors import refusal
 from tests.services.test_load import Wordy
-from tests.services.test_target_verifier import opening
 from tests.support import (
     GREEDY,
     ids,
-    listening,
+    in_front,
+    opening,
     raw_stub,
+    refusal,
     remote_verifier,
     run,
     target_site,
@@ -39,37 +38,26 @@ FOR_EVER = 1e6
 PROMPT = list(b"the prompt")
 
 
-class Deaf:
-    """A servicer in front of another, whose `method` fails its first `times` calls: at once, or by saying nothing."""
-
-    def __init__(self, inner: Any, method: str, times: int, silent: bool = False) -> None:
-        self._inner, self._left, self._silent, self.calls = inner, times, silent, 0
-        setattr(self, method, partial(self._deaf, getattr(inner, method)))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    async def _deaf(self, method: Any, request: Any, context: Any) -> Any:
-        self.calls += 1
-        if self.calls > self._left:
-            return await method(request, context)
-        if self._silent:
-            await asyncio.sleep(3600)
-        await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
-
-
 @pytest.mark.parametrize("silent", [False, True], ids=["refused", "unanswered"])
 async def test_a_session_whose_close_fails_is_closed_by_a_later_one(silent: bool) -> None:
-    async with target_site(lease_seconds=FOR_EVER) as site:
-        deaf = Deaf(site.verifier, "CloseSession", 1, silent)
-        async with listening(partial(add_TargetVerifierServicer_to_server, deaf)) as address:
-            client = VerifierClient(address, "toy", Deadlines(close=0.1 if silent else 2.0))
-            remote = remote_verifier(client, Request(GREEDY))
-            await remote.open(PROMPT)
-            await remote.close()
-            assert site.free == 3, "the first attempt cannot have succeeded"
-            await until(lambda: site.free == 4 and not client.closes)
-            await client.close()
+    calls = 0
+
+    async def deaf(inner: Any, request: Any, context: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            return await inner.CloseSession(request, context)
+        await asyncio.sleep(3600 * silent)
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
+
+    async with target_site(lease_seconds=FOR_EVER) as site, in_front(site, CloseSession=deaf) as address:
+        client = VerifierClient(address, "toy", Deadlines(close=0.1 if silent else 2.0))
+        remote = remote_verifier(client, Request(GREEDY))
+        await remote.open(PROMPT)
+        await remote.close()
+        assert site.free == 3, "the first attempt cannot have succeeded"
+        await until(lambda: site.free == 4 and not client.closes)
+        await client.close()
 
 
 async def test_a_close_is_not_made_again_where_it_was_refused_and_not_for_ever() -> None:
@@ -110,7 +98,6 @@ async def test_an_opening_that_its_close_overtook_opens_nothing() -> None:
         long = pb.CloseSessionRequest(session_id="s" * 500)
         assert (await refusal(target.CloseSession(long))).code == "INVALID_ARGUMENT"
         assert len(site.verifier.sessions._ended) == 1, "an id that no session can have was remembered"
-        refused = refused
     assert (refused.code, refused.reason) == ("ALREADY_EXISTS", "SESSION_CONFLICT")
     assert "s was closed" in refused.message
 

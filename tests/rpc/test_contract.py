@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -19,7 +18,6 @@ from tandem.rpc.wire import logprobs_from_wire
 from tandem.rpc.wire_checks import MOST_NAME, MOST_ROWS, MOST_TOKENS
 from tandem.rpc.wire_sessions import (
     STEPS_TOGETHER,
-    VerdictBounds,
     answer_from_wire,
     draft_from_wire,
     run_message_from_wire,
@@ -30,27 +28,36 @@ from tandem.rpc.wire_sessions import (
 from tandem.speculation.features import FeatureSpec
 from tandem.speculation.rounds import RoundsLost
 from tandem.speculation.run_on import RunMessage
-from tandem.speculation.types import MAX_DRAFTED, InvalidField, Request, Rule
+from tandem.speculation.types import MAX_DRAFTED, InvalidField, ModelInfo, Request, Rule, Verdict
 from tandem.v1 import draft_worker_pb2 as worker_pb
 from tandem.v1 import generation_pb2 as generation_pb
 from tandem.v1 import target_verifier_pb2 as pb
 
 FEATURES = FeatureSpec((1, 2), 4)
-PLAIN = VerdictBounds(258, 5, Request())
-ASKED = replace(PLAIN, request=Request(margins=True, logprobs=1), features=FEATURES)
+TARGET = ModelInfo("m", "rev", "tok", 258, 160, 5, 4, "float32", "cpu", "torch")
+PLAIN = Request()
+ASKED = Request(margins=True, logprobs=1, features=FEATURES)
 ROUND = pb.VerifyRequest(base_length=10, draft_tokens=[7, 8, 9])
 LOGPROB = generation_pb.TokenLogprobs(logprob=-1, top_token_ids=[257], top_logprobs=[-0.5])
 
 
-def reply(bounds: VerdictBounds = PLAIN, **changes: Any) -> pb.VerifyResponse:
+def answered(reply: pb.VerifyResponse, asked: pb.VerifyRequest, request: Request, seconds: float) -> Verdict:
+    return answer_from_wire(reply, asked, request, TARGET, seconds)
+
+
+def stepped(reply: pb.VerifyResponse, request: Request, seconds: float, rtt: float | None = None) -> Verdict:
+    return run_step_from_wire(reply, 10, request, TARGET, seconds, rtt)
+
+
+def reply(request: Request = PLAIN, **changes: Any) -> pb.VerifyResponse:
     """A verdict that accepts two of ROUND's drafts, with what is asked for; `changes` are made to it."""
     sound: dict[str, Any] = {"committed_length": 13, "token_ids": [7, 8, 257], "accepted": 2, "drafted": 3}
-    if bounds.request.margins:
+    if request.margins:
         sound["margins"] = [0.5, 0.0, math.inf]
-    if bounds.request.logprobs is not None:
+    if request.logprobs is not None:
         sound["logprobs"] = [LOGPROB] * 3
-    if bounds.features:
-        sound["features"] = bytes(3 * bounds.features.position_bytes)
+    if request.features:
+        sound["features"] = bytes(3 * request.features.position_bytes)
     return pb.VerifyResponse(**{**sound, **changes})
 
 
@@ -64,15 +71,15 @@ def refusal(made: Any) -> str:
     return str(refused.value)
 
 
-@pytest.mark.parametrize("bounds", [PLAIN, ASKED], ids=["plain", "all asked for"])
-def test_a_verdict_within_the_contract_is_taken_as_it_is(bounds: VerdictBounds) -> None:
+@pytest.mark.parametrize("request_", [PLAIN, ASKED], ids=["plain", "all asked for"])
+def test_a_verdict_within_the_contract_is_taken_as_it_is(request_: Request) -> None:
     limits = {"step_rows": MOST_ROWS, "step_width": MOST_ROWS, "step_tokens": MOST_TOKENS}
-    verdict = answer_from_wire(reply(bounds, queue_seconds=0.2, compute_seconds=0.3, **limits), ROUND, bounds, 1.0)
+    verdict = answered(reply(request_, queue_seconds=0.2, compute_seconds=0.3, **limits), ROUND, request_, 1.0)
     assert (verdict.token_ids, verdict.accepted) == ((7, 8, 257), 2)
     assert (verdict.queue_seconds, verdict.compute_seconds) == (0.2, 0.3)
     assert (verdict.rows, verdict.width, verdict.step_tokens) == (MOST_ROWS, MOST_ROWS, MOST_TOKENS)
-    assert len(verdict.margins) == len(verdict.logprobs) == (3 if bounds.request.margins else 0)
-    step = run_step_from_wire(reply(bounds), 10, bounds, 1.0, 0.1)
+    assert len(verdict.margins) == len(verdict.logprobs) == (3 if request_.margins else 0)
+    step = stepped(reply(request_), request_, 1.0, 0.1)
     assert (step.token_ids, step.drafted, step.network_seconds) == ((7, 8, 257), 3, 0.1)
 
 
@@ -113,7 +120,7 @@ PARTS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("changes", "said"), [*ROUNDS, *BOTH], ids=shortly)
 def test_a_round_beyond_the_contract_is_refused_by_its_field(changes: dict[str, Any], said: str) -> None:
-    assert refusal(lambda: answer_from_wire(reply(**changes), ROUND, PLAIN, 1.0)).startswith(said)
+    assert refusal(lambda: answered(reply(**changes), ROUND, PLAIN, 1.0)).startswith(said)
 
 
 STEPS: list[tuple[dict[str, Any], str]] = [
@@ -125,49 +132,49 @@ STEPS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("changes", "said"), [*STEPS, *BOTH], ids=shortly)
 def test_a_step_of_a_run_beyond_the_contract_is_refused_by_its_field(changes: dict[str, Any], said: str) -> None:
-    assert refusal(lambda: run_step_from_wire(reply(**changes), 10, PLAIN, 1.0, None)).startswith(said)
+    assert refusal(lambda: stepped(reply(**changes), PLAIN, 1.0)).startswith(said)
 
 
 @pytest.mark.parametrize(("changes", "said"), PARTS, ids=shortly)
 def test_what_is_asked_for_comes_for_every_token(changes: dict[str, Any], said: str) -> None:
-    assert refusal(lambda: answer_from_wire(reply(ASKED, **changes), ROUND, ASKED, 1.0)).startswith(said)
+    assert refusal(lambda: answered(reply(ASKED, **changes), ROUND, ASKED, 1.0)).startswith(said)
 
 
 @pytest.mark.parametrize("name", ["margins", "logprobs", "features"])
 def test_what_was_not_asked_for_does_not_come(name: str) -> None:
     given = getattr(reply(ASKED), name)
-    assert refusal(lambda: answer_from_wire(reply(**{name: given}), ROUND, PLAIN, 1.0)).startswith(f"{name}: ")
+    assert refusal(lambda: answered(reply(**{name: given}), ROUND, PLAIN, 1.0)).startswith(f"{name}: ")
 
 
 def test_rejection_compares_no_scores_and_may_leave_margins_out() -> None:
-    bounds = replace(PLAIN, request=Request(rule=Rule.REJECTION, margins=True))
+    asked = Request(rule=Rule.REJECTION, margins=True)
     for margins in ([], [0.5, 0.5, 0.5]):
-        assert answer_from_wire(reply(margins=margins), ROUND, bounds, 1.0)
-    assert refusal(lambda: answer_from_wire(reply(margins=[0.5]), ROUND, bounds, 1.0))
+        assert answered(reply(margins=margins), ROUND, asked, 1.0)
+    assert refusal(lambda: answered(reply(margins=[0.5]), ROUND, asked, 1.0))
 
 
 def test_a_round_that_is_answered_again_may_have_had_another_draft() -> None:
     other = {"replayed": True, "token_ids": [7, 1, 2, 3], "accepted": 3, "committed_length": 14}
-    verdict = answer_from_wire(reply(**other), ROUND, PLAIN, 1.0)
+    verdict = answered(reply(**other), ROUND, PLAIN, 1.0)
     assert (verdict.token_ids, verdict.accepted) == ((7, 1, 2, 3), 1)
-    step = run_step_from_wire(reply(**other, drafted=0), 10, PLAIN, 1.0, None)
+    step = stepped(reply(**other, drafted=0), PLAIN, 1.0)
     assert (step.accepted, step.drafted) == (3, 3)
 
 
 def test_no_time_of_a_server_is_longer_than_the_wait_for_it() -> None:
     slow = reply(queue_seconds=1e308, compute_seconds=3000.0)
-    verdict = answer_from_wire(slow, ROUND, PLAIN, 0.25)
+    verdict = answered(slow, ROUND, PLAIN, 0.25)
     assert (verdict.queue_seconds, verdict.compute_seconds) == (0.25, 0.25)
-    assert run_step_from_wire(slow, 10, PLAIN, 0.5, None).compute_seconds == 0.5
+    assert stepped(slow, PLAIN, 0.5).compute_seconds == 0.5
     for value in (math.nan, math.inf, -1.0):
-        assert refusal(lambda value=value: answer_from_wire(reply(server_seconds=value), ROUND, PLAIN, 1.0))
+        assert refusal(lambda value=value: answered(reply(server_seconds=value), ROUND, PLAIN, 1.0))
 
 
 def test_a_stale_reply_says_a_length_that_there_may_be() -> None:
     with pytest.raises(RoundsLost, match=f"holds {MOST_TOKENS} tokens"):
-        answer_from_wire(pb.VerifyResponse(stale=True, committed_length=MOST_TOKENS), ROUND, PLAIN, 1.0)
+        answered(pb.VerifyResponse(stale=True, committed_length=MOST_TOKENS), ROUND, PLAIN, 1.0)
     stale = pb.VerifyResponse(stale=True, committed_length=MOST_TOKENS + 1)
-    assert refusal(lambda: answer_from_wire(stale, ROUND, PLAIN, 1.0)).startswith("committed_length: ")
+    assert refusal(lambda: answered(stale, ROUND, PLAIN, 1.0)).startswith("committed_length: ")
 
 
 @pytest.mark.parametrize(
@@ -334,7 +341,7 @@ def test_a_reply_holds_its_own_step_and_those_after_it_in_order() -> None:
 
 def test_the_reply_to_a_round_holds_no_further_steps() -> None:
     with pytest.raises(InvalidField, match="next_steps: 1 is outside 0 to 0"):
-        answer_from_wire(a_step(4, a_step(5)), pb.VerifyRequest(base_length=3), VerdictBounds(256, 5, Request()), 1.0)
+        answered(a_step(4, a_step(5)), pb.VerifyRequest(base_length=3), PLAIN, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -55,14 +55,6 @@ def test_attempts_that_take_long_are_not_fewer(seconds: float, attempts: int) ->
     assert min(12, len(waits(quick, clock))) == attempts
 
 
-def test_attempts_that_take_long_end_with_the_requests_deadline() -> None:
-    clock = Clock()
-    of = retry_budget(clock, seconds=10.0, deadline=120.0)
-    while (wait := of.wait()) is not None:
-        clock.now += wait + 9.0
-    assert (of.attempts, clock.now) == (3, pytest.approx(127.15))
-
-
 def test_it_gives_up_before_the_requests_own_deadline() -> None:
     clock = Clock()
     of = retry_budget(clock, deadline=103.0)
@@ -120,11 +112,8 @@ def test_a_verifier_that_runs_something_else_is_passed_over(caplog: pytest.LogCa
 def test_what_would_change_tokens_or_refuse_rounds_is_named(field: str, value: object) -> None:
     found = disagreement(INFO, replace(INFO, **{field: value}))
     assert found is not None and field in found and str(value) in found
-
-
-def test_more_room_and_other_slots_are_no_disagreement() -> None:
-    other = replace(INFO, max_sequence_length=512, max_speculation_length=8, kv_slots=1, startup_seconds=9.0)
-    assert disagreement(INFO, other) is None
+    more = replace(INFO, max_sequence_length=512, max_speculation_length=8, kv_slots=1, startup_seconds=9.0)
+    assert disagreement(INFO, more) is None, "more room, and other slots"
 
 
 @pytest.mark.parametrize("given", ["", "a", "a:", ":1", "a:0", "a:70000", "a:1,,b:2", "a:1,a:1"])

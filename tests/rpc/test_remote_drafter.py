@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,6 @@ from tandem.speculation.fallible import DrafterRefused
 from tandem.speculation.types import GenerationRequest, Request, SamplingParams, SpeculationStats
 from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import draft_worker_pb2 as pb
-from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
 from tests.support import (
     GREEDY,
     HANG,
@@ -32,7 +31,7 @@ from tests.support import (
     Site,
     answer,
     ids,
-    listening,
+    in_front,
     oracle,
     raw_stub,
     remote_draft,
@@ -45,7 +44,6 @@ from tests.support import (
 from tests.toy import ToyConfig
 
 PROMPT = list(b"the prompt")
-Fault = Callable[[Any, Any, Any], Any]
 
 
 def long(count: int, sampling: SamplingParams = GREEDY) -> GenerationRequest:
@@ -57,33 +55,12 @@ def truth(count: int, sampling: SamplingParams = GREEDY, prompt: Sequence[int] =
 
 
 def idle(site: Site) -> bool:
-    return len(site.proposals.sessions) == 0 and site.free == 4
-
-
-class Faulty:
-    """A DraftWorker in front of the site's own; `fault` sees every stream."""
-
-    def __init__(self, site: Site, fault: Fault) -> None:
-        self._site, self._fault = site, fault
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._site.worker, name)
-
-    async def Propose(self, requests: Any, context: Any) -> Any:
-        async with contextlib.aclosing(self._fault(self._site, requests, context)) as replies:
-            async for reply in replies:
-                yield reply
-
-
-@contextlib.asynccontextmanager
-async def faulty(site: Site, fault: Fault) -> AsyncIterator[str]:
-    async with listening(partial(add_DraftWorkerServicer_to_server, Faulty(site, fault))) as address:
-        yield address
+    return len(site.worker.sessions) == 0 and site.free == 4
 
 
 @contextlib.asynccontextmanager
 async def drafter(
-    address: str, seconds: float = 5.0, vocab_size: int = 258, sampling: SamplingParams = GREEDY
+    address: str, seconds: float = HANG, vocab_size: int = 258, sampling: SamplingParams = GREEDY
 ) -> AsyncIterator[tuple[WaitingDrafter, SpeculationStats]]:
     client, stats = DraftClient(address, "toy", seconds), SpeculationStats()
     try:
@@ -104,7 +81,7 @@ async def test_a_round_sends_only_what_is_new_and_every_byte_is_counted() -> Non
         await remote.propose(PROMPT * 10, 3)
         assert 0 < stats.bytes_up - opened < 60
         assert stats.bytes_down > 0 and stats.network_seconds > 0
-        assert len(site.proposals.sessions) == 1
+        assert len(site.worker.sessions) == 1
         await remote.close()
         await remote.close()
         await until(lambda: idle(site))
@@ -119,16 +96,16 @@ async def test_a_round_sends_only_what_is_new_and_every_byte_is_counted() -> Non
 async def test_a_stream_that_ended_is_opened_again_with_all_tokens() -> None:
     streams: list[int] = []
 
-    async def forgetful(site: Site, requests: Any, context: Any) -> Any:
+    async def forgetful(inner: Any, requests: Any, context: Any) -> Any:
         streams.append(0)
-        async with contextlib.aclosing(site.proposals.stream(requests)) as replies:
+        async with contextlib.aclosing(inner.Propose(requests, context)) as replies:
             async for reply in replies:
                 yield reply
                 streams[-1] += 1
                 if streams[-1] == 5:
                     raise StreamIdle("as if its lease had run out")
 
-    async with worker_site(None, "miss=0.3") as site, faulty(site, forgetful) as address:
+    async with worker_site(None, "miss=0.3") as site, in_front(site, Propose=forgetful) as address:
         async with remote_draft(address) as (generator, client):
             got = await answer(generator.generate, long(60, SAMPLED))
         assert got.token_ids == truth(60, SAMPLED)
@@ -165,11 +142,11 @@ async def test_a_worker_of_smaller_limits_is_asked_within_them() -> None:
 async def test_a_refusal_of_one_request_is_told_from_a_worker_at_fault(
     status: grpc.StatusCode, kind: type[Exception]
 ) -> None:
-    async def refuse(site: Site, requests: Any, context: Any) -> Any:
+    async def refuse(inner: Any, requests: Any, context: Any) -> Any:
         await context.abort(status, "no")
         yield
 
-    async with worker_site(None) as site, faulty(site, refuse) as address, drafter(address) as (remote, _):
+    async with worker_site(None) as site, in_front(site, Propose=refuse) as address, drafter(address) as (remote, _):
         with pytest.raises(kind, match="no"):
             await remote.open(PROMPT)
 
@@ -179,13 +156,13 @@ async def test_a_refusal_of_one_request_is_told_from_a_worker_at_fault(
 
 @pytest.mark.parametrize(("seconds", "blamed"), [(1.5, False), (4.0, True)])
 async def test_a_worker_that_hangs_costs_a_share_of_a_requests_deadline(seconds: float, blamed: bool) -> None:
-    async def hang(site: Site, requests: Any, context: Any) -> Any:
+    async def hang(inner: Any, requests: Any, context: Any) -> Any:
         await asyncio.Event().wait()
         yield
 
     async with (
         worker_site(None) as site,
-        faulty(site, hang) as address,
+        in_front(site, Propose=hang) as address,
         remote_draft(address, seconds=3600.0) as (generator, client),
     ):
         got = await answer(generator.generate, replace(long(30), deadline=time.monotonic() + seconds))
@@ -297,7 +274,7 @@ async def test_the_worker_follows_every_arrival_and_drafts_anew_where_it_was_wro
         other = (text[3] + 1) % 256
         await call.write(telling([other], 3))
         assert await answered(call, 3, 3) == truth(3, sampling, [*PROMPT, *text[:3], other])
-        assert len(site.proposals.sessions) == 1 and site.free == 3
+        assert len(site.worker.sessions) == 1 and site.free == 3
         await call.done_writing()
         assert await call.read() is grpc.aio.EOF
         assert idle(site)
@@ -306,13 +283,9 @@ async def test_the_worker_follows_every_arrival_and_drafts_anew_where_it_was_wro
 @pytest.mark.parametrize(
     ("messages", "code", "says"),
     [
-        ([telling(PROMPT)], "INVALID_ARGUMENT", "sampling"),
-        ([beginning([])], "INVALID_ARGUMENT", "tokens"),
-        ([beginning([300])], "INVALID_ARGUMENT", "token id 300"),
         ([beginning([1] * 161)], "OUT_OF_RANGE", "above the sequence length"),
         ([beginning(), telling([1] * 151)], "OUT_OF_RANGE", "10 known tokens and 151 more"),
         ([beginning(), telling([1], 257)], "INVALID_ARGUMENT", "draft_ahead"),
-        ([telling(PROMPT, sampling={}, tokenizer_sha256="other")], "FAILED_PRECONDITION", "vocabulary"),
     ],
 )
 async def test_an_invalid_message_ends_the_stream_and_leaves_nothing(
@@ -339,19 +312,20 @@ async def test_what_is_drafted_is_verified_and_every_byte_second_and_proposer_is
         assert stats.drafted_by == {"model": stats.drafted}
         assert stats.draft_seconds > 0 and stats.undrafted_rounds == 0
         assert 0 < stats.bytes_up < 40 * stats.rounds + 200 and stats.bytes_down > stats.drafted
-        assert stats.drafted + stats.stale_drafts <= 140 + 5  # the last ones may lie behind the answer's end
+        overtaken = stats.rounds - stats.drafted_per_position[0]  # on a busy machine: their drafts are made again
+        assert stats.drafted + stats.stale_drafts <= 140 + 5 * (1 + overtaken)  # the last may lie behind the end
         await until(lambda: idle(site))
 
 
 def test_a_worker_that_never_answers_delays_no_token_and_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
-    async def silent(site: Any, requests: Any, context: Any) -> Any:
+    async def silent(inner: Any, requests: Any, context: Any) -> Any:
         await asyncio.Event().wait()
         yield pb.ProposeResponse()
 
     async def test() -> None:
         async with (
             worker_site(None) as site,
-            faulty(site, silent) as address,
+            in_front(site, Propose=silent) as address,
             running(address, toy(SLOW), seconds=0.2) as (generator, client),
         ):
             client.health.backoff.first = HANG  # no trial meanwhile, however slow this machine is

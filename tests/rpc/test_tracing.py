@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import builtins
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,14 +15,25 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tandem.rpc.errors import TandemError
-from tandem.rpc.request_context import Request, begin, outgoing
+from tandem.rpc.request_context import RequestContext, begin, outgoing
 from tandem.rpc.tracing import Tracing, open_tracing
-from tandem.services.calls import CallPolicy
 from tandem.services.observability.spans import CallSpans
 from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tests import support
-from tests.support import Answer, answer, distributed, ids, launch, raw_stub, run, server_process, target_site
+from tests.support import (
+    Answer,
+    answer,
+    distributed,
+    forbid_imports,
+    ids,
+    launch,
+    raw_stub,
+    run,
+    server_process,
+    target_site,
+    until,
+)
 from tests.support import worker_site as worker
 from tests.toy import ToyConfig
 
@@ -42,7 +52,7 @@ class Traced:
             real, spans = grpc.aio.server, CallSpans(self.of[name])
 
             def server(interceptors: list[Any], **rest: Any) -> Any:
-                interceptors[0].policy = CallPolicy([spans])
+                interceptors[0].observers = [spans]
                 return real(interceptors=interceptors, **rest)
 
             patch.setattr(support.grpc.aio, "server", server)
@@ -50,7 +60,7 @@ class Traced:
 
     def begin(self) -> Any:
         span = self.of["client"].start("request", {})
-        begin(Request("r1", span))
+        begin(RequestContext("r1", span))
         return span
 
     @property
@@ -163,6 +173,7 @@ async def test_a_call_that_fails_ends_its_spans_as_errors_that_quote_nothing(mon
         async with raw_stub(site.address) as stub:
             with pytest.raises(grpc.RpcError):
                 await stub.Verify(pb.VerifyRequest(session_id="s", base_length=1), metadata=outgoing())
+        await until(lambda: bool(traced.named("Generate") and traced.named("Verify")))  # a server ends them later
     finally:
         await context.__aexit__(None, None, None)
     (client,), (server,) = traced.named("generate"), traced.named("Generate")
@@ -184,23 +195,11 @@ def test_tracing_is_off_unless_somebody_asks(monkeypatch: pytest.MonkeyPatch) ->
         open_tracing("collector:4317", "test")
 
 
-@pytest.fixture
-def without_opentelemetry(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def refuse(name: str, *rest: Any, **more: Any) -> Any:
-        if name.split(".")[0] == "opentelemetry":
-            raise ImportError(name)
-        return real(name, *rest, **more)
-
-    monkeypatch.delenv("OTEL_SDK_DISABLED", raising=False)
-    monkeypatch.setattr(builtins, "__import__", refuse)
-
-
-@pytest.mark.usefixtures("without_opentelemetry")
 def test_without_the_library_asking_by_flag_is_refused_and_by_variable_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.delenv("OTEL_SDK_DISABLED", raising=False)
+    forbid_imports(monkeypatch, "opentelemetry")
     with pytest.raises(ValueError, match=r"otlp_endpoint: opentelemetry is not installed; make setup"):
         open_tracing("http://127.0.0.1:4317", "test")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4317")

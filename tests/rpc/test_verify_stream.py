@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
-import threading
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock, Mock
+from unittest.mock import AsyncMock, MagicMock, Mock
 
 import grpc
 import pytest
@@ -27,21 +23,19 @@ from tandem.speculation.rounds import RoundsLost
 from tandem.speculation.types import Rule, SpeculationStats
 from tandem.speculation.verification_mode import Depth, Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
-from tandem.v1 import target_verifier_pb2_grpc
 from tests.daily import daily
 from tests.support import (
     GREEDY,
     HANG,
     SAMPLED,
-    Site,
     answer,
     distributed,
     forget,
     ids,
-    listening,
+    in_front,
     oracle,
-    run,
     target_site,
+    until,
 )
 
 PROMPT = list(b"abcabcabcab")
@@ -91,28 +85,6 @@ async def test_under_the_rejection_rule_tokens_are_those_of_stop_and_wait(
                         assert got.completion.stats.accepted == expected.completion.stats.accepted
 
 
-class Streaming:
-    """A TargetVerifier in front of the real one's servicer whose streams do what `stream` says."""
-
-    def __init__(self, site: Site, stream: Callable[[Any, Any, Any], AsyncIterator[Any]]) -> None:
-        self._inner, self._stream = site.verifier, stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    async def VerifyStream(self, requests: Any, context: Any) -> AsyncIterator[Any]:
-        async with contextlib.aclosing(self._stream(self._inner, requests, context)) as replies:
-            async for reply in replies:
-                yield reply
-
-
-@contextlib.asynccontextmanager
-async def streaming_site(site: Site, stream: Callable[..., AsyncIterator[Any]]) -> AsyncIterator[str]:
-    register = partial(target_verifier_pb2_grpc.add_TargetVerifierServicer_to_server, Streaming(site, stream))
-    async with listening(register) as address:
-        yield address
-
-
 @pytest.mark.parametrize("how", ["UNAVAILABLE", "the end", "forgotten"])
 async def test_a_stream_that_breaks_again_and_again_changes_no_token(how: str, depth: Callable[[int], None]) -> None:
     depth(4)
@@ -134,7 +106,7 @@ async def test_a_stream_that_breaks_again_and_again_changes_no_token(how: str, d
                     await forget(inner, session.session_id)
 
     async with target_site() as site:
-        async with streaming_site(site, breaking) as address, pipelined(address) as (generator, _):
+        async with in_front(site, VerifyStream=breaking) as address, pipelined(address) as (generator, _):
             for sampling in (GREEDY, SAMPLED):
                 got = await answer(generator.generate, ids(PROMPT, 40, sampling=sampling, speculation_length=2))
                 assert got.token_ids == oracle(PROMPT, sampling, 40)
@@ -151,7 +123,7 @@ async def test_a_round_that_is_not_answered_in_time_is_an_error(depth: Callable[
 
     async with target_site() as site:
         async with (
-            streaming_site(site, silent) as address,
+            in_front(site, VerifyStream=silent) as address,
             pipelined(address, reconnect_seconds=0.3) as (generator, client),
         ):
             client.deadlines = Deadlines(verify=0.1)
@@ -160,34 +132,44 @@ async def test_a_round_that_is_not_answered_in_time_is_an_error(depth: Callable[
         assert site.free == 4
 
 
-def test_an_answer_that_comes_after_its_round_was_given_up_is_not_taken() -> None:
-    async def test() -> None:
-        late, taken, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+def a_stream(replies: Callable[[], AsyncGenerator[pb.VerifyResponse, None]], cancel: Any, patience: float) -> Any:
+    """A stream whose server sends `replies`, and its statistics."""
+    call = MagicMock(write=AsyncMock(), cancel=Mock(side_effect=lambda: cancel(stream)))
+    call.__aiter__ = lambda _: replies()
+    endpoint = SimpleNamespace(name="the target", stub=SimpleNamespace(VerifyStream=lambda metadata: call))
+    session: Any = SimpleNamespace(metadata=(), endpoint=endpoint, patience=lambda endpoint: patience)
+    stats = SpeculationStats()
+    stream = RoundStream(session, stats)
+    return stream, stats
 
-        async def replies() -> AsyncGenerator[pb.VerifyResponse, None]:
-            await late.wait()
-            yield pb.VerifyResponse(committed_length=4, token_ids=[7])
-            taken.set()
-            await ended.wait()
 
-        class Call:
-            __aiter__ = staticmethod(replies)
-            add_done_callback = Mock()
-            write = AsyncMock()
-            cancel = Mock(side_effect=ended.set)
+async def test_an_answer_that_comes_after_its_round_was_given_up_is_not_taken() -> None:
+    late, taken, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-        endpoint = SimpleNamespace(name="the target", stub=SimpleNamespace(VerifyStream=lambda metadata: Call()))
-        session: Any = SimpleNamespace(metadata=(), endpoint=endpoint, patience=lambda endpoint: 0.01)
-        stats = SpeculationStats()
-        stream = RoundStream(session, stats)
-        with pytest.raises(RoundsLost, match="no answer came"):
-            await stream.send(pb.VerifyRequest(base_length=3))
-        late.set()
-        await taken.wait()
-        assert stats.bytes_down == 0
-        await stream.close()
+    async def replies() -> AsyncGenerator[pb.VerifyResponse, None]:
+        await late.wait()
+        yield pb.VerifyResponse(committed_length=4, token_ids=[7])
+        taken.set()
+        await ended.wait()
 
-    run(asyncio.wait_for(test(), 30))
+    stream, stats = a_stream(replies, lambda stream: ended.set(), 0.01)
+    with pytest.raises(RoundsLost, match="no answer came"):
+        await stream.send(pb.VerifyRequest(base_length=3))
+    late.set()
+    await asyncio.wait_for(taken.wait(), HANG)
+    assert stats.bytes_down == 0
+    await stream.close()
+
+
+async def test_an_answer_to_nothing_ends_the_stream_and_its_rounds_are_sent_again() -> None:
+    async def replies() -> AsyncGenerator[pb.VerifyResponse, None]:
+        yield pb.VerifyResponse(committed_length=4, token_ids=[7])
+
+    stream, _ = a_stream(replies, lambda stream: stream._reading.cancel(), HANG)
+    await until(lambda: bool(stream.ended))
+    with pytest.raises(RoundsLost, match="answers no open round"):
+        await stream.send(pb.VerifyRequest(base_length=3))
+    await stream.close()
 
 
 async def test_a_stream_to_a_peer_that_never_answers_can_be_closed() -> None:
@@ -210,113 +192,17 @@ async def test_a_stream_to_a_peer_that_never_answers_can_be_closed() -> None:
     silent.close()
 
 
-def a_stream(replies: Callable[[], AsyncGenerator[pb.VerifyResponse, None]]) -> RoundStream:
-    """A stream whose server sends `replies`."""
+def test_a_streams_own_status_is_kept_where_grpc_replaces_it() -> None:
+    """grpc.aio makes it INTERNAL if a message is written after the end."""
 
-    class Call:
-        __aiter__ = staticmethod(replies)
-        add_done_callback = Mock()
-        write = AsyncMock()
-        cancel = Mock(side_effect=lambda: stream._reading.cancel())
+    async def result(value: Any) -> Any:
+        return value
 
-    endpoint = SimpleNamespace(name="the target", stub=SimpleNamespace(VerifyStream=lambda metadata: Call()))
-    session: Any = SimpleNamespace(
-        metadata=(),
-        patience=lambda endpoint: HANG,
-        endpoint=endpoint,
-        retry_budget=RetryBudget(),
-        bounds=None,
-        take_features=Mock(),
-    )
-    stream = RoundStream(session, SpeculationStats())
-    return stream
-
-
-async def test_an_answer_to_nothing_ends_the_stream_and_its_rounds_are_sent_again() -> None:
-    async def replies() -> AsyncGenerator[pb.VerifyResponse, None]:
-        yield pb.VerifyResponse(committed_length=4, token_ids=[7])
-
-    stream = a_stream(replies)
-    await asyncio.sleep(0.01)  # it is read
-    with pytest.raises(RoundsLost, match="answers no open round"):
-        await asyncio.wait_for(stream.send(pb.VerifyRequest(base_length=3)), HANG / 2)
-    await stream.close()
-
-
-METHOD = "/test/Stream"
-
-
-class Refusing(grpc.GenericRpcHandler):
-    """Answers the first message of a stream, then ends it with NOT_FOUND."""
-
-    def service(self, details: grpc.HandlerCallDetails) -> Any:
-        return grpc.stream_stream_rpc_method_handler(self._answer)
-
-    async def _answer(self, messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        async for message in messages:
-            yield message
-            await context.abort(grpc.StatusCode.NOT_FOUND, "no such session", (("reason", "expired"),))
-
-
-@pytest.fixture
-def address() -> Iterator[str]:
-    started, ending, found = threading.Event(), threading.Event(), []
-
-    async def serve() -> None:
-        server = grpc.aio.server()
-        server.add_generic_rpc_handlers((Refusing(),))
-        found.append(server.add_insecure_port("127.0.0.1:0"))
-        await server.start()
-        started.set()
-        while not ending.is_set():
-            await asyncio.sleep(0.01)
-        await server.stop(None)
-
-    thread = threading.Thread(target=asyncio.run, args=(serve(),))
-    thread.start()
-    started.wait()
-    yield f"127.0.0.1:{found[0]}"
-    ending.set()
-    thread.join()
-
-
-async def ended_in_a_write(
-    channel: grpc.aio.Channel, blocked: float
-) -> tuple[StreamStatus, grpc.aio.AioRpcError] | None:
-    """Writes to a stream whose end this thread could not notice, because it was blocked for so many seconds.
-
-    Returns None if the end was noticed before, together with the answer.
-    """
-    call = channel.stream_stream(METHOD)()
+    gone, call = grpc.StatusCode.NOT_FOUND, Mock()
+    call.code, call.details = (lambda: result(gone)), (lambda: result("no such session"))
+    call.initial_metadata, call.trailing_metadata = (lambda: result(())), (lambda: result((("reason", "expired"),)))
     status = StreamStatus(call)
-    await call.write(b"first")
-    await call.read()
-    if call.done():
-        return None
-    time.sleep(blocked)
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await call.write(b"second")
-        await call.read()
-        async for _ in call:
-            pass
-    return status, raised.value
-
-
-def test_a_write_to_a_stream_that_has_ended_does_not_hide_why(address: str) -> None:
-    async def test() -> None:
-        async with grpc.aio.insecure_channel(address) as channel:
-            for blocked in (0.05 * 2 ** (n % 8) for n in range(24)):
-                ended = await ended_in_a_write(channel, blocked)
-                if ended is None:
-                    continue
-                status, raised = ended
-                overwritten = (raised.code().name, raised.details()) == ENDED_MEANWHILE
-                if overwritten and status.error(raised) is not raised:  # else the status itself never arrived
-                    break
-            else:
-                pytest.fail("grpc.aio kept the status of every such stream: is StreamStatus not needed any more?")
-            found = status.error(raised)
-            assert (found.code(), found.details()) == (grpc.StatusCode.NOT_FOUND, "no such session")
-            assert ("reason", "expired") in tuple(found.trailing_metadata())
-
-    asyncio.run(test())
+    call.add_done_callback.call_args.args[0](call)
+    found: Any = status.error(grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, (), (), ENDED_MEANWHILE[1]))
+    assert (found.code(), found.details()) == (gone, "no such session")
+    assert ("reason", "expired") in tuple(found.trailing_metadata())

@@ -10,14 +10,13 @@ import torch
 
 from tandem.clients.prefill_client import (
     LAYOUT_FIELDS,
-    Corrupt,
     layout_from_wire,
     layout_to_wire,
     run_from_wire,
     run_to_wire,
 )
 from tandem.engine.batcher import Batcher
-from tandem.engine.prefill import PageCopies, PageRun
+from tandem.engine.prefill import PageCopies, PageRun, PrefillFailed
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.runners.capabilities import PAGE
 from tandem.runners.native.runner import page_format
@@ -119,5 +118,5 @@ def test_a_message_that_is_not_what_its_sender_meant_is_refused(wrong: str) -> N
         message.data = message.data[:-1]
     if wrong == "none":
         message.data, message.checksums[:] = b"", []
-    with pytest.raises(Corrupt):
+    with pytest.raises(PrefillFailed):
         run_from_wire(message, 1 if wrong == "late" else 0, size, 1 if wrong == "many" else 2)

@@ -2,7 +2,8 @@
 
     python -m tests.services.hanging FILE --role target --backend toy ...
 
-With `load` in place of `step` in the file, loading waits instead. FILE.hangs says that something does. The process
+With `load` in place of `step` in the file, loading waits instead; with `expiry` or `watch` the task of that name fails.
+FILE.hangs says that something hangs. The process
 has a second to end beyond its drain. What follows FILE are main.py's arguments.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ import tandem.engine.loading
 import tandem.services.server
 import tests.toy
 from tandem.cli import main
+from tandem.engine.step_watch import StepWatch
+from tandem.services.sessions.table import SessionTable
 from tests.toy import ToyRunner
 
 
@@ -70,8 +74,19 @@ def install_load(gate: Path) -> None:
     tandem.engine.loading._load = hanging
 
 
+def failing(method: Callable[..., Any], gate: Path, word: str) -> Callable[..., Any]:
+    def fails(*arguments: Any) -> Any:
+        if gate.exists() and gate.read_text() == word:
+            raise OSError(f"the {word} fails")
+        return method(*arguments)
+
+    return fails
+
+
 if __name__ == "__main__":
     tandem.services.server.STOP_SECONDS = 1.0
     install(Path(sys.argv[1]))
     install_load(Path(sys.argv[1]))
+    for kind, name, word in ((SessionTable, "seconds_to_expiry", "expiry"), (StepWatch, "look", "watch")):
+        setattr(kind, name, failing(getattr(kind, name), Path(sys.argv[1]), word))
     sys.exit(main.main(sys.argv[2:]))

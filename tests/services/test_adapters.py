@@ -12,27 +12,28 @@ import pytest
 
 from tandem import Client, DraftSession
 from tandem.checkpoints.adapter_files import AdapterChoice
-from tandem.engine.engine import Engine
 from tandem.rpc import wire
 from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verifier_client import VerifierClient
 from tandem.services.target_verifier import TargetVerifierService
-from tandem.speculation.types import Chunk, GenerationRequest, Request, SamplingParams, SpeculationStats
+from tandem.speculation.types import GenerationRequest, Request, SamplingParams, SpeculationStats
 from tests.engine.test_adapters import truth
-from tests.services.test_target_verifier import opening
 from tests.support import (
     GREEDY,
     SAMPLED,
     RemoteRounds,
-    Site,
+    answer,
+    ids,
     let_all_expire,
+    opening,
     raw_stub,
     run,
     run_client,
     run_here,
     server_process,
     target_site,
+    with_adapters,
     worker_site,
 )
 from tests.toy import BACKEND
@@ -43,30 +44,8 @@ COUNT = 14
 both_samplings = pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 
 
-async def with_adapters(engine: Engine | None) -> None:
-    assert engine is not None
-    for name in NAMES[1:]:
-        await engine.adapters.add(AdapterChoice(name, name), BACKEND.adapter)
-
-
 def asking(name: str, sampling: SamplingParams, **rest: Any) -> GenerationRequest:
-    return GenerationRequest(
-        token_ids=PROMPT,
-        sampling=sampling,
-        max_new_tokens=COUNT,
-        ignore_end_of_sequence=True,
-        adapter=name,
-        **rest,
-    )
-
-
-async def generated(site: Site, request: GenerationRequest) -> tuple[int, ...]:
-    client = site.client()
-    try:
-        events = [event async for event in client.generate(request)]
-    finally:
-        await client.close()
-    return tuple(token for event in events if isinstance(event, Chunk) for token in event.token_ids)
+    return ids(PROMPT, COUNT, sampling=sampling, ignore_end_of_sequence=True, adapter=name, **rest)
 
 
 @pytest.mark.parametrize(
@@ -98,14 +77,19 @@ async def test_a_server_that_does_not_know_adapters_is_not_taken_at_its_word(mon
 
     monkeypatch.setattr(wire, "generation_from_wire", lambda message: replace(from_wire(message), adapter=""))
     monkeypatch.setattr(TargetVerifierService, "OpenSession", ignoring)
-    async with target_site() as site, worker_site(site.address) as worker:
+    async with (
+        target_site() as site,
+        worker_site(site.address) as worker,
+        site.client() as client,
+        worker.client() as client_of_worker,
+    ):
         await with_adapters(site.engine)
         with pytest.raises(TandemError, match="adapter: this server does not apply it") as refused:
-            await generated(site, asking("red", GREEDY))
+            await answer(client.generate, asking("red", GREEDY))
         assert refused.value.code == "FAILED_PRECONDITION"
         monkeypatch.setattr(wire, "generation_from_wire", from_wire)
         with pytest.raises(TandemError, match=r"adapter: the TargetVerifier at .* does not apply it"):
-            await generated(worker, asking("red", GREEDY))
+            await answer(client_of_worker.generate, asking("red", GREEDY))
 
 
 @both_samplings

@@ -12,8 +12,8 @@ from tandem.rpc import wire
 from tandem.rpc.channel import DRAFT, MESSAGES, TARGET
 from tandem.v1 import generation_pb2, target_verifier_pb2
 from tests.reliability.messages import is_repeated
-from tests.services.test_identity import PROMPT, opening, proposing, status_of
-from tests.support import SAMPLED, ids, raw_stub, run, target_site, toy, worker_site
+from tests.services.test_identity import proposing
+from tests.support import PROMPT, SAMPLED, Refusal, ids, opening, raw_stub, refusal, run, target_site, toy, worker_site
 from tests.toy import ToyTokenizer
 
 LENGTH, MOST = 160, 5  # of the toy servers here
@@ -164,7 +164,7 @@ def test_beyond_its_limit_a_field_is_refused_and_the_limit_is_named(field: str, 
     monkeypatch.setattr(ToyTokenizer, "encode", None)  # nobody gets as far
     monkeypatch.setattr(ToyTokenizer, "render", None)
 
-    async def test() -> list[tuple[str, str, list[str]]]:
+    async def test() -> list[Refusal]:
         async with (
             target_site(toy()) as target,
             worker_site(None) as worker,
@@ -179,9 +179,9 @@ def test_beyond_its_limit_a_field_is_refused_and_the_limit_is_named(field: str, 
                 called = getattr(verifier if service == TARGET else drafter, method)
                 streams = method in ("VerifyStream", "Propose")
                 call = called(iter([request]) if streams else request)
-                said.append(await status_of(call.read() if streams or method == "Generate" else call))
+                said.append(await refusal(call))
             return said
 
-    for (code, message, _), (_, _, _, most) in zip(run(test()), BEYOND[field], strict=True):
-        assert code in REFUSED
-        assert str(most) in message and (field.partition(".")[2] in message or code == "OUT_OF_RANGE" or most >= 4096)
+    for said, (_, _, _, most) in zip(run(test()), BEYOND[field], strict=True):
+        named = field.partition(".")[2] in said.message or said.code == "OUT_OF_RANGE" or most >= 4096
+        assert said.code in REFUSED and str(most) in said.message and named

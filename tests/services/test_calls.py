@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from tandem.engine.slots import NoFreeSlot
 from tandem.rpc.channel import open_channel
 from tandem.rpc.request_context import current
-from tandem.services.calls import Call, CallObserver, CallPolicy
+from tandem.services.calls import Call, CallObserver
 from tandem.services.security.call_limits import TransportInterceptor
 from tandem.services.security.limits import ServerLimits
 from tandem.speculation.types import InvalidField
@@ -77,7 +78,7 @@ class Harmful(CallObserver):
 
 @contextlib.asynccontextmanager
 async def serving(*observers: CallObserver) -> AsyncIterator[TargetVerifierStub]:
-    server = grpc.aio.server(interceptors=[TransportInterceptor(ServerLimits(), CallPolicy(observers))])
+    server = grpc.aio.server(interceptors=[TransportInterceptor(ServerLimits(), observers)])
     port = server.add_insecure_port("127.0.0.1:0")
     add_TargetVerifierServicer_to_server(Service(), server)
     await server.start()
@@ -125,8 +126,7 @@ async def test_a_deadline_and_a_caller_that_leaves_are_told_apart() -> None:
         await until(lambda: len(told.sizes) > received)
         left.cancel()
         await until(lambda: len(told.calls) == 3)
-    found = [call.code for call in told.calls]
-    assert found == ["OK", "DEADLINE_EXCEEDED", "CANCELLED"]
+    assert [call.code for call in told.calls] == ["OK", "DEADLINE_EXCEEDED", "CANCELLED"]
 
 
 async def test_each_reply_of_a_stream_is_told_with_the_request_that_it_answers_and_every_byte_is_counted() -> None:
@@ -137,7 +137,6 @@ async def test_each_reply_of_a_stream_is_told_with_the_request_that_it_answers_a
         assert len(replies) == 3
         assert sum(size for way, size in told.sizes if way == "in") == sum(r.ByteSize() for r in rounds)
         assert sum(size for way, size in told.sizes if way == "out") == sum(r.ByteSize() for r in replies)
-    told = told
     assert told.pairs == [(5, 5), (500, 500), (50_000, 50_000)]
     assert [call.code for call in told.calls] == ["OK"]
 
@@ -149,15 +148,31 @@ async def test_an_observer_that_fails_harms_neither_the_call_nor_the_other_obser
     async with serving(Harmful(), told) as stub:
         assert (await stub.CloseSession(close("fine"))).closed
         assert len([r async for r in stub.VerifyStream(iter([pb.VerifyRequest(base_length=1)]))]) == 1
-    found = len(told.calls)
-    assert found == 2
+    assert len(told.calls) == 2
     assert "an observer failed" in caplog.text
 
 
 def test_of_a_runs_messages_only_the_newest_is_kept() -> None:
     """A client may send as many as it likes, whatever limit they state."""
 
-    call = Call("/tandem.v1.TargetVerifier/VerifyStream", (), CallPolicy([CallObserver()]), dialogue=True)
+    call = Call(
+        "/tandem.v1.TargetVerifier/VerifyStream",
+        (),
+        TransportInterceptor(ServerLimits(), [CallObserver()]),
+        dialogue=True,
+    )
     for base in range(100):
         call.received(pb.VerifyRequest(base_length=base, run_until=0))
     assert [request.base_length for request, _ in call.unanswered] == [99]
+
+
+def test_each_step_of_a_reply_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Its further steps were logged within it and beside it."""
+    server = TransportInterceptor(ServerLimits(), log_prompts=True)
+    call = Call("/tandem.v1.TargetVerifier/VerifyStream", (), server, dialogue=True)
+    reply = pb.VerifyResponse(token_ids=[7000], next_steps=[pb.VerifyResponse(token_ids=[7001 + n]) for n in range(2)])
+    with caplog.at_level(logging.INFO, "tandem.prompts"):
+        call.received(pb.VerifyRequest(base_length=1, run_until=9))
+        call.replied(reply)
+    assert [caplog.text.count(f"token_ids: {token}") for token in (7000, 7001, 7002)] == [1, 1, 1]
+    assert len(reply.next_steps) == 2

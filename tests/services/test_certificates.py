@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -16,9 +15,8 @@ from tandem.rpc.channel import TARGET
 from tandem.rpc.credentials import Credentials
 from tandem.services.security.config import Security
 from tandem.services.security.tls import TlsConfig
-from tandem.v1 import target_verifier_pb2 as pb
 from tests.services.certificates import Authority
-from tests.support import raw_stub, target_site, toy
+from tests.support import opening, raw_stub, target_site, toy
 
 NOBODY = x509.Name([])
 TEXT = "alice.example"
@@ -56,10 +54,6 @@ REFUSED: dict[str, tuple[x509.Name, list[x509.GeneralName] | None]] = {
 }
 
 
-def opening() -> Any:
-    return pb.OpenSessionRequest(session_id="s", prefix=[1, 2, 3], prompt_length=3)
-
-
 async def opened(address: str, mine: Credentials) -> str:
     """What became of an OpenSession: OK, or the status."""
     async with raw_stub(address, TARGET, mine) as stub:
@@ -79,8 +73,7 @@ async def test_every_name_of_every_kind_is_an_identity_of_its_own(tmp_path: Path
         assert site.verifier
         for mine in callers.values():
             assert await opened(site.address, mine) == "OK"
-        found = [session.session_id.owner for session in site.verifier.sessions]
-    assert found == list(CALLERS)
+        assert [session.session_id.owner for session in site.verifier.sessions] == list(CALLERS)
 
 
 @pytest.mark.parametrize("case", REFUSED)

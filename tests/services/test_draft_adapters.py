@@ -11,8 +11,8 @@ from tandem.cli.main import main
 from tandem.speculation.types import GenerationEnd, SamplingParams
 from tandem.speculation.verification_mode import Pipeline
 from tests.engine.test_adapters import truth
-from tests.services.test_adapters import COUNT, PROMPT, asking, both_samplings, with_adapters
-from tests.support import Site, answer, draft_config, run, target_site, worker_site
+from tests.services.test_adapters import COUNT, PROMPT, asking, both_samplings
+from tests.support import Site, answer, draft_config, run, target_site, with_adapters, worker_site
 
 OWN = (AdapterChoice("red", "red"),)
 """Of the draft, which is the target's equal: with it drafts are right, without it they are wrong."""
@@ -20,11 +20,8 @@ OWN = (AdapterChoice("red", "red"),)
 
 async def ended(site: Site, name: str, sampling: SamplingParams, k: int = 3) -> GenerationEnd:
     """The end of a request that said what the target with its adapter says."""
-    client = site.client()
-    try:
+    async with site.client() as client:
         told = await answer(client.generate, asking(name, sampling, speculation_length=k))
-    finally:
-        await client.close()
     assert told.token_ids == truth(name, sampling, COUNT, PROMPT)
     return told.completion
 

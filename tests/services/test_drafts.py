@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
+from tandem.clients.completion import request_of
 from tandem.rpc.errors import TandemError
-from tandem.speculation.request import Drafts
+from tandem.speculation.request import Drafts, GenerationRequest
 from tandem.speculation.types import InvalidField, Proposer, Request, Rule, SamplingParams
 from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import draft_worker_pb2 as worker_pb
 from tandem.v1 import generation_pb2 as pb
-from tandem.v1 import target_verifier_pb2
-from tests.architectures import PLACES, Served, serving
-from tests.conformance.bench import refused
+from tests.architectures import Served, serving
 from tests.daily import daily
 from tests.support import (
     GREEDY,
@@ -32,16 +31,14 @@ from tests.support import (
     toy,
     worker_site,
 )
+from tests.support import (
+    refusal as refused,
+)
 from tests.toy import ToyConfig
 
 PROMPT = b"again and again and again and "
 COUNT = 40
 MODEL = "miss=0.3"
-LOOKUP_FIRST = {"kind": "hybrid", "model": MODEL}
-
-
-def _config(**choice: Any) -> Any:
-    return draft_config(None, 4, 160, **choice)
 
 
 @dataclass(frozen=True)
@@ -58,13 +55,7 @@ class Place:
         target = toy(ToyConfig(step_seconds=0.002))  # a longer step takes no longer, so that copies are worth a trial
         return serving(self.architecture, self.draft, self.kind, 4, 5, features=self.features, target=target)
 
-    @property
-    def waits(self) -> bool:
-        """Whether rounds wait for drafts, so that there are some."""
-        return PLACES[self.architecture][1] in (Pipeline.OFF, Pipeline.ON)
 
-
-NGRAM = {"kind": "ngram"}
 L, M, H = Drafts.LOOKUP, Drafts.MODEL, Drafts.HEAD
 HEAD = f"head,{MODEL}"
 PLAIN = Place("autoregressive", None, "ngram", ())
@@ -124,8 +115,8 @@ async def test_under_rejection_a_chosen_draft_is_drawn_from_too_and_none_is_plai
 
 async def test_without_drafts_or_with_lookup_neither_a_slot_of_the_draft_model_nor_features_are_taken() -> None:
     async with target_site(toy(), features=()) as target:
-        for choice in (LOOKUP_FIRST, {"kind": "hybrid", "model": "head"}):
-            config = _config(**choice)
+        for model in (MODEL, "head"):
+            config = draft_config(None, 4, 160, kind="hybrid", model=model)
             async with worker_site(target.address, config=config, pipeline=Pipeline.OFF) as worker:
                 assert worker.engine
                 slots = [await worker.engine.slots.acquire(0.1) for _ in range(4)]
@@ -144,19 +135,30 @@ def test_no_drafts_and_a_length_of_them_contradict_each_other() -> None:
         Request(drafts=Drafts.NONE, speculation_length=3)
 
 
-async def test_a_value_that_the_contract_does_not_know_is_refused_by_name() -> None:
-    async with target_site(toy()) as target, raw_stub(target.address) as stub:
-        asked = pb.Generation(token_ids=pb.TokenIds(ids=PROMPT))
-        asked.drafts = 77  # type: ignore[assignment]
-        refusal = await refused(stub.Generate(target_verifier_pb2.TargetVerifierGenerateRequest(generation=asked)))
-        assert (refusal.code, refusal.field) == ("INVALID_ARGUMENT", "drafts") and "77" in refusal.message
+async def test_what_contradicts_a_prediction_is_refused_by_its_name() -> None:
+    for contradiction in ({"speculation_length": 0}, {"drafts": "none"}, {"drafts": "model"}):
+        with pytest.raises(InvalidField, match="prediction: it drafts: drafts must be auto or lookup"):
+            request_of("a", None, (), prediction="b", **contradiction)
+    assert GenerationRequest(text="a", prediction="", speculation_length=0)
+    async with PLAIN.served() as served:
+        with pytest.raises(TandemError, match="the prediction has 100000 bytes and this server takes"):
+            await _said(served.generate, Drafts.AUTO, GREEDY, prediction="a" * 100_000)
+
+
+async def test_under_rejection_a_prediction_drafts_too() -> None:
+    async with serving("fused", None) as served:
+        got = await _said(served.generate, Drafts.AUTO, SAMPLED, rule=Rule.REJECTION, prediction="some text")
+        assert got.completion.stats.drafted > 0
 
 
 async def test_a_worker_refuses_proposals_of_what_it_does_not_have_and_keeps_no_session() -> None:
-    async with worker_site(None, config=_config(**NGRAM)) as site, raw_stub(site.address, site.service) as worker:
+    async with (
+        worker_site(None, config=draft_config(None, 4, 160, kind="ngram")) as site,
+        raw_stub(site.address, site.service) as worker,
+    ):
         asked = worker_pb.ProposeRequest(tokens=PROMPT, sampling=pb.Sampling(temperature=0.0))
         for value, named in ((pb.DRAFTS_MODEL, "auto, none, lookup"), (77, "77")):
             asked.drafts = value  # type: ignore[assignment]
             refusal = await refused(worker.Propose(iter([asked])))
             assert (refusal.code, refusal.field) == ("INVALID_ARGUMENT", "drafts") and named in refusal.message
-        assert site.proposals and not len(site.proposals.sessions)
+        assert site.worker and not len(site.worker.sessions)

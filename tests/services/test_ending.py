@@ -20,10 +20,8 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tandem.ports import free_port
-from tandem.rpc.channel import FUSED, TARGET, open_channel
+from tandem.rpc.channel import FUSED, TARGET
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
 from tandem.services.health import NOT_SERVING
@@ -32,35 +30,25 @@ from tandem.v1 import generation_pb2
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.daily import daily
 from tests.reliability.frames import unread
-from tests.services.test_errors import opening
+from tests.services.test_process import health
 from tests.support import (
     GREEDY,
     REPOSITORY,
     ServerProcess,
     answer,
     ids,
+    opening,
     oracle,
     raw_stub,
     run,
     server_process,
     until,
+    verifying,
 )
 
 HANGING = ("-m", "tests.services.hanging")
-WATCH = "/grpc.health.v1.Health/Watch"
 DRAIN = ("--drain_seconds", "0.2")
 ENDS = 60.0  # what a busy machine may make of a fraction of a second; what hangs would hang for ever
-
-
-async def health(address: str) -> int:
-    async with open_channel(address) as channel:
-        reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
-        return int(reply.status)
-
-
-async def health_becomes(address: str, status: int) -> None:
-    while await health(address) != status:
-        await asyncio.sleep(0.01)
 
 
 @contextlib.contextmanager
@@ -143,8 +131,7 @@ def test_sigterm_ends_a_process_whose_model_never_loads(tmp_path: Path) -> None:
 
 
 def test_sigterm_ends_a_process_whose_replies_nobody_reads(tmp_path: Path) -> None:
-    """Health.Watch at both ports, Generate, VerifyStream; all of a window of 0."""
-    probed = f"127.0.0.1:{free_port()}"
+    """Generate and VerifyStream of a window of 0."""
 
     async def test(address: str) -> list[socket.socket]:
         async with raw_stub(address) as target:
@@ -153,18 +140,14 @@ def test_sigterm_ends_a_process_whose_replies_nobody_reads(tmp_path: Path) -> No
             token_ids=generation_pb2.TokenIds(ids=[1, 2]), max_new_tokens=20, ignore_end_of_sequence=True
         )
         generate = pb.TargetVerifierGenerateRequest(generation=generation).SerializeToString()
-        verify = pb.VerifyRequest(session_id="s", base_length=3, last_token=3).SerializeToString()
+        verify = verifying().SerializeToString()
         readers = []
-        for where, path, request, ends in (
-            (address, WATCH, b"", True),
-            (probed, WATCH, b"", True),
-            (address, "/tandem.v1.TargetVerifier/Generate", generate, True),
-            (address, "/tandem.v1.TargetVerifier/VerifyStream", verify, False),
-        ):
-            readers.append(await asyncio.to_thread(unread, where, path, request, ends))
+        for name, request, ends in (("Generate", generate, True), ("VerifyStream", verify, False)):
+            path = f"/tandem.v1.TargetVerifier/{name}"
+            readers.append(await asyncio.to_thread(unread, address, path, request, ends))
         return readers
 
-    with server_process(tmp_path, "--role", "target", *DRAIN, "--health_port", probed.rpartition(":")[2]) as server:
+    with server_process(tmp_path, "--role", "target", *DRAIN) as server:
         readers = run(test(server.wait_ready()))
         assert server.stop(ENDS) == 0
         assert "stopped" in server.log.read_text()
@@ -190,7 +173,7 @@ def test_sigterm_ends_a_process_whose_log_nobody_reads(tmp_path: Path) -> None:
             async with raw_stub(address) as target:
                 written = -1
                 while True:
-                    calls = [target.OpenSession(opening(session_id="x" * 129), timeout=2) for _ in range(200)]
+                    calls = [target.OpenSession(opening("x" * 129), timeout=2) for _ in range(200)]
                     results = await asyncio.gather(*calls, return_exceptions=True)
                     answered = [e for e in results if e.code() is grpc.StatusCode.INVALID_ARGUMENT]
                     before, written = written, unread_bytes(reads)

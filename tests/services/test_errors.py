@@ -2,97 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
 import pytest
 from google.rpc import code_pb2, error_details_pb2
-from grpc_status import rpc_status
 
 from tandem.engine.batcher import DeviceLost
-from tandem.rpc.channel import TARGET
 from tandem.rpc.errors import TandemError
-from tandem.services.errors import _TABLE, DOMAIN, to_status
+from tandem.services.errors import _TABLE, to_status
 from tandem.speculation.errors import Outcome, outcome_of
-from tandem.v1 import target_verifier_pb2 as pb
 from tests.support import (
-    GREEDY,
-    Site,
     answer,
-    fused_site,
     ids,
-    oracle,
+    opening,
     raw_stub,
+    refusal,
     target_site,
-    toy,
     until,
     worker_site,
 )
-
-
-class Refusal:
-    """What a failed call says."""
-
-    def __init__(self, error: grpc.RpcError) -> None:
-        self.code, self.message = error.code().name, error.details()
-        self.reason = self.field = ""
-        self.retry: float | None = None
-        status = rpc_status.from_call(error)
-        for detail in status.details if status else ():
-            info, bad, retry = (
-                error_details_pb2.ErrorInfo(),
-                error_details_pb2.BadRequest(),
-                error_details_pb2.RetryInfo(),
-            )
-            if detail.Unpack(info):
-                assert info.domain == DOMAIN
-                self.reason = info.reason
-            elif detail.Unpack(bad):
-                (violation,) = bad.field_violations
-                assert violation.description == self.message
-                self.field = violation.field
-            elif detail.Unpack(retry):
-                self.retry = retry.retry_delay.ToTimedelta().total_seconds()
-
-
-async def refusal(call: Any) -> Refusal:
-    with pytest.raises(grpc.RpcError) as caught:
-        if hasattr(call, "__aiter__"):
-            async for _ in call:
-                pass
-        else:
-            await call
-    return Refusal(caught.value)
-
-
-def opening(**changes: Any) -> pb.OpenSessionRequest:
-    fields: dict[str, Any] = {"session_id": "s", "prefix": [1, 2, 3], "prompt_length": 3}
-    return pb.OpenSessionRequest(**(fields | changes))
-
-
-@contextlib.asynccontextmanager
-async def every_service() -> AsyncIterator[list[Site]]:
-    async with target_site() as target, fused_site(toy(), toy()) as fused, worker_site(target.address) as worker:
-        yield [target, fused, worker]
-
-
-def untouched(site: Site) -> bool:
-    return site.engine.batcher.steps == 0 and site.free == 4
-
-
-async def test_a_speculation_length_above_the_maximum_is_refused_where_something_drafts() -> None:
-    async with every_service() as sites:
-        for site in sites:
-            async with site.client() as client:
-                request = ids(b"abc", 4, speculation_length=6)
-                if site.service == TARGET:
-                    assert (await answer(client.generate, request)).token_ids == oracle(b"abc", GREEDY, 4)
-                    continue
-                with pytest.raises(TandemError, match="speculation_length: 6 is above the maximum 5") as caught:
-                    await answer(client.generate, request)
-                assert (caught.value.code, caught.value.field) == ("INVALID_ARGUMENT", "speculation_length")
 
 
 def test_a_field_that_another_server_refused_is_passed_on_by_name() -> None:
@@ -123,9 +51,9 @@ async def test_another_target_than_the_client_expects_is_a_failed_precondition(
         refused = await refusal(target.OpenSession(opening(**changes)))
         assert (refused.code, refused.reason) == ("FAILED_PRECONDITION", "MODEL_MISMATCH")
         assert value in refused.message
-        assert untouched(site)
+        assert site.engine.batcher.steps == 0 and site.free == 4
         same = {"weights_revision": "toy:0", "dtype": "float32", "vocab_size": 258}
-        assert (await target.OpenSession(opening(**same))).committed_length == 3
+        assert (await target.OpenSession(opening(**same))).committed_length == len(opening().prefix)
 
 
 # --- failures of the model ---

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -17,9 +16,8 @@ import pytest
 
 from tandem.rpc.verifier_client import Deadlines
 from tandem.speculation.verification_mode import Pipeline
-from tandem.v1.target_verifier_pb2_grpc import TargetVerifierServicer, add_TargetVerifierServicer_to_server
 from tests.daily import daily
-from tests.support import SAMPLED, Site, answer, distributed, ids, listening, oracle, target_site, until
+from tests.support import SAMPLED, Site, answer, distributed, ids, in_front, oracle, target_site, until
 
 PROMPT = list(b"abcabcabcab")
 REQUEST = ids(PROMPT, 60, sampling=SAMPLED, ignore_end_of_sequence=True)
@@ -30,59 +28,43 @@ BOTH = pytest.mark.parametrize(
 )
 
 
-class Hanging(TargetVerifierServicer):
-    """A TargetVerifier in front of the real one's whose rounds and openings can hang."""
+class Hanging:
+    """Methods in front of a TargetVerifier's, whose rounds and openings can hang."""
 
-    def __init__(self, site: Site) -> None:
-        self._inner = site.verifier
+    def __init__(self) -> None:
         self.going = asyncio.Event()
         self.going.set()
-        self.calls: Counter[str] = Counter()
-        self.rounds = 0
+        self.opened = self.rounds = 0
         self.hangs_after: int | None = None
-        self.seconds = 0.0
 
-    async def _may_hang(self, method: str) -> None:
-        self.calls[method] += 1
-        await asyncio.sleep(self.seconds)
+    async def open(self, inner: Any, request: Any, context: Any) -> Any:
+        self.opened += 1
         await self.going.wait()
+        return await inner.OpenSession(request, context)
 
-    async def GetModelInfo(self, request: Any, context: Any) -> Any:
-        self.calls["GetModelInfo"] += 1
-        return await self._inner.GetModelInfo(request, context)
+    async def verify(self, inner: Any, request: Any, context: Any) -> Any:
+        await self._counted(1)
+        return await inner.Verify(request, context)
 
-    async def OpenSession(self, request: Any, context: Any) -> Any:
-        await self._may_hang("OpenSession")
-        return await self._inner.OpenSession(request, context)
-
-    async def Verify(self, request: Any, context: Any) -> Any:
-        self._count()
-        await self._may_hang("Verify")
-        return await self._inner.Verify(request, context)
-
-    async def VerifyStream(self, requests: Any, context: Any) -> AsyncIterator[Any]:
-        async with contextlib.aclosing(self._inner.VerifyStream(requests, context)) as replies:
+    async def stream(self, inner: Any, requests: Any, context: Any) -> AsyncIterator[Any]:
+        async with contextlib.aclosing(inner.VerifyStream(requests, context)) as replies:
             async for reply in replies:
-                self._count(1 + len(reply.next_steps))
-                await self._may_hang("VerifyStream")
+                await self._counted(1 + len(reply.next_steps))
                 yield reply
 
-    def _count(self, steps: int = 1) -> None:
+    async def _counted(self, steps: int) -> None:
         self.rounds += steps
         if self.hangs_after is not None and self.rounds > self.hangs_after:
             self.hangs_after = None
             self.going.clear()
-
-    async def CloseSession(self, request: Any, context: Any) -> Any:
-        return await self._inner.CloseSession(request, context)
+        await self.going.wait()
 
 
 @contextlib.asynccontextmanager
 async def hanging_site(site: Site) -> AsyncIterator[tuple[Hanging, str]]:
-    service = Hanging(site)
-
-    async with listening(lambda server: add_TargetVerifierServicer_to_server(service, server)) as address:
-        yield service, address
+    its = Hanging()
+    async with in_front(site, OpenSession=its.open, Verify=its.verify, VerifyStream=its.stream) as address:
+        yield its, address
 
 
 @contextlib.asynccontextmanager
@@ -110,10 +92,10 @@ async def test_a_request_is_opened_at_the_second(pipeline: Pipeline, seconds: fl
         first.going.clear()
         deadline = seconds and time.monotonic() + seconds
         assert (await answer(loop.generate, replace(REQUEST, deadline=deadline))).token_ids == TRUTH
-        assert first.calls["OpenSession"] == 1 and second.calls["OpenSession"] >= 1
+        assert first.opened == 1 and second.opened >= 1
         assert not client.endpoint.suspect  # it said what it runs before a session went there
         assert (await answer(loop.generate, REQUEST)).token_ids == TRUTH
-        assert first.calls["OpenSession"] == 1, "the next request asks the second at once"
+        assert first.opened == 1, "the next request asks the second at once"
 
 
 @pytest.mark.each_value
@@ -126,7 +108,7 @@ async def test_a_request_that_is_under_way_goes_on_at_the_second(
         first.hangs_after = 5
         deadline = seconds and time.monotonic() + seconds
         assert (await answer(loop.generate, replace(REQUEST, deadline=deadline))).token_ids == TRUTH
-        assert first.rounds >= 6 and second.calls["OpenSession"] >= 1 and second.rounds > 5
+        assert first.rounds >= 6 and second.opened >= 1 and second.rounds > 5
     said = [record.getMessage() for record in caplog.records if " failed (" in record.getMessage()]
     assert "no answer came within" in said[0]
 
@@ -137,10 +119,10 @@ async def test_a_long_prefill_is_no_hang(caplog: pytest.LogCaptureFixture) -> No
         first.going.clear()
         second.going.clear()
         asking = asyncio.create_task(answer(loop.generate, REQUEST))
-        await until(lambda: second.calls["OpenSession"] == 1, 30.0)
+        await until(lambda: second.opened == 1, 30.0)
         first.going.set()
         assert (await asking).token_ids == TRUTH
-        assert (first.calls["OpenSession"], second.calls["OpenSession"], second.rounds) == (1, 1, 0)
+        assert (first.opened, second.opened, second.rounds) == (1, 1, 0)
         assert client.address == client.pool.addresses[0] and not client.endpoints[client.address].suspect
         assert one.free == two.free == 4
     assert " failed (" not in caplog.text
@@ -160,4 +142,4 @@ async def test_one_verifier_alone_is_waited_for(pipeline: Pipeline) -> None:
         await asyncio.sleep(0.1)
         only.going.set()
         assert (await asking).token_ids == TRUTH
-        assert only.calls["OpenSession"] == 1
+        assert only.opened == 1

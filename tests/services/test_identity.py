@@ -7,11 +7,9 @@ from typing import Any
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
-from grpc_status import rpc_status
 
 from tandem.rpc import wire
 from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, TARGET, open_channel
@@ -20,9 +18,8 @@ from tandem.services.security.config import Security
 from tandem.services.security.tokens import AcceptedTokens
 from tandem.v1 import draft_worker_pb2, target_verifier_pb2
 from tests.services.certificates import Authority, token_file
-from tests.support import GREEDY, listening, oracle, raw_stub, target_site
+from tests.support import GREEDY, PROMPT, listening, opening, oracle, raw_stub, refusal, target_site, verifying
 
-PROMPT = list(b"a prompt of alice's")
 TOKENS = {"alice": "alices-token-0123456789", "bob": "bobs-token-0123456789ab"}
 
 
@@ -54,37 +51,13 @@ def callers(request, tmp_path) -> Any:
     return request.param(tmp_path)
 
 
-def opening(name: str = "s", prefix: list[int] = PROMPT) -> Any:
-    return target_verifier_pb2.OpenSessionRequest(
-        session_id=name, prefix=prefix, prompt_length=1, sampling=wire.sampling_to_wire(GREEDY)
-    )
-
-
-def verifying(name: str = "s", tokens: list[int] = PROMPT) -> Any:
-    return target_verifier_pb2.VerifyRequest(session_id=name, base_length=len(tokens), last_token=tokens[-1])
-
-
-async def status_of(call: Any) -> tuple[str, str, list[str]]:
-    """Everything that a refusal says."""
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await call
-    error = refused.value
-    status = rpc_status.from_call(error)
-    reasons = []
-    for detail in status.details if status else ():
-        info = error_details_pb2.ErrorInfo()
-        if detail.Unpack(info):
-            reasons.append(info.reason)
-    return error.code().name, error.details(), reasons
-
-
 async def verify(stub: Any, name: str) -> Any:
-    return await stub.Verify(verifying(name))
+    return await stub.Verify(verifying(name=name))
 
 
 async def verify_stream(stub: Any, name: str) -> Any:
     async def requests():
-        yield verifying(name)
+        yield verifying(name=name)
 
     return [reply async for reply in stub.VerifyStream(requests())]
 
@@ -97,11 +70,9 @@ async def test_anothers_session_is_not_found_as_one_that_never_was(callers, meth
         raw_stub(site.address, TARGET, callers.credentials("bob")) as bob,
     ):
         await alice.OpenSession(opening("alices"))
-        theirs, nobodys = await status_of(method(bob, "alices")), await status_of(method(bob, "nobodys"))
+        theirs, nobodys = await refusal(method(bob, "alices")), await refusal(method(bob, "nobodys"))
         assert await method(alice, "alices"), "and alice's goes on"
-    theirs, nobodys = theirs, nobodys
-    assert theirs[0] == "NOT_FOUND"
-    assert theirs == (nobodys[0], nobodys[1].replace("nobodys", "alices"), nobodys[2])
+    assert theirs.code == "NOT_FOUND" and str(theirs) == str(nobodys).replace("nobodys", "alices")
 
 
 async def test_closing_anothers_session_closes_nothing(callers):
@@ -115,8 +86,7 @@ async def test_closing_anothers_session_closes_nothing(callers):
         closed = [(await bob.CloseSession(close(session_id=name))).closed for name in ("s", "nobodys")]
         assert (await alice.Verify(verifying())).token_ids
         closed.append((await alice.CloseSession(close(session_id="s"))).closed)
-    found = closed
-    assert found == [False, False, True]
+    assert closed == [False, False, True]
 
 
 def proposing(tokens: Sequence[int], k: int = 3, **rest: Any) -> Any:
@@ -152,12 +122,11 @@ async def test_no_method_is_reached_without_a_token(service, method, streams, tm
     register = lambda server: server.add_generic_rpc_handlers((Handler(),))  # noqa: E731
     async with listening(register, security=callers.security) as address:
         async with open_channel(address) as channel:
-            refused = await status_of(call(channel))
+            refused = await refusal(call(channel))
         assert not reached
         async with open_channel(address, callers.credentials("alice")) as channel:
             await call(channel)
-    found = refused[0], refused[2], reached
-    assert found == ("UNAUTHENTICATED", ["UNAUTHENTICATED"], [path])
+    assert (refused.code, refused.reason, reached) == ("UNAUTHENTICATED", "UNAUTHENTICATED", [path])
 
 
 async def test_health_is_open_and_reflection_is_not(tmp_path):
@@ -176,10 +145,13 @@ async def test_health_is_open_and_reflection_is_not(tmp_path):
     async with listening(register, security=callers.security) as address:
         async with open_channel(address) as channel:
             check = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
-            refused = await status_of(listed(channel))
+            refused = await refusal(listed(channel))
         async with open_channel(address, callers.credentials("alice")) as channel:
-            found = check.status, refused[0], await listed(channel)
-    assert found == (health_pb2.HealthCheckResponse.SERVING, "UNAUTHENTICATED", 1)
+            assert (check.status, refused.code, await listed(channel)) == (
+                health_pb2.HealthCheckResponse.SERVING,
+                "UNAUTHENTICATED",
+                1,
+            )
 
 
 async def test_where_nothing_tells_callers_apart_they_are_one(tmp_path):
@@ -189,5 +161,4 @@ async def test_where_nothing_tells_callers_apart_they_are_one(tmp_path):
         raw_stub(site.address) as other,
     ):
         await one.OpenSession(opening())
-        found = tuple((await other.Verify(verifying())).token_ids)
-    assert found == oracle(PROMPT, GREEDY, 1)
+        assert tuple((await other.Verify(verifying())).token_ids) == oracle(PROMPT, GREEDY, 1)

@@ -6,18 +6,17 @@ import asyncio
 import threading
 from typing import Any
 
-import grpc
 import pytest
 
-from tandem.rpc.errors import TandemError, from_rpc
+from tandem.rpc.errors import TandemError
 from tandem.services.security.config import Security
 from tandem.services.security.limits import ServerLimits
 from tandem.services.security.tokens import AcceptedTokens
 from tandem.speculation.types import GenerationRequest
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.services.certificates import token_file
-from tests.services.test_identity import TOKENS, ByToken, opening
-from tests.support import HANG, TARGET, answer, ids, raw_stub, target_site, toy, until, worker_site
+from tests.services.test_identity import TOKENS, ByToken
+from tests.support import HANG, TARGET, answer, ids, opening, raw_stub, refusal, target_site, toy, until, worker_site
 from tests.toy import ToyRunner, ToyTokenizer
 
 PROMPT = b"many at once"
@@ -26,12 +25,6 @@ PROMPT = b"many at once"
 def limited(tmp_path, **limits: int) -> tuple[ByToken, Security]:
     callers = ByToken(tmp_path)
     return callers, Security(tokens=callers.security.tokens, limits=ServerLimits(**limits))
-
-
-async def refusal(call: Any) -> TandemError:
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await call
-    return from_rpc(refused.value)
 
 
 async def test_one_caller_has_so_many_sessions_and_another_its_own(tmp_path):
@@ -48,7 +41,6 @@ async def test_one_caller_has_so_many_sessions_and_another_its_own(tmp_path):
         await bob.OpenSession(opening("a"))
         await alice.CloseSession(pb.CloseSessionRequest(session_id="b"))
         await alice.OpenSession(opening("c"))
-        refused = refused
     assert (refused.code, refused.retry_seconds) == ("RESOURCE_EXHAUSTED", 0.1)
     assert refused.message == "max_sessions_per_identity: 2 of your sessions are open, the limit is 2"
 
@@ -88,14 +80,9 @@ async def test_one_caller_has_so_many_requests_under_way_and_another_its_own(tmp
     assert refused.message == "max_requests_per_identity: 1 of your requests are running, the limit is 1"
 
 
-class NeverTokenizes(ToyTokenizer):
-    def encode(self, text: str, chat: bool) -> list[int]:
-        raise AssertionError("the text is too long to be looked at")
-
-
 async def test_a_text_above_the_operators_limit_is_refused_before_it_is_tokenized(monkeypatch):
     limits = ServerLimits(max_prompt_bytes=100)
-    monkeypatch.setattr(ToyTokenizer, "encode", NeverTokenizes.encode)
+    monkeypatch.setattr(ToyTokenizer, "encode", None)
     async with target_site(security=Security(limits=limits)) as site, site.client() as client:
         with pytest.raises(TandemError) as refused:
             await answer(client.generate, GenerationRequest(text="é" * 50 + "x"))
@@ -110,8 +97,7 @@ async def test_a_message_that_is_too_large_is_refused_and_the_server_goes_on():
         with pytest.raises(TandemError) as refused:
             await answer(client.generate, GenerationRequest(text="x" * 4096))
         after = await answer(client.generate, ids(PROMPT, 4))
-    found = refused.value.code, len(after.token_ids)
-    assert found == ("RESOURCE_EXHAUSTED", 4)
+    assert (refused.value.code, len(after.token_ids)) == ("RESOURCE_EXHAUSTED", 4)
 
 
 async def test_a_draft_client_waits_for_its_turn_where_it_has_as_many_sessions_as_it_may(tmp_path):

@@ -12,7 +12,6 @@ import pytest
 
 from tandem import AsyncClient
 from tandem.rpc.errors import TandemError
-from tandem.rpc.generation_client import GenerationClient
 from tandem.services.errors import MAX_PARTIAL, Interrupted, QueueFull, to_status
 from tandem.v1 import generation_pb2
 from tests.gate import Gate
@@ -24,7 +23,6 @@ from tests.support import (
     fused_site,
     ids,
     oracle,
-    run,
     target_site,
     toy,
     until,
@@ -32,53 +30,38 @@ from tests.support import (
 )
 from tests.toy import ToyConfig, ToyText, ToyTokenizer
 
-STEP = 0.02
 SERVICES = ("autoregressive", "fused", "draft_worker")
 LONG = ids(b"a long one", 120, ignore_end_of_sequence=True)
 
 
 @contextlib.asynccontextmanager
-async def serving(
-    architecture: str, slots: int = 4, step: float = STEP, chunk: int = 16, gate: Gate | None = None
-) -> AsyncIterator[list[Site]]:
-    """The site to ask, then the sites behind it. `gate`: which the target's steps pass."""
-    target = toy(ToyConfig(step_seconds=step), slots, chunk=chunk)
-    if gate:
-        gate.guards(target)
+async def serving(architecture: str, gate: Gate) -> AsyncIterator[list[Site]]:
+    """The site to ask, then the sites behind it, of one slot each; the target's steps pass the gate."""
+    target = gate.guards(toy(ToyConfig(step_seconds=0.002), 1))
     async with contextlib.AsyncExitStack() as stack:
         if architecture == "fused":
-            sites = [await stack.enter_async_context(fused_site(target, toy(slots=slots, chunk=chunk)))]
+            sites = [await stack.enter_async_context(fused_site(target, toy(slots=1)))]
         else:
             sites = [await stack.enter_async_context(target_site(target))]
         if architecture == "draft_worker":
-            worker = worker_site(sites[0].address, "miss=0.5", slots)
+            worker = worker_site(sites[0].address, "miss=0.5", 1)
             sites.insert(0, await stack.enter_async_context(worker))
-        with gate or contextlib.nullcontext():  # open at the end: a step that stands would hold up the close
+        with gate:  # open at the end: a step that stands would hold up the close
             yield sites
 
 
-def all_free(sites: list[Site], slots: int) -> bool:
+def all_free(sites: list[Site]) -> bool:
     sessions = sum(len(site.verifier.sessions) for site in sites if site.verifier)
-    return sessions == 0 and all(site.free == slots for site in sites)
-
-
-def bounded(site: Site, queue: int) -> None:
-    """As --queue does, for the service that listens here."""
-    assert site.method is not None
-    site.method.queue = queue
+    return sessions == 0 and all(site.free == 1 for site in sites)
 
 
 @pytest.mark.parametrize("architecture", SERVICES)
-def test_a_full_queue_refuses_with_a_delay_and_a_client_that_is_told_so_comes_back(architecture: str) -> None:
+async def test_a_full_queue_refuses_with_a_delay_and_a_client_that_is_told_so_comes_back(architecture: str) -> None:
     """G6: RESOURCE_EXHAUSTED with RetryInfo; nobody who was let in is refused."""
-
-    async def test() -> None:
-        gate = Gate()
-        async with serving(architecture, slots=1, step=0.002, gate=gate) as sites, sites[0].client() as client:
-            await test_in(gate, sites, client)
-
-    async def test_in(gate: Gate, sites: list[Site], client: GenerationClient) -> None:
-        bounded(sites[0], 2)
+    gate = Gate()
+    async with serving(architecture, gate) as sites, sites[0].client() as client:
+        assert sites[0].method
+        sites[0].method.queue = 2
         gate.close()
         first = [asyncio.create_task(answer(client.generate, ids([65 + i], 12))) for i in range(3)]
         await until(lambda: sites[0].lifecycle.running == 3)
@@ -93,19 +76,12 @@ def test_a_full_queue_refuses_with_a_delay_and_a_client_that_is_told_so_comes_ba
         assert late.token_ids == oracle(b"x", GREEDY, 3)
         assert [a.token_ids for a in await asyncio.gather(*first)] == [oracle([65 + i], GREEDY, 12) for i in range(3)]
 
-    run(test())
-
 
 @pytest.mark.parametrize("architecture", SERVICES)
-def test_a_request_whose_deadline_passes_frees_its_slot_within_one_step(architecture: str) -> None:
+async def test_a_request_whose_deadline_passes_frees_its_slot_within_one_step(architecture: str) -> None:
     """G7: while it runs, and while it waits for a slot; the client keeps what it was sent."""
-
-    async def test() -> None:
-        gate = Gate()
-        async with serving(architecture, slots=1, step=0.002, gate=gate) as sites, sites[0].client() as client:
-            await test_in(gate, sites, client)
-
-    async def test_in(gate: Gate, sites: list[Site], client: GenerationClient) -> None:
+    gate = Gate()
+    async with serving(architecture, gate) as sites, sites[0].client() as client:
         await answer(client.generate, ids(b"x", 3))
         began = time.monotonic()
         await answer(client.generate, ids(b"x", 3))
@@ -126,11 +102,9 @@ def test_a_request_whose_deadline_passes_frees_its_slot_within_one_step(architec
             assert caught.value.code == "DEADLINE_EXCEEDED"
         truth = oracle(b"a long one", GREEDY, 120, past_the_end=True)
         assert caught.value.produced == truth[: len(caught.value.produced)] and caught.value.produced
-        await gate.comes_true_within(2, lambda: all_free(sites, 1))
+        await gate.comes_true_within(2, lambda: all_free(sites))
         gate.open()
         assert (await answer(client.generate, ids(b"x", 3))).token_ids == oracle(b"x", GREEDY, 3)
-
-    run(test())
 
 
 class Wordy(ToyTokenizer):

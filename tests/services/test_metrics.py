@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import time
 import urllib.error
@@ -22,7 +21,7 @@ from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
 from tandem.runners.startup import Startup
 from tandem.services.lifecycle import Lifecycle
-from tandem.services.observability.setup import Observability, ObservabilityConfig
+from tandem.services.observability.setup import Observability
 from tandem.speculation.types import GenerationEnd, GenerationRequest, ModelInfo
 from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
@@ -33,6 +32,7 @@ from tests.support import (
     ServerProcess,
     answer,
     distributed,
+    forbid_imports,
     ids,
     raw_stub,
     run,
@@ -52,7 +52,7 @@ class Scrape:
             text = reply.read().decode()
         self.samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
-    def __call__(self, name: str, **labels: str) -> float:
+    def __call__(self, name: str, /, **labels: str) -> float:
         """The sum of the samples of that name that have these labels."""
         found = [s.value for s in self.samples if s.name == name and labels.items() <= s.labels.items()]
         assert found, f"no {name} {labels}"
@@ -259,13 +259,13 @@ def test_a_request_that_is_left_is_counted_as_aborted_with_the_rounds_it_had(tmp
 
 
 def test_without_a_port_nothing_of_prometheus_is_loaded_or_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    _forbid(
+    forbid_imports(
         monkeypatch,
         "prometheus_client",
         "tandem.services.observability.metrics",
         "tandem.services.http.listener",
     )
-    seen, batcher = Observability(ObservabilityConfig("127.0.0.1"), "target"), Batcher("test")
+    seen, batcher = Observability("target", "127.0.0.1", None), Batcher("test")
     seen.watch_parts(Lifecycle(), batcher, {})
     assert seen.watch is None and batcher.observe is None
     run(batcher.close())
@@ -274,11 +274,11 @@ def test_without_a_port_nothing_of_prometheus_is_loaded_or_called(monkeypatch: p
 def test_a_port_without_a_library_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installing, "find_spec", {"prometheus_client": True}.get)
     with pytest.raises(ValueError, match=r"metrics_port: uvicorn is not installed; make setup"):
-        Observability(ObservabilityConfig("127.0.0.1", metrics_port=0), "target")
+        Observability("target", "127.0.0.1", 0)
 
 
 async def test_the_port_answers_503_until_the_model_is_loaded_and_the_metrics_from_then_on() -> None:
-    seen = Observability(ObservabilityConfig("127.0.0.1", metrics_port=0), "target")
+    seen = Observability("target", "127.0.0.1", 0)
     url = f"http://127.0.0.1:{seen.ready(Startup())['metrics_port']}"
 
     async def serving() -> None:
@@ -288,14 +288,3 @@ async def test_the_port_answers_503_until_the_model_is_loaded_and_the_metrics_fr
             assert 'model_name="toy"' in (await http.get("/metrics")).text
 
     await seen.during(serving())
-
-
-def _forbid(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    real = builtins.__import__
-
-    def refuse(name: str, *rest: Any, **more: Any) -> Any:
-        if name in names or name.split(".")[0] in names:
-            raise ImportError(name)
-        return real(name, *rest, **more)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)

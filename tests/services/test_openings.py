@@ -8,12 +8,11 @@ from typing import Any
 import grpc
 import pytest
 
+from tandem.engine.slots import limit_kv_memory
 from tandem.services.security.config import Security
 from tandem.services.security.limits import ServerLimits
 from tandem.v1 import target_verifier_pb2 as pb
-from tests.services.test_errors import refusal
-from tests.services.test_target_verifier import opening
-from tests.support import answer, ids, raw_stub, target_site, toy, until
+from tests.support import answer, ids, opening, raw_stub, refusal, target_site, toy, until
 from tests.toy import ToyConfig
 
 
@@ -47,24 +46,22 @@ async def test_openings_are_not_starved_by_callers_that_generate_without_a_pause
         await until(lambda: site.free == 1)
 
 
-async def opened(target: Any, name: str) -> int:
-    """Opens a session as our client does: where the server is full it comes back. How often it was refused."""
-    refused = 0
-    while True:
+async def opened(target: Any, name: str) -> None:
+    """Opens a session as our client does: where the server is full it comes back."""
+    for _ in range(100):
         try:
             await target.OpenSession(opening(name))
-            return refused
+            return
         except grpc.RpcError as error:
             assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            refused += 1
-            assert refused < 100
+    raise AssertionError("it was never opened")
 
 
 async def test_a_full_server_refuses_an_opening_after_its_wait_and_says_when_to_come_back() -> None:
     async with target_site(toy(slots=1), opening_seconds=0.01) as site, raw_stub(site.address) as target:
         await target.OpenSession(opening("first"))
         refused = await refusal(target.OpenSession(opening("second")))
-        assert (refused.code, refused.reason, refused.retry) == ("RESOURCE_EXHAUSTED", "NO_SLOT", 0.1)
+        assert (refused.code, refused.reason, refused.retry_seconds) == ("RESOURCE_EXHAUSTED", "NO_SLOT", 0.1)
         assert site.engine.slots.waiting == 0
 
 
@@ -107,4 +104,17 @@ async def test_a_server_that_began_to_drain_meanwhile_opens_nothing() -> None:
         assert site.free == 1
 
 
-# --- the queue itself ---
+async def test_sessions_that_share_memory_are_admitted_by_what_they_may_take() -> None:
+    async with target_site(opening_seconds=0.01) as site, raw_stub(site.address) as target:
+        limit_kv_memory(site.engine.slots, site.engine.batcher, [site.engine.runner], toy().kv_bytes(160))
+        for name in ("a", "b"):
+            await target.OpenSession(opening(name, max_total_tokens=60))
+        assert (site.free, site.engine.slots.memory.reserved) == (2, 2 * toy().kv_bytes(60))
+        refused = await refusal(target.OpenSession(opening("c", max_total_tokens=80)))
+        assert (refused.code, refused.reason) == ("RESOURCE_EXHAUSTED", "NO_SLOT")
+        assert refused.retry_seconds and "kv_cache_mb" in refused.message
+        await target.CloseSession(pb.CloseSessionRequest(session_id="a"))
+        await target.OpenSession(opening("c", max_total_tokens=80))
+        for name in ("b", "c"):
+            await target.CloseSession(pb.CloseSessionRequest(session_id=name))
+        assert (site.free, site.engine.slots.memory.reserved) == (4, 0)

@@ -23,17 +23,18 @@ from tandem.v1 import prefill_worker_pb2 as pb
 from tandem.v1.prefill_worker_pb2_grpc import PrefillWorkerStub
 from tests.engine.test_prefix_cache import said, truth
 from tests.services.prefill_sites import Counting, asking_engine, asks, prefill_site
-from tests.services.test_adapters import NAMES, with_adapters
+from tests.services.test_adapters import NAMES
 from tests.services.test_identity import ByToken
-from tests.services.test_target_verifier import opening
 from tests.support import (
     GREEDY,
     SAMPLED,
+    opening,
     oracle,
     raw_stub,
     target_site,
     toy,
     until,
+    with_adapters,
 )
 
 PROMPT = list(b"these are more than four pages of a prompt, which somebody else may well compute ..and its end")

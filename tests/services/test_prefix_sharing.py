@@ -14,8 +14,8 @@ from tandem.rpc.request_context import PREFIX_SCOPE, outgoing, prefix_scope, set
 from tandem.runners.capabilities import PAGE
 from tandem.speculation.types import GenerationRequest
 from tandem.v1 import target_verifier_pb2 as pb
-from tests.services.test_identity import ByCertificate, ByToken, opening, verifying
-from tests.support import GREEDY, Site, oracle, raw_stub, run, target_site
+from tests.services.test_identity import ByCertificate, ByToken
+from tests.support import GREEDY, Site, answer, opening, oracle, raw_stub, run, target_site, verifying
 
 PROMPT = list(b"a prompt of more than two pages, sent by alice")
 WHOLE = (len(PROMPT) - 1) // PAGE * PAGE
@@ -37,8 +37,8 @@ async def sharing_site(sharing: str = "identity", **settings: Any) -> AsyncItera
 async def reused(stub: Any, session: str, tokens: Sequence[int] = PROMPT, scope: str = "") -> int:
     """How much a session found, which is then used and closed."""
     metadata = ((PREFIX_SCOPE, scope),) if scope else None
-    opened = await stub.OpenSession(opening(session, list(tokens)), metadata=metadata)
-    said = await stub.Verify(verifying(session, list(tokens)))
+    opened = await stub.OpenSession(opening(session, tokens), metadata=metadata)
+    said = await stub.Verify(verifying(tokens, name=session))
     assert tuple(said.token_ids) == oracle(tokens, GREEDY, 1)
     await stub.CloseSession(pb.CloseSessionRequest(session_id=session))
     return int(opened.reused_length)
@@ -95,12 +95,7 @@ def test_the_scope_that_is_sent_on_is_a_hash_and_nobodys_is_not_sent() -> None:
 
 
 async def test_completions_say_what_was_cached_and_the_openai_port_says_it_too() -> None:
-    async with sharing_site() as site:
-        client = site.client()
+    async with sharing_site() as site, site.client() as client:
         request = GenerationRequest(token_ids=tuple(PROMPT), max_new_tokens=4)
-        ends = []
-        for _ in range(2):
-            events = [event async for event in client.generate(request)]
-            ends.append(events[-1].stats.cached_prompt_tokens)  # type: ignore[union-attr]
-        await client.close()
-        assert ends == [0, WHOLE]
+        ends = [(await answer(client.generate, request)).completion.stats for _ in range(2)]
+        assert [stats.cached_prompt_tokens for stats in ends] == [0, WHOLE]

@@ -43,6 +43,14 @@ async def health(address: str, service: str = "") -> int:
         return reply.status
 
 
+async def drains(address: str, pid: int) -> None:
+    """A serving process is asked to stop, and stops serving."""
+    assert await health(address) == health_pb2.HealthCheckResponse.SERVING
+    os.kill(pid, signal.SIGTERM)
+    while await health(address) != health_pb2.HealthCheckResponse.NOT_SERVING:
+        await asyncio.sleep(0.01)
+
+
 async def services(address: str) -> set[str]:
     """What reflection lists."""
     async with open_channel(address) as channel:
@@ -67,17 +75,11 @@ def test_a_target_process_from_readiness_to_the_end(tmp_path: Path) -> None:
     async def stop_under_load(address: str, pid: int) -> None:
         async with GenerationClient.connect(address, TARGET) as client:
             stream = client.generate(ids(b"abc", 100, ignore_end_of_sequence=True))
-            async with raw_stub(address) as target, open_channel(address) as channel:
-                watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=""))
-                assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
-                await anext(stream)
-                os.kill(pid, signal.SIGTERM)
-                assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
-                with pytest.raises(TandemError, match="stopping") as caught:
-                    await answer(client.generate, ids(b"new"))
-                assert caught.value.code == "UNAVAILABLE"
-                assert target
-                watch.cancel()
+            await anext(stream)
+            await drains(address, pid)
+            with pytest.raises(TandemError, match="stopping") as caught:
+                await answer(client.generate, ids(b"new"))
+            assert caught.value.code == "UNAVAILABLE"
             rest = [token async for event in stream for token in getattr(event, "token_ids", ())]
             truth = oracle(b"abc", GREEDY, 100, past_the_end=True)
             assert tuple(rest) == truth[len(truth) - len(rest) :] and len(rest) > 90
@@ -118,12 +120,8 @@ def test_a_second_signal_ends_a_draining_server_at_once(tmp_path: Path) -> None:
         async with GenerationClient.connect(address, TARGET) as client:
             stream = client.generate(ids(b"abc", 100, ignore_end_of_sequence=True))
             await anext(stream)
-            async with open_channel(address) as channel:
-                watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=""))
-                assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
-                os.kill(pid, signal.SIGTERM)
-                assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
-                os.kill(pid, signal.SIGTERM)
+            await drains(address, pid)
+            os.kill(pid, signal.SIGTERM)
             await stream.aclose()
 
     with server_process(tmp_path, "--role", "target", "--model", "step=0.05") as server:

@@ -13,15 +13,16 @@ from tandem.rpc.channel import DRAFT
 from tandem.rpc.errors import TandemError
 from tandem.speculation.types import SamplingParams
 from tandem.v1 import draft_worker_pb2 as pb
-from tests.services.test_errors import Refusal, refusal
 from tests.support import (
     GREEDY,
     SAMPLED,
+    Refusal,
     Site,
     answer,
     ids,
     oracle,
     raw_stub,
+    refusal,
     until,
     worker_site,
 )
@@ -68,7 +69,7 @@ async def asked_once(worker: Any, message: pb.ProposeRequest) -> Refusal:
 
 
 def idle(site: Site, slots: int = 4) -> bool:
-    return len(site.proposals.sessions) == 0 and site.free == slots
+    return len(site.worker.sessions) == 0 and site.free == slots
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
@@ -95,8 +96,8 @@ async def test_a_worker_without_a_free_slot_says_when_to_come_again() -> None:
     async with worker_site(None, slots=1) as site, calling(site) as caller, raw_stub(site.address, DRAFT) as worker:
         await caller.ask(asking(PROMPT))
         refused = await asked_once(worker, asking(PROMPT))
-        assert (refused.code, refused.reason, refused.retry) == ("RESOURCE_EXHAUSTED", "NO_SLOT", 0.1)
-        assert len(site.proposals.sessions) == 1
+        assert (refused.code, refused.reason, refused.retry_seconds) == ("RESOURCE_EXHAUSTED", "NO_SLOT", 0.1)
+        assert len(site.worker.sessions) == 1
         await caller.end()
         assert (await Caller(worker).ask(asking(PROMPT))).draft_tokens
 

@@ -9,7 +9,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,11 @@ from tandem.receipts.checking import CheckOutcome, Finding, overall
 from tandem.receipts.keys import Keys, open_keys, signature_right
 from tandem.receipts.receipt import Receipt, Signed, prefix_digests, prompt_digest, read_signed
 from tandem.receipts.run import CheckConfig, check, checked_by
-from tandem.rpc.errors import TandemError
+from tandem.rpc.channel import DRAFT
 from tandem.services.receipts import Receipts, generated
 from tandem.speculation.types import (
     FinishReason,
     GenerationRequest,
-    InvalidField,
-    Rule,
     SpeculationStats,
     Structure,
     StructureKind,
@@ -77,7 +75,7 @@ def _own(generator: Any, keys: Keys) -> Generate:
 @contextlib.asynccontextmanager
 async def _signing(site: AbstractAsyncContextManager[Any], keys: Keys) -> AsyncIterator[Generate]:
     async with site as found, found.client() as client:
-        adapters = found.engine.adapters if found.verifier or found.fused else None
+        adapters = found.engine.adapters if found.service != DRAFT else None
         if adapters:
             await adapters.add(AdapterChoice("red", "red"), BACKEND.adapter)
         found.method.receipts = Receipts(keys, found.service, lambda: adapters.revisions if adapters else {})
@@ -167,12 +165,6 @@ def _resigned(keys: Keys, signed: Signed, **changes: Any) -> Signed:
     return keys.signed(receipt, signed.salt)
 
 
-@dataclass(frozen=True)
-class Forgery:
-    made: Callable[[Receipt], dict[str, Any]]
-    found: str
-
-
 def _swapped(tokens: tuple[int, ...]) -> tuple[int, ...]:
     at = next(i for i in range(40, len(tokens)) if tokens[i] != tokens[i + 1])
     return (*tokens[:at], tokens[at + 1], tokens[at], *tokens[at + 2 :])
@@ -182,19 +174,17 @@ def _asked(receipt: Receipt, **changes: Any) -> dict[str, Any]:
     return {"request": replace(receipt.request, sampling=replace(receipt.request.sampling, **changes))}
 
 
-FORGERIES = {
-    "one token": Forgery(
-        lambda it: {"token_ids": (*it.token_ids[:70], it.token_ids[70] ^ 1, *it.token_ids[71:])}, "tokens"
-    ),
-    "the last token": Forgery(lambda it: {"token_ids": (*it.token_ids[:-1], it.token_ids[-1] ^ 1)}, "tokens"),
-    "a swap": Forgery(lambda it: {"token_ids": _swapped(it.token_ids)}, "tokens"),
-    "another seed": Forgery(lambda it: _asked(it, seed=it.request.sampling.seed + 1), "tokens"),
-    "another temperature": Forgery(lambda it: _asked(it, temperature=0.5), "tokens"),
-    "no penalty": Forgery(lambda it: _asked(it, repetition_penalty=1.0), "tokens"),
-    "a cut": Forgery(lambda it: {"token_ids": it.token_ids[:60], "logprobs": it.logprobs[:60]}, "end"),
-    "another end": Forgery(lambda it: {"finish_reason": FinishReason.STOP_TOKEN}, "end"),
-    "no adapter": Forgery(lambda it: {"adapter": None}, "tokens"),
-    "better log-probabilities": Forgery(
+FORGERIES: dict[str, tuple[Callable[[Receipt], dict[str, Any]], str]] = {
+    "one token": (lambda it: {"token_ids": (*it.token_ids[:70], it.token_ids[70] ^ 1, *it.token_ids[71:])}, "tokens"),
+    "the last token": (lambda it: {"token_ids": (*it.token_ids[:-1], it.token_ids[-1] ^ 1)}, "tokens"),
+    "a swap": (lambda it: {"token_ids": _swapped(it.token_ids)}, "tokens"),
+    "another seed": (lambda it: _asked(it, seed=it.request.sampling.seed + 1), "tokens"),
+    "another temperature": (lambda it: _asked(it, temperature=0.5), "tokens"),
+    "no penalty": (lambda it: _asked(it, repetition_penalty=1.0), "tokens"),
+    "a cut": (lambda it: {"token_ids": it.token_ids[:60], "logprobs": it.logprobs[:60]}, "end"),
+    "another end": (lambda it: {"finish_reason": FinishReason.STOP_TOKEN}, "end"),
+    "no adapter": (lambda it: {"adapter": None}, "tokens"),
+    "better log-probabilities": (
         lambda it: {"logprobs": tuple(replace(each, logprob=each.logprob / 2) for each in it.logprobs)},
         "log-probabilities",
     ),
@@ -216,12 +206,12 @@ def penalised(keys: Keys) -> Signed:
 
 @pytest.mark.parametrize("name", FORGERIES)
 async def test_what_a_server_with_the_key_forges_is_found_and_named(name: str, keys: Keys, penalised: Signed) -> None:
-    signed = penalised
-    forged = _resigned(keys, signed, **FORGERIES[name].made(signed.receipt))
+    made, found = FORGERIES[name]
+    forged = _resigned(keys, penalised, **made(penalised.receipt))
     assert signature_right(forged) and forged.receipt.chained()
     findings = await _findings(forged)
     assert overall(findings) is CheckOutcome.FORGED
-    assert next(each.what for each in findings if each.outcome is CheckOutcome.FORGED) == FORGERIES[name].found
+    assert next(each.what for each in findings if each.outcome is CheckOutcome.FORGED) == found
 
 
 async def test_tokens_of_another_model_under_this_ones_name_are_forged_and_under_their_own_other_weights(
@@ -258,14 +248,6 @@ async def test_bits_of_another_arithmetic_are_no_forgery_while_scores_are_near(k
     token = signed.receipt.token_ids[5] ^ 1
     wrong = (*signed.receipt.token_ids[:5], token, *signed.receipt.token_ids[6:])
     assert overall(await _findings(_resigned(keys, signed, served=served, token_ids=wrong))) is CheckOutcome.FORGED
-
-
-async def test_without_keys_or_under_rejection_a_receipt_is_refused_before_any_work(keys: Keys) -> None:
-    async with target_site(toy()) as site, site.client() as client:
-        with pytest.raises(TandemError, match=r"receipt: this server signs none: .* without --receipt_keys"):
-            await answer(client.generate, ids(PROMPT, receipt=True))
-    with pytest.raises(InvalidField, match="receipt: under rejection tokens depend on drafts"):
-        GenerationRequest(text="x", receipt=True, rule=Rule.REJECTION)
 
 
 async def test_no_prompt_and_no_key_leave_with_a_receipt(tmp_path: Path) -> None:

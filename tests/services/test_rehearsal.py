@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 from pathlib import Path
 
 import pytest
 
 from tandem.rpc.channel import DRAFT, FUSED, TARGET, open_channel
 from tandem.rpc.generation_client import GenerationClient
+from tests.services.test_metrics import Scrape
 from tests.support import GREEDY, Answer, answer, ids, oracle, run, run_here, server_process
 
 TIMES = {
@@ -51,15 +51,13 @@ def test_a_target_and_a_worker_of_its_rehearse_each_its_own_part(tmp_path: Path,
         with server_process(tmp_path, "--role", "draft_worker", *where, *flags, ready_file="worker.json") as worker:
             got, told, device = asked(worker.wait_ready(), DRAFT)
         plain, told_by_target, _ = asked(f"{host}:{port}", TARGET)
-        ready = json.loads(target.ready_file.read_text())
-        url = f"http://{ready['metrics_host']}:{ready['metrics_port']}/metrics"
-        page = urllib.request.urlopen(url, timeout=30).read().decode()
+        scrape = Scrape(target)
     assert got.token_ids == plain.token_ids == oracle(list(PROMPT), GREEDY, 24)
     assert [part for part, steps in told if steps] == ["draft"]
     assert [part for part, steps in told_by_target if steps] == ["target"]
     assert device == "a device, rehearsed on toy"
-    assert 'tandem:rehearsal_info{device="a device",name="a-test",of="target",source="this test"} 1.0' in page
-    assert "tandem:rehearsed_steps_total" in page and "tandem:rehearsed_late_steps_total" in page
+    assert scrape("tandem:rehearsal_info", device="a device", name="a-test", of="target", source="this test") == 1
+    assert scrape("tandem:rehearsed_steps_total") > 0 and scrape("tandem:rehearsed_late_steps_total") >= 0
 
 
 def test_a_fused_server_rehearses_both(tmp_path: Path, times: str) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -14,38 +13,39 @@ import grpc
 import numpy as np
 import pytest
 
-from tandem.rpc import wire
 from tandem.rpc.errors import TandemError
 from tandem.rpc.wire_sessions import distributions_to_wire
 from tandem.services.security.identity import ANONYMOUS
 from tandem.services.sessions.table import SessionKey
 from tandem.speculation.rejection import draft_token
+from tandem.speculation.request import Drafts
 from tandem.speculation.types import (
     GenerationRequest,
     Rule,
     SamplingParams,
 )
-from tandem.v1 import generation_pb2, target_verifier_pb2_grpc
-from tandem.v1 import target_verifier_pb2 as pb
+from tandem.v1 import generation_pb2
 from tests.daily import daily
 from tests.speculation.laws import chain_law, chi_square_p_value, reference_law
 from tests.support import (
     SAMPLED,
+    ForgetfulRunner,
     Generate,
-    RoundByRound,
     answer,
     distributed,
     forget,
     fused_site,
     ids,
-    listening,
+    in_front,
+    opening,
     oracle,
     raw_stub,
     target_site,
     toy,
+    verifying,
     worker_site,
 )
-from tests.toy import ToyConfig, toy_logits
+from tests.toy import END, ToyConfig, toy_logits
 
 PROMPT = list(b"abcabcabc")
 FREE = SamplingParams(temperature=0.8, seed=3)
@@ -114,20 +114,14 @@ async def test_the_output_over_the_wire_follows_the_targets_law() -> None:
     assert chi_square_p_value(counts, np.array(list(law.values()))) > 1e-3
 
 
-class Faulty(RoundByRound):
-    """A TargetVerifier in front of the real one's servicer; `fault` sees every round, or every call of `method`."""
-
-    def __init__(self, inner: Any, fault: Callable[[Any, Any, Any], Any], method: str) -> None:
-        self._inner, self.Verify = inner, inner.Verify
-        setattr(self, method, partial(fault, inner))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-
-def faulty(inner: Any, fault: Callable[[Any, Any, Any], Any], method: str = "Verify") -> Any:
-    servicer = Faulty(inner, fault, method)
-    return listening(partial(target_verifier_pb2_grpc.add_TargetVerifierServicer_to_server, servicer))
+async def test_copies_of_the_prompt_do_not_depend_on_time() -> None:
+    """The target sees one token only and so runs into a cycle; its steps take no longer for more tokens."""
+    asking = replace(asked(replace(FREE, temperature=0.7, seed=11), 3, 100), drafts=Drafts.LOOKUP)
+    target = toy(ToyConfig(step_seconds=0.002), kind=ForgetfulRunner)
+    async with fused_site(target, None, 3, "hybrid") as site, site.client() as client:
+        answers = [await answer(client.generate, asking) for _ in range(3)]
+    assert len({got.token_ids for got in answers}) == 1 and END not in answers[0].token_ids[:-1]
+    assert len({got.completion.stats.drafted for got in answers}) == 1 and answers[0].completion.stats.drafted > 10
 
 
 async def test_lost_replies_and_forgotten_sessions_change_no_token() -> None:
@@ -147,7 +141,7 @@ async def test_lost_replies_and_forgotten_sessions_change_no_token() -> None:
         async with distributed(site.address, "miss=0.3") as (generator, _):
             undisturbed = await answer(generator.generate, asked(FREE, 3, 40))
         async with (
-            faulty(site.verifier, fault) as address,
+            in_front(site, Verify=fault) as address,
             distributed(address, "miss=0.3") as (generator, _),
         ):
             got = await answer(generator.generate, asked(FREE, 3, 40))
@@ -166,36 +160,28 @@ def drafted(tokens: Sequence[int], k: int, sampling: SamplingParams, salt: int) 
     return context[len(tokens) :], distributions_to_wire(sent)
 
 
-def opening(name: str = "s", prefix: Sequence[int] = PROMPT, sampling: SamplingParams = FREE, **rest: Any) -> Any:
-    return pb.OpenSessionRequest(
-        session_id=name, prefix=prefix, prompt_length=1, sampling=wire.sampling_to_wire(sampling), **rest
-    )
+def opens(name: str = "s", **rest: Any) -> Any:
+    return opening(name, PROMPT, FREE, **rest)
 
 
-def verifying(tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[Any] = (), name: str = "s") -> Any:
-    return pb.VerifyRequest(
-        session_id=name,
-        base_length=len(tokens),
-        last_token=tokens[-1],
-        draft_tokens=draft,
-        distributions=distributions,
-    )
+def drawn(draft: Sequence[int], distributions: Sequence[Any] = (), name: str = "s") -> Any:
+    return verifying(PROMPT, draft, name, distributions=distributions)
 
 
 async def test_a_rejected_round_is_replayed_and_decided_the_same_on_another_replica() -> None:
     draft, sent = drafted(PROMPT, 4, FREE, salt=9)
     async with target_site() as site, raw_stub(site.address) as target:
-        opened = await target.OpenSession(opening(rule=REJECTION))
+        opened = await target.OpenSession(opens(rule=REJECTION))
         assert opened.rule == REJECTION
-        first = await target.Verify(verifying(PROMPT, draft, sent))
+        first = await target.Verify(drawn(draft, sent))
         assert first.accepted < 4 and first.token_ids[first.accepted] != draft[first.accepted]
         steps = site.engine.batcher.steps
-        for again in (verifying(PROMPT, draft, sent), verifying(PROMPT, draft), verifying(PROMPT, [])):
+        for again in (drawn(draft, sent), drawn(draft), drawn([])):
             reply = await target.Verify(again)
             assert reply.replayed and list(reply.token_ids) == list(first.token_ids)
         assert site.engine.batcher.steps == steps
-        await target.OpenSession(opening("other", rule=REJECTION))
-        fresh = await target.Verify(verifying(PROMPT, draft, sent, "other"))
+        await target.OpenSession(opens("other", rule=REJECTION))
+        fresh = await target.Verify(drawn(draft, sent, "other"))
         assert not fresh.replayed and list(fresh.token_ids) == list(first.token_ids)
 
 
@@ -206,11 +192,11 @@ async def test_the_reply_says_which_rule_holds_and_unspecified_is_agreement() ->
             (1, generation_pb2.VERIFICATION_RULE_AGREEMENT),
             (2, REJECTION),
         ):
-            assert (await target.OpenSession(opening(f"s{asked_for}", rule=asked_for))).rule == holds
-        assert (await target.OpenSession(opening("s0", rule=1))).rule == 1
+            assert (await target.OpenSession(opens(f"s{asked_for}", rule=asked_for))).rule == holds
+        assert (await target.OpenSession(opens("s0", rule=1))).rule == 1
         for name, other in (("s0", 2), ("s2", 1), ("s2", 0)):
             with pytest.raises(grpc.RpcError, match="is open with the rule") as caught:
-                await target.OpenSession(opening(name, rule=other))
+                await target.OpenSession(opens(name, rule=other))
             assert caught.value.code().name == "ALREADY_EXISTS"
 
 
@@ -228,6 +214,7 @@ WRONG = {
     ),
     "weight 0": ([5], [generation_pb2.SparseDistribution(token_ids=[5], weights=[0])], r"weights: 0.0 is not"),
     "weight NaN": ([5], [generation_pb2.SparseDistribution(token_ids=[5], weights=[float("nan")])], "weights: nan"),
+    "weight inf": ([5], [generation_pb2.SparseDistribution(token_ids=[5], weights=[float("inf")])], "weights: inf"),
     "fewer weights": ([5], [generation_pb2.SparseDistribution(token_ids=[5, 6], weights=[1])], "weights: 1 for 2"),
     "empty": ([5], [generation_pb2.SparseDistribution()], r"distributions\[0\].token_ids: empty"),
 }
@@ -237,19 +224,11 @@ WRONG = {
 async def test_distributions_that_cannot_be_are_refused_and_the_session_lives_on(case: str) -> None:
     draft, distributions, said = WRONG[case]
     async with target_site() as site, raw_stub(site.address) as target:
-        await target.OpenSession(opening(rule=REJECTION))
+        await target.OpenSession(opens(rule=REJECTION))
         with pytest.raises(grpc.RpcError, match=said) as caught:
-            await target.Verify(verifying(PROMPT, draft, distributions))
+            await target.Verify(drawn(draft, distributions))
         assert caught.value.code().name == "INVALID_ARGUMENT"
-        assert (await target.Verify(verifying(PROMPT, [5], [ONE]))).committed_length > len(PROMPT)
-
-
-async def test_distributions_under_agreement_are_refused() -> None:
-    async with target_site() as site, raw_stub(site.address) as target:
-        await target.OpenSession(opening())
-        with pytest.raises(grpc.RpcError, match="distributions: 1, but agreement takes none") as caught:
-            await target.Verify(verifying(PROMPT, [5], [ONE]))
-        assert caught.value.code().name == "INVALID_ARGUMENT"
+        assert (await target.Verify(drawn([5], [ONE]))).committed_length > len(PROMPT)
 
 
 @pytest.mark.parametrize(("replied", "says"), [(0, "nothing"), (1, "agreement"), (7, "7")])
@@ -260,7 +239,7 @@ async def test_a_server_that_verifies_by_another_rule_is_not_gone_on_with(replie
         reply.rule = replied
         return reply
 
-    async with target_site() as site, faulty(site.verifier, old, "OpenSession") as address:
+    async with target_site() as site, in_front(site, OpenSession=old) as address:
         async with distributed(address, "miss=0.3") as (generator, _):
             with pytest.raises(TandemError, match=f"does not verify by rejection, .* reports {says}") as caught:
                 await answer(generator.generate, asked(FREE))

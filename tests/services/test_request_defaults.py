@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tandem.rpc.generation_client import GenerationClient
 from tandem.speculation.types import SAMPLING_FIELDS, GenerationEnd, GenerationRequest, SamplingParams
 from tests.daily import daily
-from tests.runners.tiny import model_folder
 from tests.support import GREEDY, ServerProcess, oracle, run, run_client, server_process
 
 SERVICES = {"target": "TargetVerifier", "fused_target": "FusedSpeculativeServer", "draft_worker": "DraftWorker"}
@@ -38,12 +36,10 @@ def expected(sampling: SamplingParams, count: int) -> tuple[int, ...]:
     return oracle(PROMPT, sampling, count, past_the_end=True)
 
 
-@pytest.mark.parametrize("role", daily(["target", "fused_target", "draft_worker"], 1))
+@pytest.mark.parametrize("role", daily(SERVICES, 1))
 def test_what_a_request_does_not_say_is_the_servers_and_what_it_says_its_own(role: str, tmp_path: Path) -> None:
     """Explicit zeros are said: greedy stays greedy, also where the target behind a draft worker samples."""
-    service = {"target": "TargetVerifier", "fused_target": "FusedSpeculativeServer", "draft_worker": "DraftWorker"}[
-        role
-    ]
+    service = SERVICES[role]
     long = replace(ASKED, sampling=GREEDY, unset_sampling=frozenset(), max_new_tokens=20)
     near = replace(
         ASKED, token_ids=PROMPT * 3 + PROMPT[:10], unset_sampling=frozenset()
@@ -66,35 +62,6 @@ def test_the_client_role_sends_what_its_user_said(tmp_path: Path) -> None:
         silent, greedy = run_client(tmp_path, *ask), run_client(tmp_path, *ask, "--temperature", "0")
     assert "12 tokens in" in silent.stderr and "12 tokens in" in greedy.stderr
     assert silent.stdout == text(expected(DEFAULTS, 12)) and greedy.stdout == text(expected(GREEDY, 12))
-
-
-@pytest.mark.thorough  # daily without processes: checkpoints/test_generation_config.py
-def test_the_models_file_comes_after_request_and_flags_and_before_our_own_values(tmp_path: Path) -> None:
-    """A folder whose file samples; the operator's top_k of 1 makes that greedy, and a request undoes it."""
-    folder = model_folder(tmp_path / "m", 1)
-    (folder / "generation_config.json").write_text('{"temperature": 1.0, "max_new_tokens": 7, "eos_token_id": 1}')
-    real = ("--role", "target", "--backend", "torch", "--model", str(folder), "--sequence_length", "64")
-
-    async def answers(server: ServerProcess, *requests: Any) -> list[tuple[int, ...]]:
-        return await tokens(server, "TargetVerifier", *requests)
-
-    seeds = [
-        replace(ASKED, sampling=SamplingParams(seed=seed), unset_sampling=EVERYTHING - {"seed"}) for seed in (1, 2)
-    ]
-    greedy = replace(ASKED, sampling=GREEDY, unset_sampling=EVERYTHING - {"temperature"})
-    everything = replace(ASKED, sampling=SamplingParams(seed=1), unset_sampling=EVERYTHING - {"seed", "top_k"})
-    with server_process(tmp_path, *real) as server:
-        sampled, other, plain = run(answers(server, *seeds, greedy))
-    with server_process(tmp_path, *real, "--top_k", "1", ready_file="flag.json") as server:
-        assert run(answers(server, *seeds, everything)) == [plain, plain, sampled]
-        assert (
-            "top_k 1 (--top_k), temperature 1 (generation_config.json), max_new_tokens 7 (gen" in server.log.read_text()
-        )
-    with server_process(
-        tmp_path, *real, "--generation_config", "none", "--max_new_tokens", "7", ready_file="own.json"
-    ) as server:
-        assert run(answers(server, *seeds)) == [plain, plain]
-    assert sampled != other and len(plain) == len(sampled) == 7
 
 
 PROMPT_TEXT = bytes(PROMPT).decode()

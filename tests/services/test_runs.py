@@ -13,14 +13,16 @@ from tandem.rpc.errors import TandemError
 from tandem.services.lifecycle import NotAccepting
 from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
-from tests.services.test_target_verifier import PROMPT, opening
 from tests.support import (
     GREEDY,
+    PROMPT,
     SAMPLED,
     distributed,
     ids,
+    opening,
     oracle,
     raw_stub,
+    refusal,
     target_site,
     toy,
     until,
@@ -59,13 +61,6 @@ async def forever(take: Callable[[], Awaitable[Any]]) -> AsyncIterator[Any]:
         yield await take()
 
 
-async def status(call: Any) -> tuple[str, str]:
-    with pytest.raises(grpc.RpcError) as caught:
-        while (await call.read()) is not grpc.aio.EOF:
-            pass
-    return caught.value.code().name, caught.value.details()
-
-
 async def test_a_step_that_waits_for_its_session_while_another_call_takes_it_is_not_made() -> None:
     """G6: tokens that a superseded run committed would make the rounds of the call that took the session stale."""
     text = truth(9)
@@ -99,10 +94,9 @@ async def test_a_run_goes_no_further_than_its_session_was_opened_for() -> None:
         await target.OpenSession(opening(max_total_tokens=len(PROMPT) + 5))
         beyond = target.VerifyStream()
         await beyond.write(running(PROMPT, until=6))
-        assert await status(beyond) == (
-            "OUT_OF_RANGE",
-            f"run_until {len(PROMPT) + 6} is above the sequence length {len(PROMPT) + 5}",
-        )
+        refused = await refusal(beyond)
+        assert refused.code == "OUT_OF_RANGE"
+        assert refused.message == f"run_until {len(PROMPT) + 6} is above the sequence length {len(PROMPT) + 5}"
         call = target.VerifyStream()
         await call.write(running(PROMPT, until=5))
         assert said(await read(call, 5)) == truth(5)
@@ -126,7 +120,7 @@ async def test_leaving_frees_the_slot_within_a_step_and_leaves_no_task(leave: st
                 pass
         else:
             await target.CloseSession(pb.CloseSessionRequest(session_id="s"))
-            assert (await status(call))[0] == "NOT_FOUND"
+            assert (await refusal(call)).code == "NOT_FOUND"
         await asyncio.sleep(0.05)
         steps = site.engine.batcher.steps
         await asyncio.sleep(0.05)

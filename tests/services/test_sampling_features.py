@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 
 from tandem.engine.structure_worker import grammar, vocabulary_of
-from tandem.rpc import wire
 from tandem.rpc.errors import TandemError
-from tandem.rpc.wire_sessions import VerdictBounds, answer_from_wire
+from tandem.rpc.wire_sessions import answer_from_wire
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.draws import draw
 from tandem.speculation.elementary import exp, log
@@ -33,6 +32,7 @@ from tandem.speculation.types import (
 )
 from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
+from tests import support
 from tests.architectures import ARCHITECTURES, serving
 from tests.daily import daily
 from tests.services.test_exactness_over_the_wire import DRAFTS
@@ -193,16 +193,8 @@ async def test_output_matches_its_structure_and_ends_where_it_does(structure: St
 # --- sessions ---
 
 
-def opening(
-    sampling: SamplingParams, prefix: Sequence[int] = PROMPT, session: str = "s", logprobs: int | None = None
-) -> pb.OpenSessionRequest:
-    return pb.OpenSessionRequest(
-        session_id=session,
-        prefix=prefix,
-        prompt_length=len(PROMPT),
-        sampling=wire.sampling_to_wire(sampling),
-        logprobs=logprobs,
-    )
+def opening(sampling: SamplingParams, prefix: Sequence[int] = PROMPT, session: str = "s", **rest: Any) -> Any:
+    return support.opening(session, prefix, sampling, prompt_length=len(PROMPT), **rest)
 
 
 async def test_a_session_replays_log_probabilities_and_goes_on_from_any_prefix() -> None:
@@ -219,7 +211,7 @@ async def test_a_session_replays_log_probabilities_and_goes_on_from_any_prefix()
         request = round_at(done, drafted, session)
         reply = await stub.Verify(request)
         assert reply.replayed == replayed
-        verdict = answer_from_wire(reply, request, VerdictBounds(VOCAB_SIZE, 5, Request(logprobs=3)), 1.0)
+        verdict = answer_from_wire(reply, request, Request(logprobs=3), None, 1.0)
         assert verdict is not None
         end = done + len(verdict.token_ids)
         assert verdict.token_ids == tokens[done:end] and verdict.logprobs == logprobs[done:end]

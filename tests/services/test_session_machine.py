@@ -7,6 +7,7 @@ table must agree. What a target would commit after so many tokens is arithmetic,
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tandem.services.sessions.table import (
+    REMEMBERED,
     Fence,
     Session,
     SessionConflict,
@@ -35,6 +37,11 @@ def said(length: int) -> int:
 
 def truth(length: int) -> list[int]:
     return [said(n) for n in range(length)]
+
+
+def a_session(name: Any, tokens: list[int]) -> Session:
+    sequence: Any = f"slot of {name}"
+    return Session(name, sequence, Request(GREEDY), tokens, 1000)
 
 
 @dataclass
@@ -69,10 +76,10 @@ class Sessions(RuleBasedStateMachine):
         session = self.table.find(name)
         if session is None and name in self.closed:  # an opening that was overtaken
             with pytest.raises(SessionConflict, match="was closed"):
-                self.table.admit(name, f"slot of {name}", Request(GREEDY), truth(length), 1000)
+                self.table.admit(a_session(name, truth(length)))
             return
         if session is None:
-            self.table.admit(name, f"slot of {name}", Request(GREEDY), truth(length), 1000).opened = True
+            self.table.admit(a_session(name, truth(length))).opened = True
             self.slots += 1
             self.model[name] = Expected(length, self.now + LEASE)
             self.gone.discard(name)
@@ -107,7 +114,7 @@ class Sessions(RuleBasedStateMachine):
         with pytest.raises(SessionConflict):
             session.resume(other, Request(SEEDED if sampled else GREEDY))
         with pytest.raises(SessionConflict):
-            self.table.admit(name, "another slot", Request(GREEDY), other, 1000)
+            self.table.admit(a_session(name, other))
 
     @rule(name=NAMES, back=st.integers(0, 4), count=st.integers(1, 4), wrong=st.booleans(), lost=st.booleans())
     def verify(self, name: str, back: int, count: int, wrong: bool, lost: bool) -> None:
@@ -232,3 +239,46 @@ class TestSessions(Sessions.TestCase):  # type: ignore[misc]
 @pytest.mark.thorough
 class TestMoreSessions(Sessions.TestCase):  # type: ignore[misc]
     settings = examples(150)
+
+
+def table() -> tuple[list[float], SessionTable]:
+    """A clock, and a table that goes by it."""
+    clock = [100.0]
+    return clock, SessionTable(lambda: clock[0], LEASE)
+
+
+def admit(sessions: SessionTable, name: str = "a", tokens: tuple[int, ...] = (1, 2, 3)) -> Session:
+    session = sessions.admit(a_session(name, list(tokens)))
+    session.opened = True  # as Checkout does
+    return session
+
+
+def test_a_call_of_an_earlier_session_does_not_go_on_with_a_later_one_of_its_id() -> None:
+    """It waited for its turn while the session was lost and opened again: the tokens are another's."""
+    clock, sessions = table()
+    first = admit(sessions)
+    assert sessions.touch("a", first) is first
+    clock[0] += 11
+    assert sessions.expire() == [first]
+    later = admit(sessions, tokens=(9,))
+    with pytest.raises(SessionNotFound):
+        sessions.touch("a", first)
+    assert sessions.touch("a", later) is later
+
+
+def test_only_so_many_expired_ids_are_remembered() -> None:
+    clock, sessions = table()
+    for i in range(REMEMBERED + 3):
+        admit(sessions, f"s{i}")
+    clock[0] += 11
+    assert len(sessions.expire()) == REMEMBERED + 3
+    for name, remembered in (("s0", False), ("s2", False), ("s3", True)):
+        with pytest.raises(SessionNotFound) as caught:
+            sessions.touch(name)
+        assert isinstance(caught.value, SessionExpired) == remembered
+
+
+@pytest.mark.parametrize("lease", [0, -1])
+def test_a_lease_must_last(lease: float) -> None:
+    with pytest.raises(ValueError, match="lease_seconds"):
+        SessionTable(lambda: 0.0, lease)

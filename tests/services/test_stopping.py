@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,18 +28,6 @@ PROMPT = list(b"abcabcabcab")
 LONG = ids(PROMPT, 90, sampling=SAMPLED, ignore_end_of_sequence=True)
 TRUTH = oracle(PROMPT, SAMPLED, 90, past_the_end=True)
 MODES = (Pipeline.OFF, Pipeline.ON, Pipeline.NEVER_WAITING)
-
-
-async def after(count: int, generate: Any, then: Callable[[], Any]) -> tuple[int, ...]:
-    """All tokens of LONG; `then` is awaited once, after `count` of them."""
-    seen: list[int] = []
-    done = False
-    async for event in generate(LONG):
-        seen += getattr(event, "token_ids", ())
-        if len(seen) >= count and not done:
-            done = True
-            await then()
-    return tuple(seen)
 
 
 @pytest.mark.parametrize("pipeline", daily(MODES, 2), ids=["unary", "stream", "run"])

@@ -3,36 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 import grpc
 import pytest
 
-from tandem.rpc import wire
-from tandem.speculation.types import SamplingParams
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.gate import Gate
-from tests.support import GREEDY, oracle, raw_stub, target_site, toy, until
+from tests.support import GREEDY, PROMPT, opening, oracle, raw_stub, refusal, target_site, toy, until, verifying
 from tests.toy import ToyConfig, toy_digest
-
-PROMPT = list(b"the prompt, long enough for three chunks of prefill")
-
-
-def opening(name: str = "s", prefix: Sequence[int] = PROMPT, sampling: SamplingParams = GREEDY, **rest: Any) -> Any:
-    return pb.OpenSessionRequest(
-        session_id=name, prefix=prefix, prompt_length=1, sampling=wire.sampling_to_wire(sampling), **rest
-    )
-
-
-def verifying(tokens: Sequence[int], draft: Sequence[int] = (), name: str = "s", **rest: Any) -> Any:
-    return pb.VerifyRequest(session_id=name, base_length=len(tokens), last_token=tokens[-1], draft_tokens=draft, **rest)
-
-
-async def code(call: Any) -> str:
-    with pytest.raises(grpc.RpcError) as caught:
-        await call
-    return caught.value.code().name
 
 
 async def test_a_slot_is_never_lent_twice_when_a_session_closes_while_it_prefills() -> None:
@@ -71,7 +50,7 @@ async def test_a_round_that_waited_for_a_session_that_was_closed_meanwhile_is_no
         await until(lambda: next(iter(site.verifier.sessions)).in_use == 2)
         await target.CloseSession(pb.CloseSessionRequest(session_id="s"))
         gate.open()
-        assert await code(waiting) == "NOT_FOUND"
+        assert (await refusal(waiting)).code == "NOT_FOUND"
         await asyncio.gather(first, return_exceptions=True)
         await until(lambda: site.free == 4)
 
@@ -126,14 +105,14 @@ async def test_closing_during_a_round_frees_the_slot_after_it_and_the_round_is_a
         gate.open()
         assert list((await computing).token_ids) == truth
         assert site.free == 1 and site.engine.batcher.steps == steps + 1
-        assert await code(target.Verify(verifying(PROMPT))) == "NOT_FOUND"
+        assert (await refusal(target.Verify(verifying(PROMPT)))).code == "NOT_FOUND"
 
 
 async def test_a_full_server_collects_what_ran_out_before_it_refuses() -> None:
     """G5, G6: also where nobody has looked yet."""
     async with target_site(toy(slots=1)) as site, raw_stub(site.address) as target:
         await target.OpenSession(opening())
-        assert await code(target.OpenSession(opening("new"))) == "RESOURCE_EXHAUSTED"
+        assert (await refusal(target.OpenSession(opening("new")))).code == "RESOURCE_EXHAUSTED"
         for session in site.verifier.sessions:
             session.expires = float("-inf")
         assert (await target.OpenSession(opening("new"))).committed_length == len(PROMPT)
@@ -149,6 +128,6 @@ async def test_a_round_may_fill_the_total_that_was_asked_for_and_not_exceed_it_b
         await target.OpenSession(opening("fits", max_total_tokens=total))
         await target.OpenSession(opening("one less", max_total_tokens=total - 1 if drafted else total))
         assert (await target.Verify(verifying(PROMPT, [1] * drafted, "fits"))).token_ids
-        assert await code(target.Verify(verifying(PROMPT, [1] * (drafted + 1), "fits"))) == "OUT_OF_RANGE"
+        assert (await refusal(target.Verify(verifying(PROMPT, [1] * (drafted + 1), "fits")))).code == "OUT_OF_RANGE"
         if drafted:
-            assert await code(target.Verify(verifying(PROMPT, [1] * drafted, "one less"))) == "OUT_OF_RANGE"
+            assert (await refusal(target.Verify(verifying(PROMPT, [1] * drafted, "one less")))).code == "OUT_OF_RANGE"

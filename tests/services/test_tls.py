@@ -49,8 +49,7 @@ async def test_nobody_is_served_where(case, tmp_path):
         with pytest.raises(TandemError) as refused:
             await asked(site, credentials(ours, theirs))
         after = await asked(site, ours.client("bob.example"))  # and nobody else notices
-    found = refused.value.code, after
-    assert found == ("UNAVAILABLE", WHAT_THE_TARGET_SAYS)
+    assert (refused.value.code, after) == ("UNAVAILABLE", WHAT_THE_TARGET_SAYS)
 
 
 async def test_a_server_may_be_known_by_another_name_than_its_host(tmp_path):
@@ -58,8 +57,7 @@ async def test_a_server_may_be_known_by_another_name_than_its_host(tmp_path):
     pair = authority.issue("target.example")
     named = dataclasses.replace(authority.client(), server_name="target.example")
     async with target_site(security=Security(tls=TlsConfig(str(pair.cert), str(pair.key)))) as site:
-        found = await asked(site, named)
-    assert found == WHAT_THE_TARGET_SAYS
+        assert await asked(site, named) == WHAT_THE_TARGET_SAYS
 
 
 async def test_certificates_are_replaced_without_a_restart(tmp_path):
@@ -73,8 +71,7 @@ async def test_certificates_are_replaced_without_a_restart(tmp_path):
         after = await asked(site, new.client())
         with pytest.raises(TandemError):
             await asked(site, old.client())
-    found = before, after
-    assert found == (WHAT_THE_TARGET_SAYS, WHAT_THE_TARGET_SAYS)
+    assert (before, after) == (WHAT_THE_TARGET_SAYS, WHAT_THE_TARGET_SAYS)
 
 
 async def test_clients_that_are_trusted_change_without_a_restart(tmp_path):
@@ -86,8 +83,7 @@ async def test_clients_that_are_trusted_change_without_a_restart(tmp_path):
         with pytest.raises(TandemError):
             await asked(site, newcomer)
         Path(config.client_ca).write_bytes(ours.ca.read_bytes() + theirs.ca.read_bytes())
-        found = await asked(site, newcomer)
-    assert found == WHAT_THE_TARGET_SAYS
+        assert await asked(site, newcomer) == WHAT_THE_TARGET_SAYS
 
 
 def test_a_certificate_that_was_replaced_without_its_key_is_not_used(tmp_path, caplog):

@@ -96,12 +96,11 @@ def test_a_file_that_is_no_list_of_tokens_is_refused_without_quoting_it(tmp_path
 
 async def test_only_who_shows_a_known_token_is_answered(accepted, tmp_path):
     async with target_site(security=Security(tokens=AcceptedTokens(accepted))) as site:
-        found = [await asked(site, t and shown(tmp_path, t)) for t in (ALICE, NEW, None)]
-    assert found == [
-        WHAT_THE_TARGET_SAYS,
-        "UNAUTHENTICATED: unknown token: it is wrong, or was revoked",
-        "UNAUTHENTICATED: no token: this server requires one, as metadata `authorization: Bearer TOKEN`",
-    ]
+        assert [await asked(site, t and shown(tmp_path, t)) for t in (ALICE, NEW, None)] == [
+            WHAT_THE_TARGET_SAYS,
+            "UNAUTHENTICATED: unknown token: it is wrong, or was revoked",
+            "UNAUTHENTICATED: no token: this server requires one, as metadata `authorization: Bearer TOKEN`",
+        ]
 
 
 @pytest.mark.parametrize(
@@ -113,8 +112,7 @@ async def test_other_ways_to_authorize_and_two_tokens_at_once_are_none(accepted,
         call = channel.unary_unary("/tandem.v1.TargetVerifier/GetModelInfo")
         with pytest.raises(Exception) as refused:
             await call(b"", metadata=tuple(("authorization", header) for header in headers))
-    found = refused.value.code().name
-    assert found == "UNAUTHENTICATED"
+    assert refused.value.code().name == "UNAUTHENTICATED"
 
 
 def test_tokens_are_added_and_withdrawn_without_a_restart(accepted, tmp_path, caplog):
@@ -157,8 +155,7 @@ async def test_a_caller_sends_the_token_that_its_file_has_now(accepted, tmp_path
 async def test_a_token_may_come_from_the_environment(accepted, monkeypatch):
     monkeypatch.setenv("TANDEM_TEST_TOKEN", BOB)
     async with target_site(security=Security(tokens=AcceptedTokens(accepted))) as site:
-        found = await asked(site, Credentials(token_env="TANDEM_TEST_TOKEN"))
-    assert found == WHAT_THE_TARGET_SAYS
+        assert await asked(site, Credentials(token_env="TANDEM_TEST_TOKEN")) == WHAT_THE_TARGET_SAYS
 
 
 async def test_a_worker_whose_own_token_is_withdrawn_does_not_blame_its_caller(accepted, tmp_path):

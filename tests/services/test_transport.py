@@ -7,26 +7,41 @@ import contextlib
 import logging
 import struct
 from collections.abc import AsyncIterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
 
 from tandem.rpc import wire
 from tandem.rpc.channel import TARGET, open_channel
-from tandem.services.calls import CallPolicy
 from tandem.services.duplex import StreamIdle, answered_in_order
+from tandem.services.health import SERVING, HealthService
 from tandem.services.security.call_limits import TransportInterceptor
 from tandem.services.security.config import Security
 from tandem.services.security.limits import ServerLimits
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.reliability import frames
-from tests.services.test_identity import ByToken, opening, status_of, verifying
+from tests.services.test_identity import ByToken
 from tests.services.test_load import Wordy
-from tests.support import GREEDY, answer, ids, listening, oracle, raw_stub, run, target_site, toy, until
+from tests.support import (
+    GREEDY,
+    Refusal,
+    answer,
+    ids,
+    listening,
+    opening,
+    oracle,
+    raw_stub,
+    refusal,
+    run,
+    target_site,
+    toy,
+    until,
+    verifying,
+)
 
 GENERATE, OPEN, VERIFY_STREAM = (f"/tandem.v1.{TARGET}/{name}" for name in ("Generate", "OpenSession", "VerifyStream"))
 
@@ -93,24 +108,20 @@ async def test_finished_requests_whose_readers_never_read_hold_no_place() -> Non
             assert (await answer(client.generate, ids(b"abc", 4))).token_ids == oracle(b"abc", GREEDY, 4)
 
 
-async def test_replies_that_are_not_read_in_time_end_their_call() -> None:
+async def test_replies_that_are_not_read_in_time_end_their_call(caplog: pytest.LogCaptureFixture) -> None:
     """A window of 0, which no status can pass either; and one that takes some, which then reads why."""
     security = Security(limits=ServerLimits(unread_seconds=0.1))
+    caplog.set_level(logging.INFO)
     async with target_site(tokenizer=Wordy(), security=security) as site, bare(site.address) as attacker:
         attacker.call(GENERATE, generating().SerializeToString())
-        await until(lambda: site.lifecycle.running == 1)
-        await until(lambda: site.lifecycle.running == 0)
+        await until(lambda: "replies were not read within" in caplog.text)
         async with raw_stub(site.address) as target:
             call = target.Generate(generating(100))
-            await until(lambda: site.lifecycle.running == 1)
+            await until(lambda: caplog.text.count("replies were not read within") == 2)
             await until(lambda: site.lifecycle.running == 0)
 
-            async def rest() -> None:
-                async for _ in call:
-                    pass
-
-            found = await status_of(rest())
-    assert found[::2] == ("DEADLINE_EXCEEDED", ["NOT_READ"])
+            found = await refusal(call)
+    assert (found.code, found.reason) == ("DEADLINE_EXCEEDED", "NOT_READ")
 
 
 async def test_some_places_are_kept_for_callers_who_have_none(tmp_path) -> None:
@@ -123,15 +134,14 @@ async def test_some_places_are_kept_for_callers_who_have_none(tmp_path) -> None:
         held = site.engine.slots.take()
         waiting = [alice.Generate(generating()) for _ in range(3)]
         await until(lambda: site.method.under_way == 3)
-        refused = [(await status_of(alice.Generate(generating()).read()))[2]]
+        refused = [(await refusal(alice.Generate(generating()))).reason]
         waiting.append(bob.Generate(generating()))
         await until(lambda: site.method.under_way == 4)
-        refused.append((await status_of(bob.Generate(generating()).read()))[2])
+        refused.append((await refusal(bob.Generate(generating()))).reason)
         site.engine.slots.release(held)
         for call in waiting:
             assert [reply async for reply in call]
-        found = refused
-    assert found == [["QUEUE_FULL"]] * 2
+    assert refused == ["QUEUE_FULL"] * 2
 
 
 # --- requests that do not come, or are none ---
@@ -145,14 +155,14 @@ async def test_a_call_whose_request_never_comes_is_ended(path) -> None:
 
 
 def test_bytes_that_are_no_message_are_refused_in_one_word_and_without_a_traceback(caplog) -> None:
-    async def test() -> list[tuple[str, str, list[str]]]:
+    async def test() -> list[Refusal]:
         async with target_site() as site, open_channel(site.address) as channel:
-            stream = channel.unary_stream(GENERATE)(b"\xff\xff")
-            return [await status_of(channel.unary_unary(OPEN)(b"\xff\xff")), await status_of(stream.read())]
+            calls = channel.unary_unary(OPEN)(b"\xff\xff"), channel.unary_stream(GENERATE)(b"\xff\xff")
+            return [await refusal(call) for call in calls]
 
     with caplog.at_level(logging.INFO):
         said = run(test())
-    assert [(code, reasons) for code, _, reasons in said] == [("INVALID_ARGUMENT", ["NOT_A_MESSAGE"])] * 2
+    assert [(each.code, each.reason) for each in said] == [("INVALID_ARGUMENT", "NOT_A_MESSAGE")] * 2
     assert "Traceback" not in caplog.text and "Exception" not in caplog.text
 
 
@@ -209,18 +219,18 @@ async def test_one_caller_has_so_many_calls_and_another_its_own(tmp_path) -> Non
     ):
         await one.OpenSession(opening())
         streams = [await answered_stream(one), await answered_stream(one)]
-        refused = [await status_of(more.Verify(verifying()))]
+        refused = [await refusal(more.Verify(verifying()))]
         await bob.OpenSession(opening())
         streams.append(await answered_stream(bob))
-        refused.append(await status_of(bob.Verify(verifying())))
+        refused.append(await refusal(bob.Verify(verifying())))
         streams[0].cancel()
         await until_served(lambda: bob.Verify(verifying()))
         for stream in streams:
             stream.cancel()
-        alices, everybodys = refused
-    assert (alices[0], alices[2]) == (everybodys[0], everybodys[2]) == ("RESOURCE_EXHAUSTED", ["IDENTITY_LIMIT"])
-    assert alices[1] == "calls: 2 of yours are running, the limit is 2"
-    assert everybodys[1] == "calls: 3 are running, the limit is 3"
+    assert {(each.code, each.reason) for each in refused} == {("RESOURCE_EXHAUSTED", "IDENTITY_LIMIT")}
+    alices, everybodys = (each.message for each in refused)
+    assert alices == "calls: 2 of yours are running, the limit is 2"
+    assert everybodys == "calls: 3 are running, the limit is 3"
 
 
 async def answered_stream(stub: Any) -> Any:
@@ -241,25 +251,21 @@ async def until_served(call: Any) -> None:
     raise AssertionError("never served")
 
 
-async def test_watchers_of_health_need_no_token_and_have_a_limit_of_their_own(tmp_path) -> None:
-    callers, health = ByToken(tmp_path), HealthServicer()
+async def test_probes_need_no_token_and_have_a_limit_of_their_own(tmp_path) -> None:
+    callers, health = ByToken(tmp_path), HealthService()
     security = Security(tokens=callers.security.tokens, limits=ServerLimits(max_probes_per_caller=2))
-
-    def register(server: grpc.aio.Server) -> None:
-        health_pb2_grpc.add_HealthServicer_to_server(health, server)
-
+    register = partial(health_pb2_grpc.add_HealthServicer_to_server, health)
+    health.set(SERVING, "")
     async with listening(register, security=security) as address, open_channel(address) as channel:
         stub, request = health_pb2_grpc.HealthStub(channel), health_pb2.HealthCheckRequest()
-        await health.set("", health_pb2.HealthCheckResponse.SERVING)
-        watches = [stub.Watch(request) for _ in range(2)]
-        for watch in watches:
-            await watch.read()
-        refused = await status_of(stub.Watch(request).read())
-        checked = await stub.Check(request)  # which others' watching does not hinder
-        for watch in watches:
-            watch.cancel()
-        found = refused[0], checked.status
-    assert found == ("RESOURCE_EXHAUSTED", health_pb2.HealthCheckResponse.SERVING)
+        assert (await refusal(stub.Watch(request))).code == "UNIMPLEMENTED"
+        async with bare(address) as slow:
+            for _ in range(2):
+                slow.call("/grpc.health.v1.Health/Check")
+            with pytest.raises(grpc.aio.AioRpcError, match="2 of yours are running, the limit is 2"):
+                while True:
+                    assert (await stub.Check(request)).status == SERVING
+        await until_served(lambda: stub.Check(request))
 
 
 # --- streams without rounds ---
@@ -268,12 +274,9 @@ async def test_watchers_of_health_need_no_token_and_have_a_limit_of_their_own(tm
 async def test_a_stream_without_rounds_ends_when_its_sessions_have() -> None:
     async with target_site(lease_seconds=0.1) as site, raw_stub(site.address) as target:
         call = target.VerifyStream()
-        found = await status_of(call.read())
-    assert found == (
-        "NOT_FOUND",
-        "no round came for 0.1 s: the sessions have expired",
-        ["STREAM_IDLE"],
-    )
+        found = await refusal(call)
+    assert (found.code, found.reason) == ("NOT_FOUND", "STREAM_IDLE")
+    assert found.message == "no round came for 0.1 s: the sessions have expired"
 
 
 async def test_a_round_that_takes_long_and_a_reader_that_takes_long_are_no_idleness() -> None:
@@ -326,7 +329,7 @@ async def test_a_reply_to_a_caller_who_has_left_ends_the_call_as_cancelled_and_c
         return grpc.stream_stream_rpc_method_handler(replies)
 
     details = SimpleNamespace(method=VERIFY_STREAM, invocation_metadata=())
-    handler = await TransportInterceptor(ServerLimits(), CallPolicy()).intercept_service(found, details)
+    handler = await TransportInterceptor(ServerLimits()).intercept_service(found, details)
     with pytest.raises(asyncio.CancelledError):
         await handler.stream_stream(None, Gone())
     assert closed == [True]

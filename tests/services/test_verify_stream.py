@@ -5,72 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import AsyncIterator
-from typing import Any
-
-import grpc
-import pytest
 
 from tandem.services.duplex import MAX_AHEAD, answered_in_order
-from tandem.v1 import target_verifier_pb2 as pb
-from tests.services.test_target_verifier import PROMPT, opening, verifying
-from tests.support import GREEDY, oracle, raw_stub, target_site, toy, until
-from tests.toy import ToyConfig
-
-
-async def status(call: Any) -> tuple[str, str]:
-    with pytest.raises(grpc.RpcError) as caught:
-        while (await call.read()) is not grpc.aio.EOF:
-            pass
-    return caught.value.code().name, caught.value.details()
-
-
-@pytest.mark.parametrize(
-    ("bad", "code", "says"),
-    [
-        (verifying(PROMPT, [1] * 6), "INVALID_ARGUMENT", "maximum speculation length 5"),
-        (verifying(PROMPT, [258]), "INVALID_ARGUMENT", "draft_tokens: token id 258"),
-        (verifying(PROMPT, name="another"), "NOT_FOUND", "no session another"),
-        (verifying([*PROMPT, *[1] * 200]), "OUT_OF_RANGE", "above the sequence length"),
-    ],
-)
-async def test_an_invalid_round_ends_the_stream_as_it_would_end_a_verify_and_harms_no_session(
-    bad: Any, code: str, says: str
-) -> None:
-    truth = list(oracle(PROMPT, GREEDY, 6))
-    async with target_site() as site, raw_stub(site.address) as target:
-        await target.OpenSession(opening())
-        call = target.VerifyStream()
-        await call.write(verifying(PROMPT, truth[:1]))
-        await call.write(bad)
-        assert list((await call.read()).token_ids) == truth[:2]
-        got, message = await status(call)
-        assert (got, says in message) == (code, True), message
-        assert list((await target.Verify(verifying(PROMPT + truth[:2]))).token_ids) == truth[2:3]
-        with pytest.raises(grpc.RpcError) as caught:
-            await target.Verify(bad)
-        assert (caught.value.code().name, caught.value.details()) == (code, message)
-
-
-async def test_a_stream_that_is_cancelled_or_half_closed_leaves_no_task_and_no_slot_taken() -> None:
-    truth = list(oracle(PROMPT, GREEDY, 12))
-    runner = toy(ToyConfig(step_seconds=0.02))
-    async with target_site(runner) as site, raw_stub(site.address) as target:
-        tasks = len(asyncio.all_tasks())
-        for leave in ("cancel", "done_writing"):
-            await target.OpenSession(opening(leave))
-            call = target.VerifyStream()
-            for n in (0, 3, 6):
-                await call.write(verifying(PROMPT + truth[:n], truth[n : n + 2], leave))
-            await call.read()
-            if leave == "cancel":
-                call.cancel()
-            else:
-                await call.done_writing()
-                assert [len((await call.read()).token_ids) for _ in range(2)] == [3, 3]
-                assert await call.read() is grpc.aio.EOF
-            assert (await target.CloseSession(pb.CloseSessionRequest(session_id=leave))).closed
-            await until(lambda: site.free == 4)
-        await until(lambda: len(asyncio.all_tasks()) <= tasks)
+from tests.support import PROMPT, opening, raw_stub, target_site, until, verifying
 
 
 async def test_reading_ahead_is_bounded_and_goes_on_while_a_round_is_verified() -> None:

@@ -40,7 +40,7 @@ def vllm_config(k: int = 4, rank: int = 0, ranks: int = 1, vocab_size: int = VOC
 
 
 def drafter(*workers: str, k: int = 4, **settings: Any) -> RemoteDrafter:
-    given = {"budget_ms": 2000.0, "lookup": 0, "tokenizer_sha256": "toy", **settings}
+    given = {"budget_ms": 2000.0, "tokenizer_sha256": "toy", **settings}
     return RemoteDrafter(vllm_config(k), Settings(workers, **given))
 
 

@@ -1,9 +1,8 @@
-"""What vLLM's drafter is made of: its settings, rows known by their tokens, lookup, and its metrics."""
+"""What vLLM's drafter is made of: its settings, rows known by their tokens, and its metrics."""
 
 from __future__ import annotations
 
 import contextlib
-import random
 import socket
 import subprocess
 import sys
@@ -13,10 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.errors import InvalidField
 from tandem.vllm import RemoteDrafter
-from tandem.vllm.rows import Held, RowTable, copied
+from tandem.vllm.rows import Held, RowMatcher
 from tandem.vllm.settings import Settings, settings_of
 from tests.vllm.engine import drafter, vllm_config
 
@@ -25,8 +23,8 @@ WORKERS = {"TANDEM_DRAFT_WORKERS": "a:1, b:2"}
 
 def test_settings_come_from_variables() -> None:
     assert settings_of(WORKERS) == Settings(("a:1", "b:2"))
-    found = settings_of({**WORKERS, "TANDEM_DRAFT_BUDGET_MS": "7.5", "TANDEM_DRAFT_LOOKUP": "0", "PATH": "x"})
-    assert found == Settings(("a:1", "b:2"), 7.5, lookup=0)
+    found = settings_of({**WORKERS, "TANDEM_DRAFT_BUDGET_MS": "7.5", "PATH": "x"})
+    assert found == Settings(("a:1", "b:2"), 7.5)
 
 
 @pytest.mark.parametrize(
@@ -38,8 +36,7 @@ def test_settings_come_from_variables() -> None:
         ({**WORKERS, "TANDEM_DRAFT_BUDGET_MS": "nan"}, "budget_ms"),
         ({**WORKERS, "TANDEM_DRAFT_BUDGET_MS": "much"}, "budget_ms"),
         ({**WORKERS, "TANDEM_DRAFT_ANSWER_SECONDS": "0"}, "answer_seconds"),
-        ({**WORKERS, "TANDEM_DRAFT_LOOKUP": "2.5"}, "lookup"),
-        ({**WORKERS, "TANDEM_DRAFT_LOOKUP": "65"}, "lookup"),
+        ({**WORKERS, "TANDEM_DRAFT_METRICS_PORT": "2.5"}, "metrics_port"),
         ({**WORKERS, "TANDEM_DRAFT_METRICS_PORT": "65536"}, "metrics_port"),
         ({**WORKERS, "TANDEM_DRAFT_BUDGET": "7"}, "budget"),
         ({**WORKERS, "TANDEM_DRAFT_TLS_CA": "/nowhere"}, "tls_ca"),
@@ -53,7 +50,7 @@ def test_a_wrong_setting_is_named_when_the_engine_starts(given: dict[str, str], 
     assert caught.value.field == field
 
 
-def step(table: RowTable, *rows: list[int], new: int = 1) -> tuple[list[Any], list[Any]]:
+def step(table: RowMatcher, *rows: list[int], new: int = 1) -> tuple[list[Any], list[Any]]:
     """A step that gives each row its last `new` tokens; an empty row is in the middle of its prompt."""
     ids = np.zeros((len(rows), 64), np.int32)
     for at, row in enumerate(rows):
@@ -62,7 +59,7 @@ def step(table: RowTable, *rows: list[int], new: int = 1) -> tuple[list[Any], li
 
 
 def test_rows_are_known_by_their_tokens_where_they_stand_and_where_they_moved_to() -> None:
-    table = RowTable()
+    table = RowMatcher()
     (a, b, c), _ = step(table, [1, 2], [3, 4], [5, 6])
     assert step(table, [1, 2, 7], [3, 4, 8], [5, 6, 9]) == ([a, b, c], [])
     assert step(table, [5, 6, 9, 9], [3, 4, 8, 1]) == ([c, b], [])
@@ -73,7 +70,7 @@ def test_rows_are_known_by_their_tokens_where_they_stand_and_where_they_moved_to
 
 
 def test_a_row_that_was_absent_for_a_step_is_known_when_it_comes_back_and_later_it_is_new() -> None:
-    table = RowTable()
+    table = RowMatcher()
     (a, b), _ = step(table, [1, 2], [3, 4])
     step(table, [1, 2, 3])
     assert step(table, [1, 2, 3, 4], [3, 4, 5])[0] == [a, b]
@@ -84,7 +81,7 @@ def test_a_row_that_was_absent_for_a_step_is_known_when_it_comes_back_and_later_
 
 
 def test_what_is_left_of_a_draft_is_used_only_if_the_tokens_since_agree() -> None:
-    (row,), _ = step(RowTable(), [1, 2, 3, 4])
+    (row,), _ = step(RowMatcher(), [1, 2, 3, 4])
     for held, left in (
         (Held(4, (5, 6, 7)), (5, 6)),
         (Held(2, (3, 4, 5)), (5,)),
@@ -95,22 +92,6 @@ def test_what_is_left_of_a_draft_is_used_only_if_the_tokens_since_agree() -> Non
     ):
         row.held = held
         assert row.draft(2) == left, held
-
-
-def test_lookup_by_scanning_copies_what_the_index_of_the_algorithm_copies() -> None:
-    chance = random.Random(0)
-    for _ in range(400):
-        ids = [chance.randrange(chance.choice((2, 4, 9))) for _ in range(chance.randrange(1, 60))]
-        for shortest in (1, 2, 3, 5, 6):
-            _, expected = NgramDrafter(max(5, shortest), shortest).match(ids, 4)
-            assert copied(np.array(ids, np.int32), shortest, 4) == expected, (ids, shortest)
-
-
-def test_lookup_drafts_where_no_worker_answers() -> None:
-    with contextlib.closing(drafter("127.0.0.1:1", budget_ms=1.0, lookup=2)) as asked:
-        ids = np.array([[1, 2, 3, 4, 1, 2, 0, 0]], np.int32)
-        assert asked.propose([[2]], [6], ids) == [[3, 4, 1, 2]]
-        assert asked.counts.get("rows", "lookup") == 1
 
 
 def test_a_rank_whose_drafts_vllm_does_not_read_asks_nobody() -> None:
@@ -124,11 +105,11 @@ def test_prometheus_reads_the_counters() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-    with contextlib.closing(drafter("127.0.0.1:1", lookup=2, metrics_port=port)) as asked:
+    with contextlib.closing(drafter("127.0.0.1:1", metrics_port=port)) as asked:
         asked.propose([[2]], [6], np.array([[1, 2, 3, 4, 1, 2, 0, 0]], np.int32))
         page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30).read().decode()
     assert "tandem:vllm_steps_total 1.0" in page
-    assert 'tandem:vllm_rows_total{source="lookup"} 1.0' in page
+    assert 'tandem:vllm_rows_total{source="none"} 1.0' in page
     assert 'tandem:vllm_worker_sessions{worker="127.0.0.1:1"} 1.0' in page
 
 

@@ -161,9 +161,9 @@ def analyse(measured: RunData) -> Comparison:
         return Measured(on.name, on.varies, link, request.sampling, request.rule, on.load, overhead, found, decision)
 
     served = None
-    if config.capacity_ms is not None:
+    if config.capacity is not None:
         loads = [(c.load.concurrency, summaries[c.name]) for c in conditions if c.load and c.load.concurrency]
-        counted = partial(capacity, config.capacity_ms / 1000, loads, theory.capacity_gain if theory else None)
+        counted = partial(capacity, config.capacity / 1000, loads, theory.capacity_gain if theory else None)
         served = tried(remarks, "The capacity", counted, None)
     return Comparison(
         SCHEMA_VERSION,
@@ -204,16 +204,16 @@ def comparison_as_text(comparison: Comparison) -> str:
 
 
 def _in_order(measured: RunData) -> list[Record]:
-    config = measured.config
+    config, records = measured.config, measured.records
     conditions = [c.name for c in (*config.conditions, *config.load_conditions)]
-    names, prompts = [e.architecture.name for e in measured.endpoints], [prompt.name for prompt in config.prompts]
+    names = [e.architecture.name for e in measured.endpoints]
+    prompts = {name: place for place, name in enumerate(dict.fromkeys(record.prompt for record in records))}
 
     def place(record: Record) -> tuple[int, int, int, int]:
-        known = record.prompt in prompts  # others are load/0, load/1, ...
-        prompt = prompts.index(record.prompt) if known else int(record.prompt.rpartition("/")[2])
-        return conditions.index(record.condition), names.index(record.architecture), record.run, prompt
+        at = conditions.index(record.condition), names.index(record.architecture)
+        return *at, record.run, prompts[record.prompt]
 
-    return sorted(measured.records, key=place)
+    return sorted(records, key=place)
 
 
 def _summaries(
@@ -251,6 +251,8 @@ def _remarks(measured: RunData) -> Iterator[str]:
         values = {e.architecture.name: getattr(e.model, field) for e in endpoints if getattr(e.model, field)}
         if len(set(values.values())) > 1:
             yield f"{field} differs: " + ", ".join(f"{name} {value}" for name, value in values.items())
+    if config.over_http:
+        yield "vLLM's plain texts may differ from one request to the next: outputs that differ may be its own doing."
     if inexact := [e.architecture.name for e in endpoints if not e.model.bit_exact]:
         yield f"not bit-exact on this device, outputs may differ where logits tie: {', '.join(inexact)}"
     fixed = [e for e in endpoints if e.model.draft_name and not e.model.adaptive_speculation_length]

@@ -67,7 +67,6 @@ class DraftFigures:
     accepted: int
     rate: float | None
     mean_length: float | None
-    by_position: tuple[float | None, ...]  # from the first draft token of a round
     drafted_by: Mapping[str, int]  # by proposer
     accepted_by: Mapping[str, int]
     rounds_by_length: tuple[int, ...]
@@ -87,7 +86,6 @@ def acceptance(measurements: Sequence[Measurement]) -> DraftFigures:
     drafted = sum(m.drafted for m in measurements)
     accepted = sum(m.accepted for m in measurements)
     drafted_at = sum_positions(m.drafted_per_position for m in measurements)
-    accepted_at = sum_positions(m.accepted_per_position for m in measurements)
     running = [m for m in measurements if m.run_steps]
     return DraftFigures(
         rounds,
@@ -95,7 +93,6 @@ def acceptance(measurements: Sequence[Measurement]) -> DraftFigures:
         accepted,
         rate=ratio(accepted, drafted),
         mean_length=ratio(sum(m.output_tokens for m in measurements), rounds),
-        by_position=tuple(ratio(a, d) for a, d in zip(accepted_at, drafted_at, strict=True)),
         drafted_by=sum_counts(m.drafted_by for m in measurements),
         accepted_by=sum_counts(m.accepted_by for m in measurements),
         rounds_by_length=tuple(rounds_by_length(rounds, drafted_at)) if sum(drafted_at) == drafted else (),

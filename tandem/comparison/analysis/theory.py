@@ -136,18 +136,13 @@ class Prediction:
 class Theory:
     """Component times in seconds and their consequences."""
 
-    plain_s: float
-    plain_overhead_s: float
+    plain_tpot_s: float
     costs: Mapping[str, Costs]
     rounds: Mapping[str, MeanRound]  # of the base
     predictions: tuple[Prediction, ...] = ()
     break_even_rtt_s: float | None = None  # below it distributed beats plain decoding; None: at no round trip
     best_lengths: Mapping[str, int] = field(default_factory=dict)  # fastest fixed length on the base's link, 0: plain
     capacity_gain: float | None = None  # 1 + draft / verification: clients with drafts apart over beside
-
-    @property
-    def plain_tpot_s(self) -> float:
-        return self.plain_s + self.plain_overhead_s
 
     @property
     def missed(self) -> list[str]:
@@ -187,7 +182,7 @@ def theory_of(
     if plain is None or not rounds:
         return None
     step = costs[plain]
-    model = Theory(step.verify_fixed_s + step.verify_slope_s, step.overhead_s, costs, rounds)
+    model = Theory(step.verify_fixed_s + step.verify_slope_s + step.overhead_s, costs, rounds)
     links = [c for c in conditions if c.varies in (BASE, LINK) and c.link.predictable]
     return replace(
         model,

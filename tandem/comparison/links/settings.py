@@ -1,14 +1,13 @@
 """Link settings, the round trips that follow from them, and links recorded in Mahimahi's format.
 
 Each line of a trace is an ascending millisecond in which 1,500 bytes may leave; unused opportunities are lost, and the
-trace repeats. `python -m tandem.comparison.links.settings FILE...` describes traces. Standard library only.
+trace repeats. Standard library only.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import sys
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -150,19 +149,3 @@ class TracedLink:
     def _time(self, at: int) -> int:
         lap, within = divmod(at, len(self._times))
         return lap * self._times[-1] + self._times[within]
-
-
-def described(path: str) -> str:
-    """Describes a trace: length, mean rate, longest outage."""
-    times = read_trace(path)
-    mbps = 8 * PACKET_BYTES * len(times) / times[-1] / 1000
-    gap = max(later - earlier for earlier, later in itertools.pairwise((0, *times)))
-    return f"{path}: {times[-1] / 1000:g} s, {mbps:.2f} Mbit/s on average, longest outage {gap} ms"
-
-
-if __name__ == "__main__":
-    try:
-        for each in sys.argv[1:]:
-            print(described(each))
-    except ValueError as error:
-        sys.exit(str(error))

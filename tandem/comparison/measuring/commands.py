@@ -36,7 +36,7 @@ def worker_command(config: ComparisonConfig, architecture: str, target: str, *ex
     """Returns the command of a draft worker for the target at HOST:PORT."""
     if architecture == arch.HEADED.name:
         config = replace(config, draft="eagle", draft_model=config.head)
-    if config.capacity_ms is not None:
+    if config.capacity is not None:
         config = replace(config, batch=config.batch or MIN_SLOTS)
     host, _, port = target.rpartition(":")
     pipeline = PIPELINES.get(architecture, config.pipeline)

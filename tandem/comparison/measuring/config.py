@@ -6,8 +6,12 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
+from tandem.cli.flags import FLAGS
+from tandem.cli.option import COUNT, DIR, FLOATS, INTS, NAME, NAMES, RULES, SECONDS, built, flags_of, option
+from tandem.cli.roles import BACKENDS, REAL, TORCH
 from tandem.comparison.links.settings import LINK_KINDS, TRACE, LinkSettings, traces_named
 from tandem.comparison.measuring.architectures import (
     ASKED,
@@ -17,6 +21,7 @@ from tandem.comparison.measuring.architectures import (
     HEADED,
     NOT_COSTED,
     OPENAI,
+    PIPELINED,
     SERVED_BY_VLLM,
 )
 from tandem.comparison.measuring.conditions import Condition, Load, plan
@@ -25,76 +30,107 @@ from tandem.comparison.measuring.workloads import Prompt
 from tandem.host.device_times import times_named
 from tandem.rpc.credentials import Credentials
 from tandem.speculation.types import GenerationRequest, Rule, SamplingParams
-from tandem.workshops.planning.host_placement import BACKENDS, CoreGroup, HostPlacement, one_length
+from tandem.workshops.planning.host_placement import CoreGroup, HostPlacement, one_length
 from tandem.workshops.planning.shapes import holds_head
 
-DTYPES: tuple[str, ...] = ("auto", "float32", "bfloat16", "float16")
-DRAFTERS: tuple[str, ...] = ("auto", "hybrid", "ngram", "model", "eagle")
 REQUESTS_PER_USER = 4  # least requests of a load per concurrent user
 LEAST_FOR_CAPACITY = 8  # least requests for a percentile
 CLIENTS = (1, 2, 4, 8, 16, 32, 64)  # default of a capacity
 ONE_LENGTH = 3  # default speculation length of servers with a single one
-LIST_FLAGS = {"rtts_ms": "rtt-ms", "temperatures": "temperature", "rules": "rule"}
 MAX_CONCURRENCY, MAX_RATE = 1000, 1000.0
 MIN_SLOTS = 4  # least KV slots under load; a server's own default
+CONNECTING, STARTED = "architectures, and servers that run already", "servers that are started here"
+
+
+def same(name: str, text: str | None = None, backends: tuple[str, ...] | None = None, **changed: Any) -> Any:
+    """The roles' option of this name; help, backends and default are the role's unless given."""
+    row = FLAGS[name]
+    more = {"default": row.default, "metavar": row.options.get("metavar")} | changed
+    return option(text or row.text, backends=backends or row.backends, **more)
 
 
 @dataclass(frozen=True)
 class ComparisonConfig:
-    """The configuration of a comparison, by flag. None: the servers' choice. The base has the first link and rule."""
+    """A comparison, by the command's options. None: the servers' choice. The base has the first link and rule."""
 
     prompts: tuple[Prompt, ...]
     output_dir: Path
-    architectures: tuple[str, ...] = tuple(a.name for a in DEFAULT)
-    # architecture to HOST:PORT, or to the URL of an OpenAI server
-    connect: Mapping[str, str] = field(default_factory=dict)
+    connect: Mapping[str, str] = field(default_factory=dict)  # HOST:PORT or an OpenAI server's URL, by architecture
     credentials: Credentials = field(default_factory=Credentials, metadata=HIDDEN)  # sent to connected servers only
-    num_runs: int = 1
-    max_new_tokens: int = 64
-    speculation_length: int | None = None
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    rtts_ms: tuple[float, ...] = ()
-    bandwidth_mbps: float | None = None
-    link: str = "emulated"  # emulated, or trace:UP,DOWN
-    other_links: tuple[str, ...] = ()
-    up_mbps: float | None = None
-    jitter_ms: float = 0.0
-    temperatures: tuple[float, ...] = ()
-    rules: tuple[Rule, ...] = (Rule.AGREEMENT,)
-    concurrency: tuple[int, ...] = ()
-    rate: tuple[float, ...] = ()
-    capacity_ms: float | None = None  # bound on the 95th percentile of TPOT; drafts apart then have a worker per client
-    max_num_completed_requests: int | None = None
-    mean_input_tokens: int | None = None
-    stddev_input_tokens: int = 0
-    mean_output_tokens: int | None = None
-    stddev_output_tokens: int = 0
-    sequence_length: int = 512
-    batch: int | None = None
-    threads: int | None = None
-    backend: str = "torch"
-    device: str = "auto"
-    tp_degree: int = 1
     placement: HostPlacement | None = None  # cores of this host that the architectures use in turn
-    draft_device: str | None = None
-    neuron_config: str | None = None
-    draft_neuron_config: str | None = None
-    compiled_dir: str | None = None
-    dtype: str = "auto"
-    weights: str = "auto"
-    model: str | None = None
-    draft_model: str | None = None
-    draft: str = "auto"
-    adapters: str | None = None
-    draft_adapters: str | None = None
-    adapter: str = ""
-    head: str | None = None
-    rehearse: str | None = None
-    hand_out_features: str = "on"
-    feature_context: int | None = None
-    pipeline: str = "off"  # for distributed's worker and, unless "on", remote_draft's target
-    timeout_s: float = 300.0
-    startup_timeout_s: float = 600.0
+
+    num_runs: int = option("times each prompt is run; sampled: with seed, seed + 1, ...", default=1, group="prompts")
+    max_new_tokens: int = option("tokens to generate", default=64, group="requests")
+    speculation_length: COUNT = option(
+        f"draft tokens per round; auto (default): by measurement, {ONE_LENGTH} on Neuron", metavar="auto|K"
+    )
+    temperature: FLOATS = option("0 is greedy; the first of several is the base", default=(0.0,))
+    rule: RULES = option("how drafts are verified: agreement, rejection or both", default=(Rule.AGREEMENT,))
+    top_k: int = option("keep the k most likely tokens, 0 keeps all", default=0)
+    top_p: float = option("nucleus, in (0, 1]", default=1.0)
+    min_p: float = option("drop tokens below this fraction of the best", default=0.0)
+    seed: int = option("seed of the draws", default=0)
+    adapter: NAME = option("the adapter of all requests (default: none)", default="")
+    timeout: SECONDS = option("deadline of one request", default=300.0)
+    sequence_length: int = option("tokens per sequence, prompt included", default=512)
+
+    rtt_ms: FLOATS = option(
+        "emulated round trips, such as 0,20,50,100; the first is the base", default=(), group="links"
+    )
+    bandwidth_mbps: float | None = option("bandwidth of the emulated link in each direction (default: no limit)")
+    up_mbps: float | None = option("bandwidth from the draft's side to the target's, if it is another one")
+    jitter_ms: float = option("delay segments by up to so much more each way, at random", default=0.0)
+    link: tuple[str, ...] = option(
+        "a delay proxy on loopback (default), or a recorded link (docs/comparison.md), once for each of several",
+        default=LINK_KINDS[:1],
+        metavar="|".join(LINK_KINDS),
+    )
+
+    concurrency: INTS = option("also measure with so many users at once, such as 1,4,8", default=(), group="loads")
+    rate: FLOATS = option("also measure Poisson arrivals of so many requests per second, such as 0.5,2", default=())
+    # drafts apart then have a worker per client
+    capacity: float | None = option("find the clients within MS a token at the 95th percentile", metavar="MS")
+    max_num_completed_requests: int | None = option(
+        "requests of each load (default: the prompts times --num-runs, and at least 4 for each user)"
+    )
+    mean_input_tokens: int | None = option("input length under load (default: prompts as they are)")
+    stddev_input_tokens: int = option("its standard deviation", default=0)
+    mean_output_tokens: int | None = option("output length under load (default: up to --max-new-tokens)")
+    stddev_output_tokens: int = option("its standard deviation", default=0)
+
+    architectures: NAMES = option(
+        f"to compare; also {PIPELINED.name} and {HEADED.name}",
+        default=tuple(each.name for each in DEFAULT),
+        group=CONNECTING,
+    )
+    pipeline: str = same("pipeline", default="off")  # of distributed's worker and, unless "on", remote_draft's target
+
+    model: str | None = option("target (default: the embedded one)", also="target_model", group=STARTED)
+    draft_model: str | None = same("draft_model")
+    draft: str = same("draft")
+    adapters: str | None = same("adapters", "LoRA adapters of the target, of which --adapter takes one", BACKENDS)
+    draft_adapters: str | None = same("draft_adapters", "those of the draft model, by the same names")
+    head: DIR | None = option(f"the EAGLE-3 head of {HEADED.name}, beside the drafter of distributed")
+    hand_out_features: str = same("hand_out_features", default="on")
+    feature_context: int | None = same("feature_context", default=None)
+    rehearse: NAME | None = same("rehearse")
+    dtype: str = same("dtype")
+    weights: str = same("weights")
+    threads: int | None = option("CPU threads of each server (default: the server's choice)", (), TORCH)
+    batch: int | None = option("KV slots of each server (default: the server's choice)")
+    backend: str = same("backend")
+    device: str = same("device")
+    tp_degree: int = same("tp_degree")
+    draft_device: str | None = option("cpu: a draft that is apart runs on the host's CPU", (), REAL, metavar="cpu")
+    compiled_dir: DIR | None = same("compiled_dir")
+    neuron_config: str | None = same("neuron_config")
+    draft_neuron_config: str | None = same("draft_neuron_config")
+    startup_timeout: SECONDS = option("how long a server may take to start", default=600.0)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The base's. Raises ValueError."""
+        return built(SamplingParams, self, temperature=(self.temperature or (0.0,))[0])
 
     @property
     def drafts_with_head(self) -> bool:
@@ -143,16 +179,10 @@ class ComparisonConfig:
     def _check_choices(self) -> None:
         _check_names("architectures", self.architectures, ASKED)
         _check_names("connect", tuple(self.connect), {**CONNECTABLE, **ASKED}, may_be_empty=True)
-        for flag, chosen, known in (
-            ("backend", self.backend, BACKENDS),
-            ("device", self.device, ("auto", "cpu", "cuda", "neuron")),
-            ("draft-device", self.draft_device or "cpu", ("cpu",)),
-            ("dtype", self.dtype, DTYPES),
-            ("weights", self.weights, ("auto", "bfloat16", "float32", "int8", "q4", "as-stored")),
-            ("draft", self.draft, DRAFTERS),
-            ("pipeline", self.pipeline, ("off", "on", "never-waiting", "auto")),
-        ):
-            _check_names(flag, (chosen,), known)
+        for name, flag in flags_of(ComparisonConfig).items():
+            words, chosen = flag.metavar or "", getattr(self, name)
+            if words.islower() and chosen is not None:  # "auto|K" has other values
+                _check_names(name.replace("_", "-"), (chosen,), words.split("|"))
 
     def _check_numbers(self) -> None:
         longest = self.sequence_length - 1
@@ -177,17 +207,17 @@ class ComparisonConfig:
             if value is not None and value < least:
                 raise ValueError(f"{flag}: {value} is below {least}")
         for flag, number, limit in (
-            ("timeout", self.timeout_s, math.inf),
-            ("startup-timeout", self.startup_timeout_s, math.inf),
-            ("capacity", self.capacity_ms, math.inf),
+            ("timeout", self.timeout, math.inf),
+            ("startup-timeout", self.startup_timeout, math.inf),
+            ("capacity", self.capacity, math.inf),
             *(("rate", rate, MAX_RATE) for rate in self.rate),
         ):
             if number is not None and not (math.isfinite(number) and 0 < number <= limit):
                 most_of = "" if math.isinf(limit) else f" and at most {limit:g} requests per second"
                 raise ValueError(f"{flag}: {number:g} is not a finite number above 0{most_of}")
-        for flag in ("rtts_ms", "temperatures", "rules", "concurrency", "rate"):
+        for flag in ("rtt_ms", "temperature", "rule", "concurrency", "rate"):
             if len(set(getattr(self, flag))) < len(getattr(self, flag)):
-                raise ValueError(f"{LIST_FLAGS.get(flag, flag)}: a value is named twice")
+                raise ValueError(f"{flag.replace('_', '-')}: a value is named twice")
 
     def _wrong_servers(self) -> Iterator[tuple[object, str]]:
         """Yields whether something is wrong with prompts or servers, and what."""
@@ -210,21 +240,19 @@ class ComparisonConfig:
             url = f"connect: {name} needs a URL as the others have: {name}=http://HOST:PORT"
             yield "://" not in self.connect.get(name, ""), url
         for flag, given in (
-            ("rule", self.rules != (Rule.AGREEMENT,)),
+            ("rule", self.rule != (Rule.AGREEMENT,)),
             ("adapter", self.adapter),
             ("mean-input-tokens", self.mean_input_tokens is not None),
         ):
             yield self.over_http and given, f"{flag}: servers of vLLM are not compared so"
 
     def _wrong_links(self) -> Iterator[tuple[object, str]]:
-        links, traced = (self.link, *self.other_links), self.link.startswith(TRACE)
-        temperatures = self.temperatures or (self.sampling.temperature,)
-        yield temperatures[0] != self.sampling.temperature, "temperature: the first of the list is the base's"
-        yield not traced and self.link not in LINK_KINDS, f"link: {self.link!r} is not one of {', '.join(LINK_KINDS)}"
-        untraced = self.other_links and not all(link.startswith(TRACE) for link in links)
-        yield untraced, f"link: of several, each is {TRACE}UP,DOWN"
-        yield len(set(links)) < len(links), "link: one is named twice"
-        yield traced and (self.bandwidth_mbps or self.up_mbps), "link: a recorded link has its own bandwidth"
+        traced = [link.startswith(TRACE) for link in self.link]
+        first = self.link[0] if self.link else ""
+        yield not any(traced) and first not in LINK_KINDS, f"link: {first!r} is not one of {', '.join(LINK_KINDS)}"
+        yield len(traced) > 1 and not all(traced), f"link: of several, each is {TRACE}UP,DOWN"
+        yield len(set(self.link)) < len(self.link), "link: one is named twice"
+        yield any(traced) and (self.bandwidth_mbps or self.up_mbps), "link: a recorded link has its own bandwidth"
         emulated = any(condition.link.rtt_ms is not None for condition in self.conditions)
         yield emulated and self.connect, "rtt-ms: only servers that are started here can be put behind an emulated link"
 
@@ -232,7 +260,7 @@ class ComparisonConfig:
         room = f"a sequence length of {self.sequence_length}"
         full = f"max-new-tokens: {self.max_new_tokens} leaves no room for a prompt in {room}"
         yield self.max_new_tokens >= self.sequence_length, full
-        capacity, requests = self.capacity_ms is not None, self.max_num_completed_requests
+        capacity, requests = self.capacity is not None, self.max_num_completed_requests
         counted = "max-num-completed-requests: --capacity has as many for each client"
         yield capacity and requests is not None, counted
         connected = "capacity: is for servers that are started here, and some are connected"
@@ -266,24 +294,24 @@ class ComparisonConfig:
             speculation_length=self.speculation_length,
             adapter=self.adapter,
         )
-        return plan(request, self.links, self.temperatures, self.rules)
+        return plan(request, self.links, self.temperature, self.rule)
 
     @property
     def links(self) -> tuple[LinkSettings, ...]:
         """The emulated links, or one that is not emulated. Raises ValueError."""
-        recorded = [traces_named(link) for link in (self.link, *self.other_links) if link.startswith(TRACE)]
+        recorded = [traces_named(link) for link in self.link if link.startswith(TRACE)]
         emulated = tuple(
             LinkSettings(rtt, self.bandwidth_mbps, self.up_mbps, self.jitter_ms, *traces)
             for traces in recorded or [("", "")]
-            for rtt in self.rtts_ms or (0.0,)
+            for rtt in self.rtt_ms or (0.0,)
         )
-        return emulated if self.rtts_ms or emulated != (LinkSettings(0.0),) else (LinkSettings(),)
+        return emulated if self.rtt_ms or emulated != (LinkSettings(0.0),) else (LinkSettings(),)
 
     @property
     def loads(self) -> tuple[Load, ...]:
         """The closed loops, then the open ones, all with the same number of requests (a capacity's: per user)."""
         least = max(len(self.prompts) * self.num_runs, REQUESTS_PER_USER * max(self.users, default=1))
-        requests, of_capacity = self.max_num_completed_requests or least, self.capacity_ms is not None
+        requests, of_capacity = self.max_num_completed_requests or least, self.capacity is not None
         closed = (
             Load(max(LEAST_FOR_CAPACITY, REQUESTS_PER_USER * users) if of_capacity else requests, concurrency=users)
             for users in self.users
@@ -293,7 +321,7 @@ class ComparisonConfig:
     @property
     def users(self) -> tuple[int, ...]:
         """The numbers of concurrent users; ascending for a capacity."""
-        return self.concurrency if self.capacity_ms is None else tuple(sorted(self.concurrency or CLIENTS))
+        return self.concurrency if self.capacity is None else tuple(sorted(self.concurrency or CLIENTS))
 
     @property
     def load_conditions(self) -> tuple[Condition, ...]:

@@ -143,7 +143,7 @@ class _Deployment:
             assert target is not None, "a worker that is started here has a target"
             command = worker_command(self.config, worker.name, target.reached, *self._credentials_for(target))
             first = await self._started(worker, command, across=False)
-            if self.config.capacity_ms is None:
+            if self.config.capacity is None:
                 return first
             names = [f"{worker.name}-{user}" for user in range(2, max(self.config.users) + 1)]
             more = await _together(*(self.fleet.start(name, command) for name in names))

@@ -121,7 +121,7 @@ async def measure(log: RecordLog, connect: Connect, interruption: Interruption, 
         while turns:
             names = turns.pop(0)
             folder = config.output_dir / "logs" / (names[0] if config.placement else "")
-            fleet = Fleet(folder, config.startup_timeout_s, on_wait=progress.waiting, on_ready=progress.ready)
+            fleet = Fleet(folder, config.startup_timeout, on_wait=progress.waiting, on_ready=progress.ready)
             interruption.kill = fleet.kill  # also while the fleet stops its servers
             async with contextlib.AsyncExitStack() as stack:
                 await stack.enter_async_context(fleet)
@@ -189,7 +189,7 @@ async def _connected(
         endpoint.architecture.name,
         first,
         endpoint.architecture.split,
-        config.timeout_s,
+        config.timeout,
         all_ours=not config.connect,
         own=tuple(own),
         counters=Counters(endpoint.counters) if endpoint.counters else None,

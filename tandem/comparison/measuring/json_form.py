@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import types
 import typing
@@ -38,6 +39,9 @@ def decoded(kind: type[T], value: Any) -> T:
     return typing.cast(T, _decoded(kind, value))
 
 
+_hints = functools.cache(typing.get_type_hints)  # slow: it compiles every annotation
+
+
 def _decoded(kind: Any, value: Any) -> Any:
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (Union, types.UnionType):
@@ -46,7 +50,7 @@ def _decoded(kind: Any, value: Any) -> Any:
         (kind,) = (one for one in inner if one is not type(None))
         return _decoded(kind, value)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        hints = typing.get_type_hints(kind)
+        hints = _hints(kind)
         if not isinstance(value, Mapping) or (unknown := set(value) - set(hints)):
             raise ValueError(f"{kind.__name__}: {f'unknown {min(unknown)}' if isinstance(value, Mapping) else value!r}")
         return kind(**{key: _decoded(hints[key], one) for key, one in value.items()})

@@ -23,7 +23,6 @@ from tandem.comparison.measuring.record_log import RecordLog
 from tandem.comparison.measuring.records import Record
 from tandem.comparison.measuring.run import Contender, attempt, measure, rotated, short
 from tandem.comparison.measuring.servers import Fleet
-from tandem.comparison.measuring.vllm import own_texts
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.speculation.types import Rule
 
@@ -85,13 +84,11 @@ class Measuring:
                     "remark",
                     f"Margins of outputs that parted were not traced under {condition.name}: {format_error(error)}",
                 )
-        if config.over_http and (remark := await own_texts(self.contenders, config, self.log.measured.records)):
-            self.log.add("remark", remark)
         if config.loads:
             await self._enter(base)
             turns = load_turns(config, max(load.requests for load in config.loads), self.tokenizer)
             conditions, seed = config.load_conditions, config.sampling.seed
-            bound_s = None if config.capacity_ms is None else config.capacity_ms / 1000
+            bound_s = None if config.capacity is None else config.capacity / 1000
             await measure_loads(self.contenders, turns, conditions, seed, self._load, self._measured, bound_s)
 
     def _load(self, architecture: str, load: Load) -> None:

@@ -1,4 +1,4 @@
-"""Servers of vLLM: their counters around each lone request, and how much their own texts vary."""
+"""Servers of vLLM: their counters around each lone request."""
 
 from __future__ import annotations
 
@@ -7,13 +7,8 @@ import http.client
 import json
 import re
 import urllib.request
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 
-from tandem.comparison.measuring.architectures import AUTOREGRESSIVE
-from tandem.comparison.measuring.config import ComparisonConfig
-from tandem.comparison.measuring.identity import first_difference
-from tandem.comparison.measuring.records import Record
-from tandem.comparison.measuring.run import Contender, attempt
 from tandem.speculation.types import SpeculationStats
 
 GENERATED = "vllm:generation_tokens_total"
@@ -28,7 +23,6 @@ TRIES, PAUSE_SECONDS, READ_SECONDS = 40, 0.025, 10.0  # vLLM counts a step after
 _LINE = re.compile(r"^(vllm:\w+)(?:\{([^}]*)\})? ([0-9.eE+]+)$")
 _POSITION = re.compile(r'position="(\d+)"')
 
-Texts = Mapping[str, tuple[int, ...]]  # tokens by answered prompt
 Values = Mapping[tuple[str, str], float]  # by name and position ("": none)
 
 
@@ -98,47 +92,3 @@ def stats_of(counted: Values) -> SpeculationStats:
         accepted_per_position=at[:known] if drafts else [],
         drafted_per_position=[drafts] * known if drafts else [],
     )
-
-
-async def own_texts(contenders: Sequence[Contender], config: ComparisonConfig, records: Sequence[Record]) -> str | None:
-    """Repeats prompts on plain vLLM, alone and at once: its texts vary, which bounds any comparison with drafts.
-
-    Returns the report's remark; None without plain decoding or with sampling.
-    """
-    plain = next((contender for contender in contenders if contender.name == AUTOREGRESSIVE.name), None)
-    base = config.conditions[0]
-    alone = _texts(r for r in records if (r.architecture, r.run, r.condition) == (AUTOREGRESSIVE.name, 0, base.name))
-    if not (plain and alone and base.request.sampling.greedy):
-        return None
-    prompts = [prompt for prompt in config.prompts if prompt.name in alone]
-    repeated = [
-        attempt(
-            plain.apart(),
-            Record(plain.name, prompt.name, prompt.kind, 0, condition="own texts"),
-            prompt.into(base.request),
-            alone=False,
-        )
-        for prompt in (*prompts, *prompts)
-    ]
-    again = _texts([await each for each in repeated[: len(prompts)]])
-    together = _texts(await asyncio.gather(*repeated[len(prompts) :]))
-    return (
-        f"vLLM's plain server against its own texts: asked for each prompt again, {compared(alone, again)};"
-        f" asked for all of them at once, {compared(alone, together)}."
-    )
-
-
-def compared(truth: Texts, texts: Texts) -> str:
-    """Counts equal and missing texts, and locates the first difference."""
-    found = ((first_difference(truth[name], tokens), name) for name, tokens in texts.items())
-    differing = [(at, name) for at, name in found if at is not None]
-    same = f"{len(texts) - len(differing)} of {len(texts)} are the same"
-    if differing:
-        at, name = min(differing)
-        same += f" (the earliest difference: token {at} of {name})"
-    failed = len(truth) - len(texts)
-    return same + (f", and {failed} failed" if failed else "")
-
-
-def _texts(records: Iterable[Record]) -> dict[str, tuple[int, ...]]:
-    return {record.prompt: record.measurement.output_token_ids for record in records if record.measurement}

@@ -52,7 +52,7 @@ def ratios(decision: Decision) -> Iterator[str]:
 def not_measured(found: Comparison) -> Iterator[str]:
     """A line per round trip that was named but not measured or decided."""
     measured = {m.rtt_ms: m for m in found.links}
-    for rtt_ms in found.config.rtts_ms:
+    for rtt_ms in found.config.rtt_ms:
         if rtt_ms not in measured:
             yield f"At {rtt_ms:g} ms: not measured."
     for m in found.links:
