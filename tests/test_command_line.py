@@ -19,7 +19,7 @@ from tandem.clients.prefill_client import PrefillConfig
 from tandem.clients.terminal import ClientConfig
 from tandem.engine.model_config import ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing
-from tandem.runners.loading import Execution
+from tandem.runners.loading import Execution, Shape
 from tandem.speculation.types import SAMPLING_FIELDS, GenerationRequest
 from tandem.workshops.planning.plan import PlanConfig
 from tandem_nxdi.settings import NxdiSettings
@@ -301,8 +301,11 @@ def test_an_option_that_is_not_given_has_the_default_of_the_configuration(here: 
     assert models.model_config(target, None) == ModelConfig(execution=Execution(recertify=False), default_k=None)
     assert configuration.role_config(target, None).prefill == PrefillConfig("h:1")
     assert configuration.role_config(target, None).prefixes == PrefixSharing()
-    nxdi = models.nxdi_settings(options("--role fused_target --backend nxdi"))
+    nxdi = models.nxdi_settings(options("--role fused_target --backend nxdi"), Shape())
     assert nxdi == NxdiSettings()
+    with pytest.raises(ValueError, match="neuron_config: is_prefix_caching.* cannot be used here"):
+        refused = options('--role fused_target --backend nxdi --neuron_config {"is_prefix_caching":true}')
+        models.nxdi_settings(refused, Shape())
     assert tools.plan_config(options("--role plan --instance i --model m")) == PlanConfig("i", "m")
     asked = asking.client_config(options("--role client --prompt x"))
     unset = frozenset(SAMPLING_FIELDS)

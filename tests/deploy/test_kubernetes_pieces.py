@@ -102,7 +102,7 @@ def given_to_nxdi(overlay: str) -> list[tuple[str, int, int, int, int]]:
             drafts, part = args.most_drafts, args.compile_for or args.role.removesuffix("_target")
             kind = Kind.FUSED if part == "fused" else Kind.WINDOW if drafts else Kind.PLAIN
             shape = Shape(args.batch, args.sequence_length, drafts)
-            neuron = plan_build(kind, shape, nxdi_settings(args), args.dtype).neuron
+            neuron = plan_build(kind, shape, nxdi_settings(args, shape), args.dtype).neuron
             what = f"compile {part}" if args.role == "compile" else part
             found.append((what, drafts, neuron["speculation_length"], neuron["tp_degree"], devices(folder, name)))
     return found

@@ -115,13 +115,14 @@ def nxdi_build(args: argparse.Namespace) -> Build:
     from tandem.runners.loading import Shape
     from tandem_nxdi.build import Kind, plan_build
 
-    settings, k = models.nxdi_settings(args), args.most_drafts
+    k = args.most_drafts
+    shape = Shape(args.batch, args.sequence_length or LENGTH, k)
     part = args.compile_for or args.role
     kind = {"fused_target": Kind.FUSED, "fused": Kind.FUSED, "draft_worker": Kind.PLAIN, "draft": Kind.PLAIN}.get(
         part, Kind.WINDOW if k else Kind.PLAIN
     )
     dtype = None if args.dtype == "auto" else args.dtype
-    return plan_build(kind, Shape(args.batch, args.sequence_length or LENGTH, k), settings, dtype)
+    return plan_build(kind, shape, models.nxdi_settings(args, shape), dtype)
 
 
 def _script(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

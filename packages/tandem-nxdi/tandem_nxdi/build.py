@@ -61,6 +61,13 @@ class Build:
     adapters: Mapping[str, str] = field(default_factory=dict)
 
 
+def check_settings(fused: bool, shape: Shape, settings: NxdiSettings) -> None:
+    """Raises ValueError for what NxD Inference is known to break, on any machine; not for an EAGLE head yet."""
+    kind = Kind.FUSED if fused and settings.pair != "apart" else Kind.WINDOW if shape.max_draft else Kind.PLAIN
+    if not settings.eagle:
+        refuse_broken(_fields(kind, shape, settings, None, eagle3=False))
+
+
 def plan_build(
     kind: Kind,
     shape: Shape,
