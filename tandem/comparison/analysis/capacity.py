@@ -22,27 +22,22 @@ class ClientsServed:
     p95_s: Mapping[int, float]  # of the time per token, by clients
 
 
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    bound_s: float
-    served: tuple[ClientsServed, ...]
-    gain: float | None  # clients of distributed over fused
-    law: float | None  # 1 + g t_d / t_v, the gain that arXiv 2606.25091 expects
-
-
-def capacity(bound_s: float, loads: Sequence[tuple[int, Sequence[Summary]]], law: float | None) -> Capacity | None:
-    """Returns the capacities; None without any. `loads`: the closed loops, as (clients, summaries)."""
+def capacity(bound_s: float, loads: Sequence[tuple[int, Sequence[Summary]]]) -> tuple[ClientsServed, ...]:
+    """Returns each architecture's capacity. `loads`: the closed loops, as (clients, summaries)."""
     found: dict[str, list[Point]] = {}
     for clients, summaries in loads:
         for s in summaries:
             p95, rate = s.distributions["tpot_s"].p95, s.mean_output_throughput_token_per_s
             if p95 is not None and rate is not None and not s.failed and s.architecture in COMPARED:
                 found.setdefault(s.architecture, []).append((clients, p95, rate))
-    served = tuple(_served(name, bound_s, sorted(points)) for name, points in found.items())
+    return tuple(_served(name, bound_s, sorted(points)) for name, points in found.items())
+
+
+def gain_of(served: Sequence[ClientsServed]) -> float | None:
+    """Returns the clients of distributed over those of fused, if both met the bound's limit."""
     most = {one.architecture: one.clients for one in served if not one.at_least}
     both = {DISTRIBUTED.name, FUSED.name} <= set(most)
-    gain = ratio(most[DISTRIBUTED.name], most[FUSED.name]) if both else None
-    return Capacity(bound_s, served, gain, law) if served else None
+    return ratio(most[DISTRIBUTED.name], most[FUSED.name]) if both else None
 
 
 def _served(name: str, bound_s: float, points: Sequence[Point]) -> ClientsServed:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from tandem.comparison.analysis import words
-from tandem.comparison.analysis.capacity import Capacity, capacity
+from tandem.comparison.analysis.capacity import ClientsServed, capacity
 from tandem.comparison.analysis.summary import Summary, completed, summarize
 from tandem.comparison.analysis.theory import Theory, theory_of
 from tandem.comparison.analysis.verdict import Decision, host_of, loaded_decision, measured_decision, predicted_decision
@@ -68,7 +68,7 @@ class Comparison:
     baseline: str | None  # plain decoding that speedups refer to
     conditions: tuple[Measured, ...]  # the base first
     theory: Theory | None
-    capacity: Capacity | None
+    capacity: tuple[ClientsServed, ...]  # within config.capacity; empty if none was asked for
     caveats: tuple[str, ...]
     remarks: tuple[str, ...]
     records: tuple[Record, ...]
@@ -160,11 +160,11 @@ def analyse(measured: RunData) -> Comparison:
         overhead = measured.links.get(link)
         return Measured(on.name, on.varies, link, request.sampling, request.rule, on.load, overhead, found, decision)
 
-    served = None
+    served: tuple[ClientsServed, ...] = ()
     if config.capacity is not None:
         loads = [(c.load.concurrency, summaries[c.name]) for c in conditions if c.load and c.load.concurrency]
-        counted = partial(capacity, config.capacity / 1000, loads, theory.capacity_gain if theory else None)
-        served = tried(remarks, "The capacity", counted, None)
+        counted = partial(capacity, config.capacity / 1000, loads)
+        served = tried(remarks, "The capacity", counted, ())
     return Comparison(
         SCHEMA_VERSION,
         measured.started_at,
