@@ -86,8 +86,9 @@ def _run_command(command: Command, log: TextIO, seconds: float, shown: bool) -> 
             _end(process)
 
         timer = threading.Timer(max(0.0, seconds), end)
-        timer.start()
+        timer.daemon = True  # an interruption may come before it can be cancelled
         try:
+            timer.start()
             assert process.stdout is not None
             for line in process.stdout:
                 log.write(line)
