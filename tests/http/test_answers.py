@@ -301,6 +301,13 @@ async def test_messages_are_read_as_openai_writes_them_and_what_is_not_served_is
     ]
     for messages, field in wrong:
         assert (await site.refused(CHAT, {"messages": messages}))["param"].startswith(field)
+    for counts, said in (
+        ([1, 129], "messages[1].tool_calls: 129 are above the limit of 128"),
+        ([128] * 9, "messages: 1152 calls of tools are above the limit of 1024"),
+        ([128] * 8, "messages[0].tool_calls[0]"),  # else they are counted before any is read
+    ):
+        unread = [{"role": "assistant", "tool_calls": [{"function": "no object"}] * count} for count in counts]
+        assert (await site.refused(CHAT, {"messages": unread}))["message"].startswith(said)
 
 
 @at_door(adapters={"sql": "1"})

@@ -20,7 +20,6 @@ from tandem.services.security.limits import ServerLimits
 from tandem.services.security.tokens import AcceptedTokens
 from tests.http.site import CHAT, COMPLETIONS, HELLO, KEY, Site, at_door, door
 from tests.services.certificates import Authority, token_file
-from tests.support import run
 from tests.toy import ToyConfig
 
 SLOW = ToyConfig(step_seconds=0.02)
@@ -60,15 +59,12 @@ async def test_a_wrong_key_or_none_is_refused_and_a_right_one_is_its_identity(
     assert KEY not in caplog.text
 
 
-def test_ids_are_told_and_chosen_and_no_text_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async def test() -> None:
+async def test_ids_are_told_and_chosen_and_no_text_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
         async with door() as site:
             answer = await site.post(COMPLETIONS, {"prompt": "secret", "max_tokens": 2}, **{"x-request-id": "mine"})
             assert (answer.headers["x-request-id"], answer.json()["id"]) == ("mine", "cmpl-mine")
             assert len((await site.post(COMPLETIONS, b"secret")).headers["x-request-id"]) == 32
-
-    with caplog.at_level(logging.INFO):
-        run(test())
     assert "OpenAI/Generate: OK" in caplog.text and "secret" not in caplog.text
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import signal
 import socket
@@ -86,16 +85,3 @@ def test_a_port_that_is_taken_is_told_before_models_load(tmp_path: Path) -> None
         port = str(taken.getsockname()[1])
         result = launch(tmp_path, "--role", "target", "--backend", "toy", "--port", "0", "--http_port", port)
     assert result.returncode == 2 and f"http_port: cannot listen on 127.0.0.1:{port}" in result.stderr
-
-
-def test_metrics_of_requests_are_on_the_port(tmp_path: Path) -> None:
-    with server_process(tmp_path, *DOOR) as server:
-        connection = http.client.HTTPConnection("127.0.0.1", port_of(server), timeout=HANG)
-        body = json.dumps({"prompt": "hello", "max_tokens": 8, "ignore_eos": True})
-        connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
-        connection.getresponse().read()
-        connection.request("GET", "/metrics")
-        page = connection.getresponse().read().decode()
-        connection.close()
-    assert 'vllm:generation_tokens_total{engine="0",model_name="toy"} 8.0' in page
-    assert 'tandem:rpcs_total{code="OK",method="OpenAI/Generate"} 1.0' in page

@@ -206,11 +206,11 @@ def test_a_lie_about_an_opened_or_a_closed_session_ends_no_process(
 
 
 @pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.thorough), 8], ids=["all", "an eighth"])
-def test_a_target_that_lies_about_itself_is_refused_in_a_line_or_served_at_its_word(
+async def test_a_target_that_lies_about_itself_is_refused_in_a_line_or_served_at_its_word(
     share: int,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def test() -> None:
+    with quiet(caplog):
         refused, lies = 0, changes(TARGET, "GetModelInfo")[::share]
         async with target_site(toy(), features=()) as site, lying(site.address) as liar:
             for number, change in enumerate(lies):
@@ -228,9 +228,6 @@ def test_a_target_that_lies_about_itself_is_refused_in_a_line_or_served_at_its_w
                     refused += 1
                 liar.lie(None)
         assert refused > 20 // share
-
-    with quiet(caplog):
-        run(test())
 
 
 # --- drafts ---
@@ -321,10 +318,10 @@ def test_a_prefill_worker_that_lies_costs_its_pages_and_no_token(share: int, cap
 
 
 @pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.thorough), 18], ids=["all", "an eighteenth"])
-def test_a_server_that_lies_to_a_client_is_an_error_of_the_client_or_believed(
+async def test_a_server_that_lies_to_a_client_is_an_error_of_the_client_or_believed(
     share: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test() -> None:
+    with quiet(caplog):
         lies, refused = [*changes(FUSED, "Generate"), *changes(FUSED, "GetModelInfo")][::share], 0
         request = ids(PROMPT, COUNT, logprobs=2, margins=True)
         async with (
@@ -344,6 +341,3 @@ def test_a_server_that_lies_to_a_client_is_an_error_of_the_client_or_believed(
                 liar.lie(None)
             assert (await answer(client.generate, request)).token_ids == oracle(PROMPT, GREEDY, COUNT)
             assert refused > len(lies) // 4
-
-    with quiet(caplog):
-        run(test())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine
+from collections.abc import AsyncIterator, Collection
 from typing import Any
 
 import grpc
@@ -29,7 +29,6 @@ from tests.support import (
     listening,
     oracle,
     remote_verifier,
-    run,
     target_site,
     until,
 )
@@ -82,14 +81,10 @@ async def test_a_verifier_that_stays_out_of_step_is_an_error_that_names_both_len
 
 async def test_a_target_that_is_not_there_is_waited_for_and_then_named() -> None:
     began = time.monotonic()
-    with pytest.raises(ValueError, match=r"nothing listens at 127\.0\.0\.1:1 "):
-        client = VerifierClient("127.0.0.1:1", "toy")
-        try:
-            await client.model_info(0.2)
-        except TandemError as error:
-            raise ValueError(str(error)) from None
-        finally:
-            await client.close()
+    client = VerifierClient("127.0.0.1:1", "toy")
+    with pytest.raises(TandemError, match=r"nothing listens at 127\.0\.0\.1:1 "):
+        await client.model_info(0.2)
+    await client.close()
     assert time.monotonic() - began > 0.15
 
 
@@ -136,10 +131,9 @@ class Scripted(TargetVerifierServicer):
         return pb.VerifyResponse(committed_length=request.base_length + 1, token_ids=[7])
 
 
-async def two(
-    test: Callable[[Scripted, Scripted, VerifierClient, RemoteRounds], Coroutine[Any, Any, None]],
-) -> None:
-    """Runs a test of a session that is open at the first of two verifiers."""
+@contextlib.asynccontextmanager
+async def two() -> AsyncIterator[tuple[Scripted, Scripted, VerifierClient, RemoteRounds]]:
+    """Two verifiers, a client of both, and a session that is open at the first."""
     async with contextlib.AsyncExitStack() as stack:
         servers, addresses = [Scripted(), Scripted()], []
         for server in servers:
@@ -155,41 +149,33 @@ async def two(
         await session.open(PREFIX)
         for server in servers:
             server.calls.clear()
-        await test(*servers, client, session)
+        yield *servers, client, session  # type: ignore[misc]
         await session.close()
 
 
-def test_a_lease_that_ran_out_is_no_failure_of_its_verifier(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_lease_that_ran_out_is_no_failure_of_its_verifier(caplog: pytest.LogCaptureFixture) -> None:
     """G5: the session is opened again where it was, and new requests go there too."""
-    run(two(_lease_ran_out))
+    async with two() as (first, second, client, session):
+        first.rounds = [grpc.StatusCode.NOT_FOUND]
+        verdict = await session.verify(PREFIX, [])
+        assert verdict.token_ids == (7,)
+        assert client.address == client.pool.addresses[0], "its verifier counts as failed"
+        assert first.calls == ["Verify", "GetModelInfo", "OpenSession", "Verify"] and not second.calls
     assert " failed (" not in caplog.text
 
 
-async def _lease_ran_out(first: Scripted, second: Scripted, client: VerifierClient, session: RemoteRounds) -> None:
-    first.rounds = [grpc.StatusCode.NOT_FOUND]
-    verdict = await session.verify(PREFIX, [])
-    assert verdict.token_ids == (7,)
-    assert client.address == client.pool.addresses[0], "its verifier counts as failed"
-    assert first.calls == ["Verify", "GetModelInfo", "OpenSession", "Verify"] and not second.calls
-
-
-def test_a_verifier_that_failed_says_again_what_it_runs_before_it_is_trusted() -> None:
+async def test_a_verifier_that_failed_says_again_what_it_runs_before_it_is_trusted() -> None:
     """G8: what answers at its address may be another server, with another device, which an opening would not tell."""
-    run(two(_comes_back_as_another))
-
-
-async def _comes_back_as_another(
-    first: Scripted, second: Scripted, client: VerifierClient, session: RemoteRounds
-) -> None:
-    first.rounds = [grpc.StatusCode.UNAVAILABLE]
-    await session.verify(PREFIX, [])
-    assert second.calls == ["OpenSession", "Verify"]
-    first.info["backend"] = "other"
-    second.rounds, second.info["backend"] = [grpc.StatusCode.UNAVAILABLE], "other"
-    with pytest.raises(TandemError, match="its backend is 'other', but this client started with 'toy'") as caught:
-        await session.verify([*PREFIX, 7], [])
-    assert caught.value.code == "FAILED_PRECONDITION"
-    assert first.calls == ["Verify", "GetModelInfo"], "a session was opened at another model"
+    async with two() as (first, second, _, session):
+        first.rounds = [grpc.StatusCode.UNAVAILABLE]
+        await session.verify(PREFIX, [])
+        assert second.calls == ["OpenSession", "Verify"]
+        first.info["backend"] = "other"
+        second.rounds, second.info["backend"] = [grpc.StatusCode.UNAVAILABLE], "other"
+        with pytest.raises(TandemError, match="its backend is 'other', but this client started with 'toy'") as caught:
+            await session.verify([*PREFIX, 7], [])
+        assert caught.value.code == "FAILED_PRECONDITION"
+        assert first.calls == ["Verify", "GetModelInfo"], "a session was opened at another model"
 
 
 GONE = TandemError("UNAVAILABLE", "gone")

@@ -163,19 +163,13 @@ def test_the_steps_of_a_run_are_spans_of_its_target(monkeypatch: pytest.MonkeyPa
 async def test_a_call_that_fails_ends_its_spans_as_errors_that_quote_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     traced = Traced()
     with traced.listening("target", monkeypatch):
-        context = target_site()
-        site = await context.__aenter__()
-    try:
-        async with site.client() as client:
+        async with target_site() as site, site.client() as client, raw_stub(site.address) as stub:
             traced.begin().end()
             with pytest.raises(TandemError):
                 await answer(client.generate, ids([424242424]))
-        async with raw_stub(site.address) as stub:
             with pytest.raises(grpc.RpcError):
                 await stub.Verify(pb.VerifyRequest(session_id="s", base_length=1), metadata=outgoing())
-        await until(lambda: bool(traced.named("Generate") and traced.named("Verify")))  # a server ends them later
-    finally:
-        await context.__aexit__(None, None, None)
+            await until(lambda: bool(traced.named("Generate") and traced.named("Verify")))  # a server ends them later
     (client,), (server,) = traced.named("generate"), traced.named("Generate")
     assert client.status.description == "INVALID_ARGUMENT"
     assert server.status.description == "INVALID_ARGUMENT: " and server.attributes["rpc.grpc.status_code"] == 3

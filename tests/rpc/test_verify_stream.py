@@ -24,19 +24,7 @@ from tandem.speculation.types import Rule, SpeculationStats
 from tandem.speculation.verification_mode import Depth, Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.daily import daily
-from tests.support import (
-    GREEDY,
-    HANG,
-    SAMPLED,
-    answer,
-    distributed,
-    forget,
-    ids,
-    in_front,
-    oracle,
-    target_site,
-    until,
-)
+from tests.support import GREEDY, HANG, SAMPLED, answer, distributed, forget, ids, in_front, oracle, target_site, until
 
 PROMPT = list(b"abcabcabcab")
 

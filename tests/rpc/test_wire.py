@@ -9,10 +9,7 @@ from typing import Any
 import pytest
 
 from tandem.rpc import wire
-from tandem.rpc.wire_sessions import (
-    distributions_from_wire,
-    distributions_to_wire,
-)
+from tandem.rpc.wire_sessions import distributions_from_wire, distributions_to_wire
 from tandem.speculation.chat import ChatMessage, ToolCall
 from tandem.speculation.request import Drafts
 from tandem.speculation.types import (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from tandem.engine.engine import Engine
 from tandem.engine.sequences import LocalVerifier
 from tandem.rpc.channel import FUSED
 from tandem.rpc.generation_client import GenerationClient
@@ -13,7 +12,7 @@ from tandem.services.observability.metrics import Metrics
 from tandem.speculation.types import GenerationRequest, Request
 from tests.engine.test_adapters import PROMPT, engine_with
 from tests.services.test_metrics import Scrape
-from tests.support import GREEDY, answer, ids, run, server_process
+from tests.support import GREEDY, answer, ids, run, server_process, until
 
 
 def asking(adapter: str) -> GenerationRequest:
@@ -44,10 +43,6 @@ def test_the_lines_of_requests_name_their_adapter(tmp_path: Path) -> None:
 
 
 async def test_adapters_in_use_run_or_wait() -> None:
-    async def until_waiting(engine: Engine) -> None:
-        while not engine.slots.waiting:
-            await asyncio.sleep(0)
-
     async with engine_with("red", "blue") as engine:
         metrics = Metrics("target", "toy", 5, {})
         metrics.states.watch_engines({"target": engine})
@@ -55,7 +50,7 @@ async def test_adapters_in_use_run_or_wait() -> None:
         for verifier in verifiers:
             await verifier.open(PROMPT[:2])
         late = asyncio.ensure_future(LocalVerifier(engine, Request(GREEDY, adapter="blue")).open(PROMPT[:2]))
-        await until_waiting(engine)
+        await until(lambda: bool(engine.slots.waiting))
         assert (engine.adapters.running, engine.adapters.waiting) == (["red"], ["blue"])
         assert list(samples(metrics, "vllm:lora_requests_info")) == ["red"]
         late.cancel()

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from tandem import Client, DraftSession
@@ -28,7 +27,7 @@ from tests.support import (
     let_all_expire,
     opening,
     raw_stub,
-    run,
+    refusal,
     run_client,
     run_here,
     server_process,
@@ -61,9 +60,8 @@ async def test_a_session_that_cannot_have_its_adapter_is_refused_before_any_pref
 ) -> None:
     async with target_site() as site, raw_stub(site.address) as target:
         await with_adapters(site.engine)
-        with pytest.raises(grpc.RpcError, match=said) as caught:
-            await target.OpenSession(opening(prefix=PROMPT, **asked))
-        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        found = await refusal(target.OpenSession(opening(prefix=PROMPT, **asked)))
+        assert found.code == "INVALID_ARGUMENT" and said in found.message
         assert site.engine and site.engine.batcher.steps == 0 and site.free == site.engine.slots.count
 
 
@@ -92,39 +90,37 @@ async def test_a_server_that_does_not_know_adapters_is_not_taken_at_its_word(mon
             await answer(client_of_worker.generate, asking("red", GREEDY))
 
 
+@pytest.mark.parametrize("source", ["red", "blue"])
 @both_samplings
-def test_a_session_that_is_lost_goes_on_elsewhere_with_the_same_adapter_alone(sampling: SamplingParams) -> None:
+async def test_a_session_that_is_lost_goes_on_elsewhere_with_the_same_adapter_alone(
+    sampling: SamplingParams, source: str
+) -> None:
     """At a target that has another adapter under its name, it does not go on."""
-
-    async def test(source: str) -> None:
-        async with target_site() as first, target_site() as second:
-            await with_adapters(first.engine)
-            assert second.engine
-            await second.engine.adapters.add(AdapterChoice("red", source), BACKEND.adapter)
-            client = VerifierClient(f"{first.address},{second.address}", "toy", retry_seconds=5.0)
-            await client.model_info()
-            client.pool.current = first.address
-            session = RemoteSession(client, Request(sampling, adapter="red"), SpeculationStats())
-            verifier, tokens = RemoteRounds(session, SpeculationStats()), list(PROMPT)
-            try:
-                await verifier.open(PROMPT)
-                tokens += (await verifier.verify(tokens, ())).token_ids
-                first.lifecycle.accepting = False
-                await let_all_expire(first)
-                if source == "red":
-                    for _ in range(4):
-                        tokens += (await verifier.verify(tokens, ())).token_ids
-                    assert session.endpoint.address == second.address
-                else:
-                    with pytest.raises(TandemError, match="adapter_revision: this target's red is toy:blue"):
-                        await verifier.verify(tokens, ())
-                assert tuple(tokens) == (*PROMPT, *truth("red", sampling, len(tokens) - len(PROMPT), PROMPT))
-            finally:
-                await verifier.close()
-                await client.close()
-
-    for source in ("red", "blue"):
-        run(test(source))
+    async with target_site() as first, target_site() as second:
+        await with_adapters(first.engine)
+        assert second.engine
+        await second.engine.adapters.add(AdapterChoice("red", source), BACKEND.adapter)
+        client = VerifierClient(f"{first.address},{second.address}", "toy", retry_seconds=5.0)
+        await client.model_info()
+        client.pool.current = first.address
+        session = RemoteSession(client, Request(sampling, adapter="red"), SpeculationStats())
+        verifier, tokens = RemoteRounds(session, SpeculationStats()), list(PROMPT)
+        try:
+            await verifier.open(PROMPT)
+            tokens += (await verifier.verify(tokens, ())).token_ids
+            first.lifecycle.accepting = False
+            await let_all_expire(first)
+            if source == "red":
+                for _ in range(4):
+                    tokens += (await verifier.verify(tokens, ())).token_ids
+                assert session.endpoint.address == second.address
+            else:
+                with pytest.raises(TandemError, match="adapter_revision: this target's red is toy:blue"):
+                    await verifier.verify(tokens, ())
+            assert tuple(tokens) == (*PROMPT, *truth("red", sampling, len(tokens) - len(PROMPT), PROMPT))
+        finally:
+            await verifier.close()
+            await client.close()
 
 
 class Wrong:

@@ -80,10 +80,10 @@ class OneCall(ToyRunner):
 @pytest.mark.parametrize("draft", [Failing, NeverPrefills])
 @pytest.mark.parametrize("target", [ToyRunner, OneCall], ids=["two steps", "one call"])
 @pytest.mark.parametrize("kind", ["model", "hybrid"])
-def test_a_fused_server_whose_draft_fails_goes_on_without_and_says_so_once(
+async def test_a_fused_server_whose_draft_fails_goes_on_without_and_says_so_once(
     draft: type[ToyRunner], target: type[ToyRunner], kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test() -> None:
+    with caplog.at_level(logging.INFO, "tandem.drafter"):
         async with fused_site(toy(kind=target), toy(kind=draft), kind=kind) as site, site.client() as client:
             for request in (
                 ids(PROMPT, 40),
@@ -95,9 +95,6 @@ def test_a_fused_server_whose_draft_fails_goes_on_without_and_says_so_once(
                 if request.speculation_length != 0:
                     assert got.completion.stats.undrafted_rounds > 10
             assert site.free == 4 and not site.engine.lost.is_set()
-
-    with caplog.at_level(logging.INFO, "tandem.drafter"):
-        run(test())
     failed = [r.getMessage() for r in caplog.records if "failed" in r.getMessage()]
     assert failed == [
         "drafter model toy of this process failed (RuntimeError: the draft's device is gone): "
@@ -121,10 +118,10 @@ async def test_a_target_that_fails_in_the_one_call_is_lost_and_not_taken_for_the
 @pytest.mark.each_value
 @BOTH
 @pytest.mark.parametrize("fails", [1, 4, 9])
-def test_a_draft_model_of_the_distributed_loop_that_fails_leaves_it_plain(
+async def test_a_draft_model_of_the_distributed_loop_that_fails_leaves_it_plain(
     pipeline: Pipeline, fails: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test() -> None:
+    with caplog.at_level(logging.WARNING, "tandem.drafter"):
         async with (
             target_site(toy(ToyConfig(step_seconds=0.002))) as site,  # else steps outrun the draft model
             distributed(site.address, f"salt=0,fails={fails}", pipeline=pipeline) as (generator, _),
@@ -134,9 +131,6 @@ def test_a_draft_model_of_the_distributed_loop_that_fails_leaves_it_plain(
                 assert got.token_ids == oracle(PROMPT, sampling, 40)
                 assert got.completion.stats.undrafted_rounds >= 2
             await until(lambda: site.free == 4)
-
-    with caplog.at_level(logging.WARNING, "tandem.drafter"):
-        run(test())
     assert len([r for r in caplog.records if "failed" in r.getMessage()]) == 1
 
 

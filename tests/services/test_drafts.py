@@ -31,9 +31,7 @@ from tests.support import (
     toy,
     worker_site,
 )
-from tests.support import (
-    refusal as refused,
-)
+from tests.support import refusal as refused
 from tests.toy import ToyConfig
 
 PROMPT = b"again and again and again and "
@@ -143,12 +141,6 @@ async def test_what_contradicts_a_prediction_is_refused_by_its_name() -> None:
     async with PLAIN.served() as served:
         with pytest.raises(TandemError, match="the prediction has 100000 bytes and this server takes"):
             await _said(served.generate, Drafts.AUTO, GREEDY, prediction="a" * 100_000)
-
-
-async def test_under_rejection_a_prediction_drafts_too() -> None:
-    async with serving("fused", None) as served:
-        got = await _said(served.generate, Drafts.AUTO, SAMPLED, rule=Rule.REJECTION, prediction="some text")
-        assert got.completion.stats.drafted > 0
 
 
 async def test_a_worker_refuses_proposals_of_what_it_does_not_have_and_keeps_no_session() -> None:

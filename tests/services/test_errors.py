@@ -7,20 +7,10 @@ from typing import Any
 import pytest
 from google.rpc import code_pb2, error_details_pb2
 
-from tandem.engine.batcher import DeviceLost
 from tandem.rpc.errors import TandemError
 from tandem.services.errors import _TABLE, to_status
 from tandem.speculation.errors import Outcome, outcome_of
-from tests.support import (
-    answer,
-    ids,
-    opening,
-    raw_stub,
-    refusal,
-    target_site,
-    until,
-    worker_site,
-)
+from tests.support import answer, ids, opening, raw_stub, refusal, target_site, until, worker_site
 
 
 def test_a_field_that_another_server_refused_is_passed_on_by_name() -> None:
@@ -54,16 +44,6 @@ async def test_another_target_than_the_client_expects_is_a_failed_precondition(
         assert site.engine.batcher.steps == 0 and site.free == 4
         same = {"weights_revision": "toy:0", "dtype": "float32", "vocab_size": 258}
         assert (await target.OpenSession(opening(**same))).committed_length == len(opening().prefix)
-
-
-# --- failures of the model ---
-
-
-def test_what_nobody_expected_is_internal_and_tells_no_secrets() -> None:
-    status = to_status(KeyError("a secret"))
-    assert status.code == 13
-    assert status.message == "internal error: KeyError"
-    assert to_status(DeviceLost("gone")).message == "gone"
 
 
 async def test_a_draft_worker_hands_on_what_its_target_refused() -> None:

@@ -26,7 +26,7 @@ from tests.architectures import ARCHITECTURES, WAITING, serving
 from tests.daily import daily
 from tests.hostile_grammars import HOSTILE, LATE, PATTERNS, REGEX, SLOW, choice, late, random_structure
 from tests.structure_workers import alive, resident, workers
-from tests.support import GREEDY, ServerProcess, answer, ids, oracle, run, server_process, until
+from tests.support import GREEDY, ServerProcess, answer, ids, oracle, refusal, run, server_process, until
 from tests.toy import END, ToyConfig, toy_logits
 
 pytest.importorskip("llguidance")
@@ -64,53 +64,44 @@ async def calls(server: ServerProcess) -> Any:
         yield asked
 
 
-async def status(call: Any) -> tuple[str, str]:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value.code().name, caught.value.details()
-
-
 def asking(structure: Structure | None = None, count: int = 24, **sampling: Any) -> GenerationRequest:
     return ids(PROMPT, count, sampling=SamplingParams(structure=structure, **sampling))
 
 
-def test_while_a_hostile_schema_is_compiled_others_get_their_answers_and_the_server_does_not_grow(
+async def test_while_a_hostile_schema_is_compiled_others_get_their_answers_and_the_server_does_not_grow(
     server: ServerProcess,
 ) -> None:
     pid = server.process.pid
 
-    async def test() -> None:
-        async with calls(server) as asked:
-            expected = await asked(asking(WORDS))
-            plain = bytes(token for token in oracle(PROMPT, GREEDY, 24) if token < 256)
-            assert await asked(asking()) == plain
-            before = resident(pid)
-            hostile = [asyncio.create_task(status(asked(asking(replaced(PATTERNS, i)), "mallory"))) for i in range(2)]
-            await until(lambda: any(child not in kept for child in workers(pid)))
-            answered = 0
-            while not hostile[0].done():
-                assert await asked(asking()) == plain
-                assert await asked(asking(WORDS), "alice") == expected
-                answered += 1
-                assert await asked(asking(choice(f"no {answered}")), "alice") == f"no {answered}".encode()
-                assert resident(pid) < before + MOST_MORE
-                assert all(resident(each) < WORKER_BYTES for each in workers(pid))
-            assert answered > 2
-            for code, why in await asyncio.gather(*hostile):
-                assert code == "INVALID_ARGUMENT"
-                assert why.startswith("structure: the json_schema cannot be enforced: ")
-                assert any(
-                    limit in why
-                    for limit in (
-                        "2 s of processor time to compile",
-                        "256 MiB of memory to compile",
-                        "Unable to determine if regex is empty",  # llguidance's own, sometimes first
-                    )
-                )
-            assert resident(pid) < before + MOST_MORE
-
     kept = set(workers(pid))
-    run(test())
+    async with calls(server) as asked:
+        expected = await asked(asking(WORDS))
+        plain = bytes(token for token in oracle(PROMPT, GREEDY, 24) if token < 256)
+        assert await asked(asking()) == plain
+        before = resident(pid)
+        hostile = [asyncio.create_task(refusal(asked(asking(replaced(PATTERNS, i)), "mallory"))) for i in range(2)]
+        await until(lambda: any(child not in kept for child in workers(pid)))
+        answered = 0
+        while not hostile[0].done():
+            assert await asked(asking()) == plain
+            assert await asked(asking(WORDS), "alice") == expected
+            answered += 1
+            assert await asked(asking(choice(f"no {answered}")), "alice") == f"no {answered}".encode()
+            assert resident(pid) < before + MOST_MORE
+            assert all(resident(each) < WORKER_BYTES for each in workers(pid))
+        assert answered > 2
+        for found in await asyncio.gather(*hostile):
+            assert found.code == "INVALID_ARGUMENT"
+            assert found.message.startswith("structure: the json_schema cannot be enforced: ")
+            assert any(
+                limit in found.message
+                for limit in (
+                    "2 s of processor time to compile",
+                    "256 MiB of memory to compile",
+                    "Unable to determine if regex is empty",  # llguidance's own, sometimes first
+                )
+            )
+        assert resident(pid) < before + MOST_MORE
 
 
 def replaced(structure: Structure, number: int) -> Structure:

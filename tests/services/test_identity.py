@@ -18,7 +18,7 @@ from tandem.services.security.config import Security
 from tandem.services.security.tokens import AcceptedTokens
 from tandem.v1 import draft_worker_pb2, target_verifier_pb2
 from tests.services.certificates import Authority, token_file
-from tests.support import GREEDY, PROMPT, listening, opening, oracle, raw_stub, refusal, target_site, verifying
+from tests.support import GREEDY, listening, opening, raw_stub, refusal, target_site, verifying
 
 TOKENS = {"alice": "alices-token-0123456789", "bob": "bobs-token-0123456789ab"}
 
@@ -152,13 +152,3 @@ async def test_health_is_open_and_reflection_is_not(tmp_path):
                 "UNAUTHENTICATED",
                 1,
             )
-
-
-async def test_where_nothing_tells_callers_apart_they_are_one(tmp_path):
-    async with (
-        target_site() as site,
-        raw_stub(site.address) as one,
-        raw_stub(site.address) as other,
-    ):
-        await one.OpenSession(opening())
-        assert tuple((await other.Verify(verifying())).token_ids) == oracle(PROMPT, GREEDY, 1)

@@ -15,19 +15,7 @@ from tandem.rpc.errors import TandemError
 from tandem.services.errors import MAX_PARTIAL, Interrupted, QueueFull, to_status
 from tandem.v1 import generation_pb2
 from tests.gate import Gate
-from tests.support import (
-    GREEDY,
-    HANG,
-    Site,
-    answer,
-    fused_site,
-    ids,
-    oracle,
-    target_site,
-    toy,
-    until,
-    worker_site,
-)
+from tests.support import GREEDY, HANG, Site, answer, fused_site, ids, oracle, target_site, toy, until, worker_site
 from tests.toy import ToyConfig, ToyText, ToyTokenizer
 
 SERVICES = ("autoregressive", "fused", "draft_worker")

@@ -26,17 +26,7 @@ from tandem.speculation.types import Chunk, InvalidField, TooLong
 from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.services.test_runs import running
-from tests.support import (
-    PROMPT,
-    answer,
-    distributed,
-    ids,
-    opening,
-    raw_stub,
-    refusal,
-    target_site,
-    until,
-)
+from tests.support import PROMPT, answer, distributed, ids, opening, raw_stub, refusal, target_site, until
 
 RTT = 0.4
 NEVER = Pipeline.NEVER_WAITING

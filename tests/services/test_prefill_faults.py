@@ -18,12 +18,7 @@ from tandem.v1 import prefill_worker_pb2 as pb
 from tests.engine.test_prefix_cache import said, truth
 from tests.services.prefill_sites import Counting, Worker, asking_engine, prefill_site, source_of, wake
 from tests.services.test_prefill import PROMPT, WHOLE, both_samplings, counted, fallbacks
-from tests.support import (
-    HANG,
-    run,
-    toy,
-    until,
-)
+from tests.support import HANG, toy, until
 from tests.toy import ToyConfig
 
 
@@ -122,22 +117,7 @@ async def test_whatever_goes_wrong_there_the_rest_is_processed_here(
         await until(lambda: worker.engine.slots.free == worker.engine.slots.count)
 
 
-def test_a_worker_that_is_not_there_rests_and_is_found_once_it_is() -> None:
-    async def test() -> None:
-        async with prefill_site() as gone:
-            address = gone.address
-        async with asking_engine(address) as engine:
-            for n in range(3):
-                other = [n, *PROMPT]
-                assert (await said(engine, other))[0] == truth(other)
-            assert fallbacks(engine) == {"unavailable": 3}
-            (endpoint,) = source_of(engine).endpoints
-            assert endpoint.rests_until
-            async with prefill_site(port=int(address.rpartition(":")[2])) as back:
-                await until_asked(engine, back)
-                assert (await said(engine, PROMPT))[0] == truth(PROMPT)
-                assert back.faults.asked
-
+async def test_a_worker_that_is_not_there_rests_and_is_found_once_it_is() -> None:
     async def until_asked(engine: Engine, back: Worker) -> None:
         """The channel needs a moment to connect again."""
         n = 100
@@ -146,7 +126,19 @@ def test_a_worker_that_is_not_there_rests_and_is_found_once_it_is() -> None:
             n += 1
             assert (await said(engine, [n, *PROMPT]))[0] == truth([n, *PROMPT])
 
-    run(test())
+    async with prefill_site() as gone:
+        address = gone.address
+    async with asking_engine(address) as engine:
+        for n in range(3):
+            other = [n, *PROMPT]
+            assert (await said(engine, other))[0] == truth(other)
+        assert fallbacks(engine) == {"unavailable": 3}
+        (endpoint,) = source_of(engine).endpoints
+        assert endpoint.rests_until
+        async with prefill_site(port=int(address.rpartition(":")[2])) as back:
+            await until_asked(engine, back)
+            assert (await said(engine, PROMPT))[0] == truth(PROMPT)
+            assert back.faults.asked
 
 
 async def test_a_worker_of_another_model_is_refused_before_it_computes_anything() -> None:

@@ -15,6 +15,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from tandem.engine.engine import Engine
+from tandem.engine.loading import Loaded
 from tandem.rpc.channel import DRAFT, FUSED, TARGET, open_channel
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
@@ -26,14 +28,16 @@ from tests.support import (
     answer,
     ids,
     launch,
+    opening,
     oracle,
     raw_stub,
     role_configured,
     run,
     server_process,
+    toy,
     until,
 )
-from tests.toy import ToyRunner
+from tests.toy import ToyRunner, ToyTokenizer
 
 
 async def health(address: str, service: str = "") -> int:
@@ -103,10 +107,8 @@ def test_a_target_process_from_readiness_to_the_end(tmp_path: Path) -> None:
 
 def test_sigterm_waits_for_a_session_no_longer_than_the_drain_seconds(tmp_path: Path) -> None:
     async def open_session(address: str) -> None:
-        from tandem.v1 import target_verifier_pb2 as pb
-
         async with raw_stub(address) as target:
-            await target.OpenSession(pb.OpenSessionRequest(session_id="s", prefix=[1, 2], prompt_length=2))
+            await target.OpenSession(opening())
 
     with server_process(tmp_path, "--role", "target", "--drain_seconds", "0.3", "--lease_seconds", "600") as server:
         run(open_session(server.wait_ready()))
@@ -129,17 +131,12 @@ def test_a_second_signal_ends_a_draining_server_at_once(tmp_path: Path) -> None:
         assert server.process.wait(HANG) == -signal.SIGTERM
 
 
-def test_nothing_is_ready_before_the_warm_up_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_ready_before_the_warm_up_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the ready file is there nor a call answered while the model still warms up."""
     ready_file = tmp_path / "ready.json"
     seen: list[bool] = []
 
     async def slow_load(*_: object) -> object:
-        from tandem.engine.engine import Engine
-        from tandem.engine.loading import Loaded
-        from tests.support import toy
-        from tests.toy import ToyTokenizer
-
         batcher = _[1]
         runner: ToyRunner = toy()
         await batcher.on_device(time.sleep, 0.3)
@@ -148,21 +145,18 @@ def test_nothing_is_ready_before_the_warm_up_is_over(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr("tandem.services.roles.load", slow_load)
 
-    async def test() -> None:
-        config = role_configured("target", ready_file=str(ready_file))
-        server = asyncio.create_task(run_role("target", config))
-        took = await until(ready_file.exists)
-        assert took >= 0.3
-        ready = json.loads(ready_file.read_text())
-        assert await health(f"127.0.0.1:{ready['port']}") == health_pb2.HealthCheckResponse.SERVING
-        os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(server, HANG)
-
-    run(test())
+    config = role_configured("target", ready_file=str(ready_file))
+    server = asyncio.create_task(run_role("target", config))
+    took = await until(ready_file.exists)
+    assert took >= 0.3
+    ready = json.loads(ready_file.read_text())
+    assert await health(f"127.0.0.1:{ready['port']}") == health_pb2.HealthCheckResponse.SERVING
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(server, HANG)
     assert seen == [False]
 
 
-def test_a_signal_while_the_model_loads_ends_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_signal_while_the_model_loads_ends_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loading = asyncio.Event()
 
     async def load_forever(*_: object) -> object:
@@ -172,13 +166,10 @@ def test_a_signal_while_the_model_loads_ends_the_server(tmp_path: Path, monkeypa
 
     monkeypatch.setattr("tandem.services.roles.load", load_forever)
 
-    async def test() -> None:
-        server = asyncio.create_task(run_role("target", role_configured("target")))
-        await asyncio.wait_for(loading.wait(), HANG)
-        os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(server, HANG)
-
-    run(test())
+    server = asyncio.create_task(run_role("target", role_configured("target")))
+    await asyncio.wait_for(loading.wait(), HANG)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(server, HANG)
 
 
 @pytest.mark.parametrize(("role", "service"), daily([("fused_target", FUSED), ("draft_worker", DRAFT)], 1))

@@ -13,19 +13,7 @@ from tandem.rpc.channel import DRAFT
 from tandem.rpc.errors import TandemError
 from tandem.speculation.types import SamplingParams
 from tandem.v1 import draft_worker_pb2 as pb
-from tests.support import (
-    GREEDY,
-    SAMPLED,
-    Refusal,
-    Site,
-    answer,
-    ids,
-    oracle,
-    raw_stub,
-    refusal,
-    until,
-    worker_site,
-)
+from tests.support import GREEDY, SAMPLED, Refusal, Site, answer, ids, oracle, raw_stub, refusal, until, worker_site
 from tests.toy import ToyRunner
 
 PROMPT = list(b"the prompt, long enough for three chunks of prefill")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -25,13 +24,7 @@ from tandem.receipts.receipt import Receipt, Signed, prefix_digests, prompt_dige
 from tandem.receipts.run import CheckConfig, check, checked_by
 from tandem.rpc.channel import DRAFT
 from tandem.services.receipts import Receipts, generated
-from tandem.speculation.types import (
-    FinishReason,
-    GenerationRequest,
-    SpeculationStats,
-    Structure,
-    StructureKind,
-)
+from tandem.speculation.types import FinishReason, GenerationRequest, SpeculationStats, Structure, StructureKind
 from tandem.speculation.verification_mode import Pipeline
 from tests.daily import daily
 from tests.http.site import door
@@ -357,14 +350,11 @@ def test_after_failover_one_receipt_names_each_verifier_by_its_key(tmp_path: Pat
                 server.process.wait()
 
 
-def test_a_forged_signature_ends_the_check_before_a_model_is_loaded(keys: Keys) -> None:
-    async def test() -> None:
-        async with _plain(keys) as generate:
-            signed = await _receipt(generate, sampling=GREEDY)
-        config = CheckConfig(Path(), tuple(PROMPT), replace(draft_config(None, 1, 160), model="no"))
-        assert overall(await check(config, replace(signed, signature=bytes(64)))) is CheckOutcome.FORGED
-
-    asyncio.run(test())
+async def test_a_forged_signature_ends_the_check_before_a_model_is_loaded(keys: Keys) -> None:
+    async with _plain(keys) as generate:
+        signed = await _receipt(generate, sampling=GREEDY)
+    config = CheckConfig(Path(), tuple(PROMPT), replace(draft_config(None, 1, 160), model="no"))
+    assert overall(await check(config, replace(signed, signature=bytes(64)))) is CheckOutcome.FORGED
 
 
 def test_a_file_without_end_is_refused_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:

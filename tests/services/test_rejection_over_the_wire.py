@@ -19,11 +19,7 @@ from tandem.services.security.identity import ANONYMOUS
 from tandem.services.sessions.table import SessionKey
 from tandem.speculation.rejection import draft_token
 from tandem.speculation.request import Drafts
-from tandem.speculation.types import (
-    GenerationRequest,
-    Rule,
-    SamplingParams,
-)
+from tandem.speculation.types import GenerationRequest, Rule, SamplingParams
 from tandem.v1 import generation_pb2
 from tests.daily import daily
 from tests.speculation.laws import chain_law, chi_square_p_value, reference_law

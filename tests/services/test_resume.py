@@ -14,17 +14,7 @@ import pytest
 from tandem.rpc.errors import TandemError
 from tandem.speculation.verification_mode import Pipeline
 from tests.daily import daily
-from tests.support import (
-    SAMPLED,
-    ServerProcess,
-    distributed,
-    ids,
-    oracle,
-    run,
-    server_process,
-    target_site,
-    toy,
-)
+from tests.support import SAMPLED, ServerProcess, distributed, ids, oracle, run, server_process, target_site, toy
 from tests.toy import ToyConfig
 
 PROMPT = list(b"abcabcabcab")

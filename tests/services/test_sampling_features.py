@@ -9,7 +9,6 @@ from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
-import grpc
 import jsonschema
 import numpy as np
 import pytest
@@ -36,19 +35,7 @@ from tests import support
 from tests.architectures import ARCHITECTURES, serving
 from tests.daily import daily
 from tests.services.test_exactness_over_the_wire import DRAFTS
-from tests.support import (
-    GREEDY,
-    Answer,
-    answer,
-    distributed,
-    fused_site,
-    ids,
-    oracle,
-    raw_stub,
-    run,
-    target_site,
-    toy,
-)
+from tests.support import GREEDY, Answer, answer, distributed, fused_site, ids, oracle, raw_stub, target_site, toy
 from tests.toy import END, VOCAB_SIZE, ToyRunner, ToyTokenizer, toy_logits
 
 llguidance = pytest.importorskip("llguidance")
@@ -144,28 +131,25 @@ ALL = [(*pair, ((0, 3, 5),) * 2, [*FEATURES]) for pair in (*NOISY, *((each, "per
     daily([*SOME, *ALL], *range(len(SOME))),
     ids=[f"{architecture}-{draft}-{'-'.join(names)}" for architecture, draft, _, names in (*SOME, *ALL)],
 )
-def test_every_architecture_gives_the_tokens_and_log_probabilities_of_plain_decoding(
+async def test_every_architecture_gives_the_tokens_and_log_probabilities_of_plain_decoding(
     architecture: str, draft: str, lengths: tuple[tuple[int, ...], ...], features: Sequence[str]
 ) -> None:
-    async def test() -> None:
-        async with serving(architecture, DRAFTS[draft]) as served:
-            for name, sampling, ks in samplings:
-                expected = reference(sampling, 24)
-                for k in ks:
-                    request = ids(PROMPT, 24, sampling=sampling, speculation_length=k, logprobs=3)
-                    got = await answer(served.generate, request)
-                    assert (got.token_ids, got.logprobs) == expected, f"{name}, k={k}"
-                    if draft == "perfect" and k and architecture != "autoregressive":
-                        stats = got.completion.stats
-                        assert stats.accepted == stats.drafted or END in got.token_ids, "the draft is changed alike"
-
     greedy, drawn = lengths
     samplings = [
         (name, *one) for name in features for one in ((FEATURES[name], greedy), (sampled(FEATURES[name]), drawn))
     ]
     for name in features:
         assert reference(FEATURES[name], 24)[0] != oracle(PROMPT, GREEDY, 24), f"{name} has no effect"
-    run(test())
+    async with serving(architecture, DRAFTS[draft]) as served:
+        for name, sampling, ks in samplings:
+            expected = reference(sampling, 24)
+            for k in ks:
+                request = ids(PROMPT, 24, sampling=sampling, speculation_length=k, logprobs=3)
+                got = await answer(served.generate, request)
+                assert (got.token_ids, got.logprobs) == expected, f"{name}, k={k}"
+                if draft == "perfect" and k and architecture != "autoregressive":
+                    stats = got.completion.stats
+                    assert stats.accepted == stats.drafted or END in got.token_ids, "the draft is changed alike"
 
 
 def matches(got: Answer, structure: Structure) -> None:
@@ -268,24 +252,23 @@ async def test_what_cannot_be_done_is_refused_by_the_name_of_its_field(architect
 async def test_a_session_refuses_what_it_cannot_continue_exactly() -> None:
     sampling = FEATURES["choice"]
     async with target_site() as site, raw_stub(site.address) as stub:
-
-        async def refused(call: Any) -> str:
-            with pytest.raises(grpc.RpcError) as caught:
-                await call
-            return f"{caught.value.code().name} {caught.value.details()}"
-
+        refused = support.refusal
         wrong = await refused(stub.OpenSession(opening(sampling, b"abcabcabcmaybe")))
-        assert wrong == "INVALID_ARGUMENT prefix: the output in it does not match the structure"
+        assert (wrong.code, wrong.message) == (
+            "INVALID_ARGUMENT",
+            "prefix: the output in it does not match the structure",
+        )
         await stub.OpenSession(opening(sampling))
         other = opening(sampling)
         other.prompt_length = 4
-        assert "does not match the structure" in await refused(stub.OpenSession(other))
+        assert "does not match the structure" in (await refused(stub.OpenSession(other))).message
         penalized = opening(FEATURES["penalties"], session="p")
         await stub.OpenSession(penalized)
         penalized.prompt_length = 4
-        assert "is open with a prompt of 9 tokens" in await refused(stub.OpenSession(penalized))
+        assert "is open with a prompt of 9 tokens" in (await refused(stub.OpenSession(penalized))).message
         beyond = opening(sampling, session="l", logprobs=21)
-        assert (await refused(stub.OpenSession(beyond))).startswith("INVALID_ARGUMENT logprobs: 21")
+        far = await refused(stub.OpenSession(beyond))
+        assert far.code == "INVALID_ARGUMENT" and far.message.startswith("logprobs: 21")
         assert site.free == 2, "what was refused holds nothing"
 
 

@@ -10,18 +10,7 @@ import pytest
 from tandem.rpc.errors import TandemError
 from tandem.speculation.verification_mode import Pipeline
 from tests.daily import daily
-from tests.support import (
-    GREEDY,
-    HANG,
-    SAMPLED,
-    answer,
-    distributed,
-    ids,
-    oracle,
-    run,
-    server_process,
-    target_site,
-)
+from tests.support import GREEDY, HANG, SAMPLED, answer, distributed, ids, oracle, run, server_process, target_site
 from tests.support import toy as toy_runner
 
 PROMPT = list(b"abcabcabcab")

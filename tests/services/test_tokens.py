@@ -42,13 +42,8 @@ async def asked(site, credentials: Credentials | None) -> tuple[int, ...] | str:
 
 def test_a_token_says_whose_it_is(accepted):
     tokens = AcceptedTokens(accepted)
-    assert [tokens.identity(token) for token in (ALICE, BOB, ALICE[:-1], ALICE + "x", "")] == [
-        "alice",
-        "bob",
-        None,
-        None,
-        None,
-    ]
+    assert [tokens.identity(token) for token in (ALICE, BOB)] == ["alice", "bob"]
+    assert {tokens.identity(token) for token in (ALICE[:-1], ALICE + "x", "")} == {None}
 
 
 def test_an_identity_may_have_several_tokens_and_a_token_may_stand_there_as_its_hash(tmp_path):
@@ -180,20 +175,6 @@ def test_a_callers_file_holds_one_token(tmp_path, text, said):
     assert str(refused.value) == f"token_file: {tmp_path / 'token'} {said}"
 
 
-@pytest.mark.parametrize(
-    ("host", "here"),
-    [
-        ("127.0.0.1", True),
-        ("127.9.8.7", True),
-        ("::1", True),
-        ("[::1]", True),
-        ("localhost", True),
-        ("0.0.0.0", False),
-        ("::", False),
-        ("localhost.example", False),
-        ("10.0.0.1", False),
-        ("", False),
-    ],
-)
-def test_this_machine_is_loopback_and_nothing_else(host, here):
-    assert on_this_machine(host) is here
+def test_this_machine_is_loopback_and_nothing_else():
+    assert all(map(on_this_machine, ("127.0.0.1", "127.9.8.7", "::1", "[::1]", "localhost")))
+    assert not any(map(on_this_machine, ("0.0.0.0", "::", "localhost.example", "10.0.0.1", "")))
