@@ -303,7 +303,7 @@ def test_an_option_that_is_not_given_has_the_default_of_the_configuration(here: 
     assert configuration.role_config(target, None).prefixes == PrefixSharing()
     nxdi = models.nxdi_settings(options("--role fused_target --backend nxdi"), Shape())
     assert nxdi == NxdiSettings()
-    with pytest.raises(ValueError, match="neuron_config: is_prefix_caching.* cannot be used here"):
+    with pytest.raises(ValueError, match=r"neuron_config: is_prefix_caching.* cannot be used here"):
         refused = options('--role fused_target --backend nxdi --neuron_config {"is_prefix_caching":true}')
         models.nxdi_settings(refused, Shape())
     assert tools.plan_config(options("--role plan --instance i --model m")) == PlanConfig("i", "m")

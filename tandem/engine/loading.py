@@ -178,7 +178,8 @@ async def _load(
         checkpoint = await asyncio.to_thread(backend.find, model)
         if not verifies and config.backend == "torch":
             request = replace(request, shape=draft_shape(request.shape, checkpoint))
-    runner = await batcher.on_device(_load_warm, backend, checkpoint, request, startup)
+    runner = await batcher.on_device(backend.load, checkpoint, request, startup)
+    await batcher.on_device(runner.warm_up, startup)
     if tokenizer is None:
         with startup.stage("tokenizer"):
             tokenizer = await _tokenizer(backend, checkpoint)
@@ -191,12 +192,6 @@ def _structures(runner: Runner, tokenizer: Tokenizer) -> Structures | None:
     if isinstance(able(runner).structures, No):
         return None
     return Structures(tokenizer, runner.limits.vocab_size, runner.identity.end_of_sequence_ids)
-
-
-def _load_warm(backend: Backend, checkpoint: Checkpoint, request: LoadRequest, startup: Startup) -> Runner:
-    runner = backend.load(checkpoint, request, startup)
-    runner.warm_up(startup)
-    return runner
 
 
 async def _load_as_one_graph(

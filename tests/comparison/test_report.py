@@ -19,13 +19,13 @@ from rich.console import Console
 from benchmarks.chromium import browser, opened
 from tandem.cli import configuration, main
 from tandem.comparison.analysis.comparison import Comparison, analyse, comparison_as_text, read_comparison
-from tandem.comparison.analysis.step_times import step_times
 from tandem.comparison.measuring.commands import server_command
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.measuring.records import Failure, Record, Seconds
 from tandem.comparison.report import sentences
 from tandem.comparison.report.page import html, page_of
+from tandem.comparison.report.publish import step_times
 from tandem.comparison.report.serving import serving
 from tandem.comparison.report.terminal import Detail, print_comparison
 from tandem.host.device_times import text_of, times_named

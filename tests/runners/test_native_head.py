@@ -13,9 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tandem.engine.compatibility import able
-from tandem.runners.eagle.files import write_head
 from tandem.runners.eagle.load import load_head
-from tandem.runners.eagle.module import EagleHead
+from tandem.runners.eagle.module import EagleHead, write_head
 from tandem.runners.eagle.runner import EagleRunner
 from tandem.runners.loading import BACKEND, Execution
 from tandem.runners.native.head import NativeHead, NativeHeadRunner, load_native_head

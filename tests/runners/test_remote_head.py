@@ -18,7 +18,7 @@ from tandem.engine.loading import Loaded, load
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.engine.sequences import TargetSequence
-from tandem.runners.eagle.files import write_head
+from tandem.runners.eagle.module import write_head
 from tandem.speculation.types import Request
 from tests.runners.test_eagle import CONFIG, a_head, models
 from tests.runners.tiny import byte_tokenizer, model_folder

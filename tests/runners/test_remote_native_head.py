@@ -13,9 +13,9 @@ import torch
 
 from tandem.checkpoints.locate import Checkpoint
 from tandem.runners.capabilities import FeaturesIn
-from tandem.runners.eagle.files import write_head
 from tandem.runners.eagle.hidden_states import TargetFeatures
 from tandem.runners.eagle.load import load_head, load_remote_head
+from tandem.runners.eagle.module import write_head
 from tandem.runners.eagle.runner import EagleRunner
 from tandem.runners.loading import BACKEND, Execution, Shape
 from tandem.runners.native.head import NativeHead, NativeHeadRunner

@@ -34,7 +34,8 @@ def read_data(folder: Path, revision: str) -> tuple[list[TrainingSequence], list
     if (of := shards.meta()["target"]) != revision:
         raise ValueError(f"{folder}: holds data of the target {of}, not {revision}")
     everything = [one for number in shards.numbers() for one in shards.read(number) if len(one.answer)]
-    apart = held_out_prompts({one.prompt.tobytes() for one in everything})
+    prompts = sorted({one.prompt.tobytes() for one in everything}, key=lambda p: (zlib.crc32(p), p))
+    apart = {*prompts[: -(-len(prompts) // HELD_OUT)]}  # at least one, whatever the order of the data
     train = [one for one in everything if one.prompt.tobytes() not in apart]
     if not train:
         raise ValueError(f"{folder}: no shard to train on")
@@ -45,11 +46,6 @@ def best_counts(data: Sequence[TrainingSequence], best: int, vocab_size: int) ->
     """How often each token is among the target's `best`, [vocabulary]."""
     seen = np.concatenate([one.ids[:, :best].ravel() for one in data])
     return torch.from_numpy(np.bincount(seen, minlength=vocab_size))
-
-
-def held_out_prompts(prompts: set[bytes]) -> set[bytes]:
-    """One of HELD_OUT prompts, at least one, whatever the order of the data."""
-    return set(sorted(prompts, key=lambda p: (zlib.crc32(p), p))[: -(-len(prompts) // HELD_OUT)])
 
 
 def most_frequent(counts: torch.Tensor, most: int) -> torch.Tensor:

@@ -95,8 +95,8 @@ def _load_module_code(
     target: Runner,
     platform: Platform,
 ) -> Runner:
-    from tandem.runners.eagle.files import head_module
     from tandem.runners.eagle.hidden_states import TargetFeatures, of_native, tensor_of
+    from tandem.runners.eagle.module import head_module
     from tandem.runners.eagle.runner import EagleRunner
     from tandem.runners.torch.graph_runner import GraphRunner
 
