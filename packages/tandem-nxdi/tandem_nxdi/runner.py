@@ -271,28 +271,19 @@ class CheckableTarget:
         self.runner, self.vocab_size = runner, runner.limits.vocab_size
 
     def forward(
-        self,
-        slots: Sequence[int],
-        tokens: Tensor,
-        starts: Tensor,
-        length: int | None = None,
-        head: bool = True,
+        self, slots: Sequence[int], tokens: Tensor, starts: Tensor, length: int | None = None, head: bool = True
     ) -> Tensor:
+        runner = self.runner
         rows = {slot: (int(at), tuple(ids)) for slot, at, ids in zip(slots, starts, tokens.tolist(), strict=True)}
         if not head:
-            for slot, (at, ids) in rows.items():
-                self._prefill(slot, at, ids)
+            room = runner.layout.capacity - runner.layout.span
+            failed = runner.prefill([PrefillRow(slot, at, ids[: room - at]) for slot, (at, ids) in rows.items()])
+            if failure := next(filter(None, failed), None):
+                raise failure
             return torch.empty(0)
-        runner = self.runner
         runner.shapes = replace(runner.shapes, lengths=() if length is None else (length,))
         outputs = runner.step(rows)
         return torch.stack([torch.tensor(outputs[slot]) for slot in slots])
 
     def tensor(self, values: Sequence[Sequence[int]] | Sequence[int]) -> Tensor:
         return torch.tensor(values)
-
-    def _prefill(self, slot: int, at: int, ids: tuple[int, ...]) -> None:
-        fits = ids[: self.runner.layout.capacity - self.runner.layout.span - at]
-        (failed,) = self.runner.prefill([PrefillRow(slot, at, fits)])
-        if failed is not None:
-            raise failed
