@@ -34,7 +34,7 @@ from tandem.engine.loading import Loaded
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.structures import Structures
 from tandem.rpc import wire
-from tandem.rpc.channel import DRAFT, FUSED, TARGET, open_channel, stub
+from tandem.rpc.channel import DRAFT, FUSED, STUBS, TARGET, open_channel
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.propose_stream import DraftClient
@@ -358,7 +358,7 @@ async def remote_draft(
 async def raw_stub(address: str, service: str = TARGET, credentials: Credentials | None = None) -> AsyncIterator[Any]:
     """The generated stub, for what no client of ours would send."""
     async with open_channel(address, credentials) as channel:
-        yield stub(channel, service)
+        yield STUBS[service](channel)
 
 
 class Refusal(Exception):
