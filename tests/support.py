@@ -652,10 +652,10 @@ def server_process(
 
 def role_configured(role: str, **flags: str) -> Any:
     """The configuration of a toy server, as its command line gives it, but that its end does not end this process."""
+    from tandem.cli.command_line import RoleParser
     from tandem.cli.configuration import role_config
-    from tandem.cli.main import parser
     from tandem.services.shutdown import ShutdownDeadline
 
     given = [part for name, value in flags.items() for part in (f"--{name}", value)]
-    config = role_config(parser().parse_args(["--role", role, "--backend", "toy", "--port", "0", *given]), None)
+    config = role_config(RoleParser().parse_args(["--role", role, "--backend", "toy", "--port", "0", *given]), None)
     return replace(config, serve=replace(config.serve, ending=ShutdownDeadline(None)))

@@ -44,9 +44,6 @@ class VerifierEndpoint:
         self.channel = open_channel(address, credentials)
         self.stub: Any = STUBS[TARGET](self.channel)
 
-    async def close(self) -> None:
-        await self.channel.close()
-
     async def info(self, seconds: float) -> ModelInfo:
         reply = await unary(self.stub.GetModelInfo, pb.TargetVerifierGetModelInfoRequest(), timeout=seconds)
         with contract(self.name):
@@ -120,7 +117,7 @@ class VerifierClient:
 
     async def close(self) -> None:
         await self.closes.settle()
-        await asyncio.gather(*(endpoint.close() for endpoint in self.endpoints.values()))
+        await asyncio.gather(*(endpoint.channel.close() for endpoint in self.endpoints.values()))
 
 
 SETTLE_SECONDS = 1.0  # a closing client waits for session closes
