@@ -18,6 +18,7 @@ from rich.console import Console
 
 from benchmarks.chromium import browser, opened
 from tandem.cli import configuration, main
+from tandem.cli.command_line import RoleParser
 from tandem.comparison.analysis.comparison import Comparison, analyse, comparison_as_text, read_comparison
 from tandem.comparison.measuring.commands import server_command
 from tandem.comparison.measuring.config import ComparisonConfig
@@ -180,7 +181,7 @@ def test_the_commands_serve_what_was_measured_where_it_was_measured(
             (run,) = [each for each in shown.splitlines() if "main.py --role serve" in each]
             program, *words = shlex.split(run)
         assert program == "tandem" if root is None else shutil.which(program) and words.pop(0) == "main.py"
-        args = main.parser().parse_args(main.with_role(words))
+        args = RoleParser().parse_args(main.with_role(words))
         assert configuration.role_config(args, args.model).serve.port == int(port)
         assert args.dtype == "float32" and args.host == "127.0.0.1" and "prefix_sharing" not in args.given
     assert args.http_port == 8080
