@@ -15,13 +15,6 @@ from tests.support import HANG, target_site
 from tests.timing import ROOM
 
 
-def test_settings_say_what_they_are_and_how_long_a_round_trip_takes():
-    assert str(LinkSettings(20)) == "RTT 20 ms"
-    assert str(LinkSettings(20, 100)) == "RTT 20 ms, 100 Mbit/s"
-    assert LinkSettings(20).small_round_trip() == 0.02
-    assert LinkSettings(20, 8).small_round_trip() == pytest.approx(0.02 + 2 * 130 / 1e6)
-
-
 async def test_a_call_over_grpc_takes_the_round_trip_that_the_link_is_set_to_now():
     async with target_site() as site, DelayLink() as link:
         site.address = await link.listen(site.address)
