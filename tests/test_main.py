@@ -48,7 +48,7 @@ def test_help_names_every_role_and_imports_nothing_heavy(tmp_path: Path) -> None
         f"    runpy.run_path({str(REPOSITORY / 'main.py')!r}, run_name='__main__')\n"
         "except SystemExit as end:\n"
         "    assert not end.code\n"
-        "heavy = {'torch', 'grpc', 'transformers', 'numpy', 'google.protobuf'} & sys.modules.keys()\n"
+        "heavy = {'torch', 'grpc', 'transformers', 'accelerate', 'numpy', 'google.protobuf'} & sys.modules.keys()\n"
         "assert not heavy, heavy\n"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
