@@ -6,7 +6,8 @@ import time
 from dataclasses import replace
 from functools import partial
 
-from tandem.checkpoints.tokenizers import ChatTokenizer, Tokenizer
+from tandem.checkpoints.tokenizers import ChatTokenizer
+from tandem.checkpoints.tokenizers import Tokenizer as Tokenizer
 from tandem.clients.completion import Events
 from tandem.clients.distributed import connect_distributed
 from tandem.clients.terminal import ClientConfig, run_prompts
@@ -16,6 +17,7 @@ from tandem.engine.loading import check_found, load, load_adapters
 from tandem.engine.model_config import ModelConfig
 from tandem.rpc.channel import TARGET
 from tandem.rpc.first_contact import check_peers
+from tandem.runners.backends import backend_named
 from tandem.speculation.types import GenerationRequest
 from tandem.speculation.verification_mode import Pipeline
 
@@ -60,3 +62,9 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
     assert isinstance(tokenizer, ChatTokenizer), "all of ours are"
     spelt = tokenizer.token_bytes(token)
     return spelt.decode(errors="backslashreplace") if spelt else tokenizer.text([token])
+
+
+def target_tokenizer(backend: str, model: str | None) -> Tokenizer:
+    """Returns a target's tokenizer; None: the default model's. Raises ValueError."""
+    chosen = backend_named(backend)
+    return chosen.tokenizer(chosen.find(model))

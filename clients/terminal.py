@@ -153,7 +153,7 @@ class PromptRun:
 
     @property
     def failure(self) -> str:
-        so_far = f" after {_count(self._tokens)}" if self._tokens else ""
+        so_far = f" after {self._tokens} token{'s' if self._tokens > 1 else ''}" if self._tokens else ""
         return f"failed{so_far}: {self.error}"
 
     def _show(self, chunk: Chunk) -> None:
@@ -211,7 +211,3 @@ def _print_final(outcomes: list[PromptRun]) -> None:
         lines = [outcome.text] if outcome.text or not outcome.error else []
         lines += [outcome.failure] if outcome.error else []
         print(f"[Prompt {i} output]:\n" + "\n".join(lines) + "\n")
-
-
-def _count(tokens: int) -> str:
-    return "1 token" if tokens == 1 else f"{tokens} tokens"

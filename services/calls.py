@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
-from google.rpc import code_pb2, error_details_pb2, status_pb2
+from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from tandem.rpc.errors import from_status
 from tandem.rpc.request_context import REQUEST_ID, RequestContext, begin, current, new_id, valid_id
 from tandem.rpc.tracing import Span
 from tandem.services.errors import to_status
@@ -119,7 +120,8 @@ class Call:
 
     async def _fail(self, error: Exception) -> None:
         self.status = status = to_status(error, bool(self.server.prompts))
-        self.code, self.reason = code_pb2.Code.Name(status.code), _reason(status)
+        found = from_status(status)
+        self.code, self.reason = found.code, found.reason
         self.message = "" if self.reason == _QUOTES else status.message
         if request := current():
             status.details.add().Pack(error_details_pb2.RequestInfo(request_id=request.id))
@@ -189,8 +191,3 @@ def begins_run(request: Any) -> bool:
 def _why_cancelled(seconds: float, left: float | None) -> str:
     # The client's own deadline can cancel before the server's, which began later.
     return "CANCELLED" if left is None or left > min(DEADLINE_SLACK, seconds / 3) else "DEADLINE_EXCEEDED"
-
-
-def _reason(status: status_pb2.Status) -> str:
-    info = error_details_pb2.ErrorInfo()
-    return next((str(info.reason) for detail in status.details if detail.Unpack(info)), "")

@@ -21,8 +21,8 @@ class StreamIdle(LookupError):
 class Incoming(Generic[Request]):
     """Queues (request, read time by perf_counter). `next` raises StreamIdle after `idle_seconds` while not `busy`."""
 
-    def __init__(self, requests: AsyncIterator[Request], idle_seconds: float, most_ahead: int = MAX_AHEAD) -> None:
-        self._waiting: asyncio.Queue[tuple[Request, float] | BaseException | None] = asyncio.Queue(most_ahead)
+    def __init__(self, requests: AsyncIterator[Request], idle_seconds: float) -> None:
+        self._waiting: asyncio.Queue[tuple[Request, float] | BaseException | None] = asyncio.Queue(MAX_AHEAD)
         self._closed = False
         # The call's pending read holds the task until it ends.
         asyncio.create_task(self._read(requests), name="read stream")  # noqa: RUF006
@@ -84,12 +84,11 @@ async def answered_in_order(
     requests: AsyncIterator[Request],
     answer: Callable[[Request, float], Awaitable[Reply]],
     idle_seconds: float,
-    most_ahead: int = MAX_AHEAD,
     run: Run[Request, Reply] | None = None,
     begins_run: Callable[[Request], bool] = lambda request: False,
 ) -> AsyncGenerator[Reply, None]:
     """Answers requests in turn; from the first `begins_run` on, `run` answers. Raises StreamIdle."""
-    with contextlib.closing(Incoming(requests, idle_seconds, most_ahead)) as incoming:
+    with contextlib.closing(Incoming(requests, idle_seconds)) as incoming:
         while (item := await incoming.next()) is not None:
             incoming.busy(True)
             if run is not None and begins_run(item[0]):

@@ -21,12 +21,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from tandem.engine.step_watch import StepWatch
+from tandem.installing import check_installed
 from tandem.rpc.endpoint_pool import bracketed
 from tandem.runners.startup import Startup
 from tandem.services.binding import bind
 from tandem.services.calls import CallObserver
 from tandem.services.health import NOT_SERVING, SERVING, HealthService
-from tandem.services.http.address import HttpAddress
 from tandem.services.http.service import HttpService
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.call_limits import TransportInterceptor
@@ -50,6 +50,20 @@ _PROBE_OPTIONS = (
     ("grpc.max_receive_message_length", 4096),
     ("grpc.max_concurrent_streams", 100),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAddress:
+    """`port` 0: a free one. `allowed_hosts`: Host headers accepted without a key. Raises ValueError."""
+
+    port: int
+    host: str
+    allowed_hosts: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"http_port: {self.port} is outside 0 to 65535")
+        check_installed("http_port", "http", "uvicorn", "h11")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

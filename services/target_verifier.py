@@ -64,7 +64,7 @@ class TargetVerifierService(GeneratingService, target_verifier_pb2_grpc.TargetVe
         self._limits, self._opening_seconds = limits or ServerLimits(), opening_seconds
         self._waiting: Counter[str] = Counter()  # openings that wait for a slot, by caller
         self.sessions = SessionTable(time.monotonic, lease_seconds)
-        self.checkout = Checkout(self.sessions, self._free)
+        self.checkout = Checkout(self.sessions)
         self._runs = VerifyRuns(self.sessions, info, self.checkout.using)
 
     async def OpenSession(self, request: pb.OpenSessionRequest, context: Context) -> pb.OpenSessionResponse:
@@ -91,7 +91,7 @@ class TargetVerifierService(GeneratingService, target_verifier_pb2_grpc.TargetVe
             return reply
 
     async def _admitted(self, key: SessionKey, request: pb.OpenSessionRequest, wanted: Request) -> Session:
-        await self.checkout.expire()
+        self.checkout.expire()
         self._check_new(key)
         self._waiting[key.owner] += 1
         try:
@@ -153,14 +153,11 @@ class TargetVerifierService(GeneratingService, target_verifier_pb2_grpc.TargetVe
     async def CloseSession(self, request: pb.CloseSessionRequest, context: Context) -> pb.CloseSessionResponse:
         key = session_key(caller(), request.session_id)
         session = self.sessions.find(key)
-        closed = await self.checkout.drop(key)
+        closed = self.checkout.drop(key)
         if session is None:
             return pb.CloseSessionResponse(closed=closed)
         steps, length = session.steps, len(session.tokens)
         return pb.CloseSessionResponse(closed=closed, steps=steps, committed_length=length)
-
-    async def _free(self, session: Session) -> None:
-        session.sequence.close()
 
     async def _fill(self, session: Session) -> pb.OpenSessionResponse:
         prefix, sequence = session.tokens, session.sequence

@@ -34,7 +34,7 @@ from tandem.engine.loading import Loaded
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.structures import Structures
 from tandem.rpc import wire
-from tandem.rpc.channel import DRAFT, FUSED, TARGET, open_channel, stub
+from tandem.rpc.channel import DRAFT, FUSED, STUBS, TARGET, open_channel
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.propose_stream import DraftClient
@@ -358,7 +358,7 @@ async def remote_draft(
 async def raw_stub(address: str, service: str = TARGET, credentials: Credentials | None = None) -> AsyncIterator[Any]:
     """The generated stub, for what no client of ours would send."""
     async with open_channel(address, credentials) as channel:
-        yield stub(channel, service)
+        yield STUBS[service](channel)
 
 
 class Refusal(Exception):
@@ -652,10 +652,10 @@ def server_process(
 
 def role_configured(role: str, **flags: str) -> Any:
     """The configuration of a toy server, as its command line gives it, but that its end does not end this process."""
+    from tandem.cli.command_line import RoleParser
     from tandem.cli.configuration import role_config
-    from tandem.cli.main import parser
     from tandem.services.shutdown import ShutdownDeadline
 
     given = [part for name, value in flags.items() for part in (f"--{name}", value)]
-    config = role_config(parser().parse_args(["--role", role, "--backend", "toy", "--port", "0", *given]), None)
+    config = role_config(RoleParser().parse_args(["--role", role, "--backend", "toy", "--port", "0", *given]), None)
     return replace(config, serve=replace(config.serve, ending=ShutdownDeadline(None)))

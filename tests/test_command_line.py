@@ -136,10 +136,10 @@ def words(role: str, backend: str, name: str | None = None) -> list[str]:
     return ["--role", role, *told, f"--{name}", value]
 
 
-def configured(line: list[str]) -> str:
+def configured(line: list[str], made: RoleParser) -> str:
     """What the role would be started with, or why it cannot be: either shows that the flag was read."""
     try:
-        args = main.parser().parse_args(line)
+        args = made.parse_args(line)
         run: Coroutine[Any, Any, Any] = main.start(args)
     except (ValueError, SystemExit) as error:
         return f"{type(error).__name__}: {error}"
@@ -160,7 +160,7 @@ def plainly(value: object) -> str:
 
 @pytest.fixture(scope="module")
 def made() -> RoleParser:
-    return main.parser()
+    return RoleParser()
 
 
 @pytest.mark.each_value
@@ -173,15 +173,15 @@ def test_a_flag_that_is_listed_is_read_and_any_other_is_refused_in_one_line(
     monkeypatch: pytest.MonkeyPatch,
     made: RoleParser,
 ) -> None:
-    monkeypatch.setattr(main, "parser", lambda program="": made)  # to build one for each line took most of the time
-    once = functools.cache(lambda *line: configured([*line]))  # most lines are the same without their flag
+    monkeypatch.setattr(main, "RoleParser", lambda program="": made)  # to build one for each line took most of the time
+    once = functools.cache(lambda *line: configured([*line], made))  # most lines are the same without their flag
     for name in FLAGS:
         if name == "backend":  # which the cases are told apart by
             continue
         line = words(role, backend, name)
         if lists(role, backend, name):
-            main.parser().parse_args(line)
-            read = configured(line) != once(*without(line, name))
+            made.parse_args(line)
+            read = configured(line, made) != once(*without(line, name))
             assert name in ELSEWHERE or read, f"{role}, {backend}: --{name} is not read"
             continue
         capsys.readouterr()
@@ -207,7 +207,7 @@ def without(line: list[str], name: str) -> list[str]:
 @pytest.mark.parametrize("role", list(ROLES))
 def test_help_with_a_role_shows_that_roles_flags_alone(role: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main.parser().parse_args(["--role", role, "--help"])
+        RoleParser().parse_args(["--role", role, "--help"])
     assert ended.value.code == 0
     shown = {word.strip(",") for line in capsys.readouterr().out.splitlines() for word in line.split()[:1]}
     for name, flag in FLAGS.items():
@@ -274,28 +274,28 @@ def test_without_a_role_the_roles_are_shown(capsys: pytest.CaptureFixture[str]) 
     ],
 )
 def test_serve_is_a_server_with_http_at_port_8080(line: str, model: str | None, port: int) -> None:
-    args = main.parser().parse_args(main.with_role(line.split()))
+    args = RoleParser().parse_args(main.with_role(line.split()))
     assert (args.role, args.model) == ("target" if "--role target" in line else "fused_target", model)
     assert (args.http_port, args.port, args.http_host) == (port, 0, "127.0.0.1")
 
 
 @pytest.mark.parametrize("role", SERVERS)
 def test_request_flags_of_a_server_are_its_defaults(role: str) -> None:
-    args = main.parser().parse_args(f"--role {role} --backend toy --temperature 0.9 --max-new-tokens 5".split())
+    args = RoleParser().parse_args(f"--role {role} --backend toy --temperature 0.9 --max-new-tokens 5".split())
     defaults = configuration.role_config(args, None).defaults
     assert (defaults.sampling.temperature, defaults.sampling.top_p, defaults.max_new_tokens) == (0.9, 1.0, 5)
 
 
 def test_a_client_leaves_to_the_server_what_its_user_does_not_say() -> None:
     line = "--role client --prompt x --temperature 0 --top_p 1"
-    args = main.parser().parse_args(line.split())
+    args = RoleParser().parse_args(line.split())
     request = asking.client_config(args).request
     assert request.unset_sampling == {"top_k", "min_p", "seed", "repetition_penalty"} and request.sampling.greedy
 
 
 def test_an_option_that_is_not_given_has_the_default_of_the_configuration(here: Path) -> None:
     def options(line: str) -> Options:
-        return main.parser().parse_args(line.split())
+        return RoleParser().parse_args(line.split())
 
     target = options("--role target --prefill h:1")
     assert models.model_config(target, None) == ModelConfig(execution=Execution(recertify=False), default_k=None)
@@ -303,7 +303,7 @@ def test_an_option_that_is_not_given_has_the_default_of_the_configuration(here: 
     assert configuration.role_config(target, None).prefixes == PrefixSharing()
     nxdi = models.nxdi_settings(options("--role fused_target --backend nxdi"), Shape())
     assert nxdi == NxdiSettings()
-    with pytest.raises(ValueError, match="neuron_config: is_prefix_caching.* cannot be used here"):
+    with pytest.raises(ValueError, match=r"neuron_config: is_prefix_caching.* cannot be used here"):
         refused = options('--role fused_target --backend nxdi --neuron_config {"is_prefix_caching":true}')
         models.nxdi_settings(refused, Shape())
     assert tools.plan_config(options("--role plan --instance i --model m")) == PlanConfig("i", "m")

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from tandem.cli import main
+from tandem.cli.command_line import RoleParser
 from tandem.cli.flags import Options
 
 
 def parsed(folder: Path, text: str, *line: str) -> Options:
     (folder / "flags.yaml").write_text(text)
-    return main.parser().parse_args(main.with_role([*line, "--config", str(folder / "flags.yaml")]))
+    return RoleParser().parse_args(main.with_role([*line, "--config", str(folder / "flags.yaml")]))
 
 
 def refusal(folder: Path, capsys: pytest.CaptureFixture[str], text: str, *line: str) -> str:
@@ -39,7 +40,7 @@ def test_a_file_says_what_the_command_line_would(tmp_path: Path) -> None:
     line = "fused_target --model /models/one --batch 8 --top_p 0.9 --step_seconds auto --prefix_sharing off"
     line += " --log_prompts --drain_seconds 12 --adapters red=a,blue=b"
     from_file = parsed(tmp_path, text, "fused_target")
-    typed = main.parser().parse_args(main.with_role(line.split()))
+    typed = RoleParser().parse_args(main.with_role(line.split()))
     for name in vars(typed).keys() - {"argv"}:
         assert getattr(from_file, name) == getattr(typed, name), name
 

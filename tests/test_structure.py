@@ -47,7 +47,6 @@ MAY_IMPORT = {
 TOPS = ("services", "clients", "workshops")
 WIRE = {"grpc", "grpc_health", "grpc_reflection", "grpc_status", "google", "tandem.v1"}
 MODEL_LIBRARIES = {"torch", "transformers", "tokenizers", "safetensors", "gguf", "accelerate"}
-HEAVY = {"torch", "transformers", "accelerate"}
 
 
 def modules_of(room: str) -> list[Path]:
@@ -67,16 +66,11 @@ def _name(node: ast.expr) -> str | None:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else None
 
 
-def imports_in(body: ast.AST, module: Path, *, deferred: bool = True) -> Iterator[tuple[str, int]]:
-    """Yields each imported dotted name with its line; without `deferred`, only what importing the module imports."""
+def imports_in(body: ast.AST, module: Path) -> Iterator[tuple[str, int]]:
+    """Yields each imported dotted name with its line."""
     left = [*ast.iter_child_nodes(body)]
     while left:
         node = left.pop()
-        if not deferred and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            continue
-        if not deferred and isinstance(node, ast.If) and _name(node.test) == "TYPE_CHECKING":
-            left += node.orelse
-            continue
         left += ast.iter_child_nodes(node)
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
@@ -104,8 +98,8 @@ def tree_of(module: Path) -> ast.Module:
 
 
 @cache
-def imports_of(module: Path, *, deferred: bool = True) -> list[tuple[str, int]]:
-    return list(imports_in(tree_of(module), module, deferred=deferred))
+def imports_of(module: Path) -> list[tuple[str, int]]:
+    return list(imports_in(tree_of(module), module))
 
 
 def offences(modules: Iterable[Path], forbidden: set[str]) -> list[str]:
@@ -117,13 +111,6 @@ def offences(modules: Iterable[Path], forbidden: set[str]) -> list[str]:
             if any(name == one or name.startswith(f"{one}.") for one in forbidden)
         }
     )
-
-
-def file_of(name: str) -> Path | None:
-    """Returns the path of our module with this dotted name, or None."""
-    path = Path(*name.split("."))
-    candidates = (path.with_suffix(".py"), path / "__init__.py")
-    return next((candidate for candidate in candidates if (ROOT / candidate).is_file()), None)
 
 
 def test_the_comparison_measures_then_analyses_then_reports():
@@ -159,22 +146,6 @@ def test_only_services_clients_and_rpc_import_grpc():
     rooms = ("engine", "runners", "checkpoints", "comparison", "host", "cli")
     workshops = [module for module in modules_of("workshops") if "ray_serve" not in module.parts]
     assert offences([*workshops, *(module for room in rooms for module in modules_of(room))], WIRE) == []
-
-
-@pytest.mark.parametrize("launcher", LAUNCHERS, ids=str)
-def test_a_launcher_answers_help_without_loading_a_model_library(launcher):
-    heavy, seen, queue = [], {launcher}, [launcher]
-    while queue:
-        module = queue.pop()
-        for name, line in imports_of(module, deferred=False):
-            if name.split(".")[0] in HEAVY:
-                heavy.append(f"{module}:{line} imports {name}")
-            parents = (name.rsplit(".", dots)[0] for dots in range(name.count(".") + 1))
-            for found in map(file_of, parents):
-                if found is not None and found not in seen:
-                    seen.add(found)
-                    queue.append(found)
-    assert sorted(set(heavy)) == []
 
 
 def test_workshops_and_further_distributions_are_imported_by_the_command_line_alone():

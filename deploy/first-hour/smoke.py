@@ -95,7 +95,7 @@ def load(kind: str, target: Path, draft: Path, ranks: int, done: Callable[[str],
     if kind == "nxdi":
         from tandem_nxdi.settings import NxdiSettings
 
-        settings = NxdiSettings(ranks, compiled_dir=str(target.parent / "smoke-compiled"), pair="fused")
+        settings = NxdiSettings(ranks, compiled_dir=str(target.parents[1] / "smoke-compiled"), pair="fused")
         request = LoadRequest(Execution("auto", "float32"), shape, settings)
         pair = backend.load_pair(*checkpoints, request, startup)
         done("compiled and loaded as one graph")

@@ -15,13 +15,13 @@ import grpc
 from tandem.hints import meant
 from tandem.services.calls import Call, CallObserver
 from tandem.services.health import HealthService
-from tandem.services.http.address import HttpAddress
 from tandem.services.http.errors import HttpError, refused
 from tandem.services.http.exchange import Exchange
 from tandem.services.http.listener import Listener
 from tandem.services.http.service import HttpService
 from tandem.services.security.call_limits import MessageTimeout, within
 from tandem.services.security.config import Security
+from tandem.services.server import HttpAddress
 
 Handler = Callable[[Call, Exchange], Awaitable[None]]
 PAGE = Path(__file__).with_name("page.html")

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from google.protobuf.any_pb2 import Any as Packed
-from google.rpc import code_pb2, error_details_pb2, status_pb2
+from google.rpc import code_pb2, status_pb2
 
-from tandem.speculation.errors import Outcome, outcome_of
+from tandem.rpc.errors import from_status
+from tandem.speculation.errors import Outcome
 
 RETRY_SECONDS = 1  # Retry-After, if the status has none
 REASONS = {
@@ -53,27 +53,18 @@ def refusal(
     status: status_pb2.Status, names: Mapping[str, str]
 ) -> tuple[int, dict[str, Any], Sequence[tuple[str, str]]]:
     """Converts a failed call's status to HTTP's status, body and headers. `names`: HTTP's names of fields."""
-    reason, param, wait, message = "", None, None, status.message
-    info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
-    detail: Packed
-    for detail in status.details:
-        if detail.Unpack(info):
-            reason = info.reason
-        elif detail.Unpack(bad) and bad.field_violations:
-            param = bad.field_violations[0].field
-        elif detail.Unpack(retry):
-            wait = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
-    if param is not None and param in names:
+    found = from_status(status)
+    reason, param, message = found.reason, found.field, found.message
+    if param in names:
         message = names[param] + message.removeprefix(param)
         param = names[param]
     elif reason == "SEQUENCE_TOO_LONG" and not param:
-        param = "max_tokens" if "max_new_tokens" in message else names.get("prompt")
+        param = "max_tokens" if "max_new_tokens" in message else names.get("prompt", "")
         message = message.replace("max_new_tokens", "max_tokens")
-    outcome = outcome_of(code_pb2.Code.Name(status.code))
-    _, number, code = REASONS.get(reason, (0, _BY_OUTCOME.get(outcome, 500), reason.lower() or None))
+    _, number, code = REASONS.get(reason, (0, _BY_OUTCOME.get(found.outcome, 500), reason.lower() or None))
     headers = []
     if number in (429, 503):
-        headers.append(("retry-after", str(max(RETRY_SECONDS, math.ceil(wait or 0)))))
+        headers.append(("retry-after", str(max(RETRY_SECONDS, math.ceil(found.retry_seconds or 0)))))
     if number == 401:
         headers.append(("www-authenticate", "Bearer"))
-    return number, refused(number, code, message, param), headers
+    return number, refused(number, code, message, param or None), headers

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from tandem.services.http.values import Parse, known, listed, mapping, one_of, refused, sequence, string
-from tandem.speculation.chat import MAX_MESSAGES, ROLES, check_call_counts
+from tandem.speculation.chat import ROLES, check_counts
 from tandem.speculation.types import InvalidField
 
 ANNOTATIONS = (
@@ -26,10 +26,8 @@ def messages(name: str, value: Any) -> list[dict[str, Any]]:
     """Raises InvalidField naming message and key."""
     if not sequence(name, value):
         raise InvalidField(name, "empty: at least one message is needed")
-    if len(value) > MAX_MESSAGES:
-        raise InvalidField(name, f"{len(value)} are above the limit of {MAX_MESSAGES}")
     given = [each.get("tool_calls") if isinstance(each, dict) else None for each in value]
-    check_call_counts([len(calls) if isinstance(calls, list) else 0 for calls in given])
+    check_counts([len(calls) if isinstance(calls, list) else 0 for calls in given])
     return [_message(f"{name}[{i}]", each) for i, each in enumerate(value)]
 
 

@@ -57,7 +57,9 @@ class Observability:
             from tandem.services.observability.metrics import Metrics
 
             name = info.model_name or info.draft_name
-            self.metrics = Metrics(self._role, name, info.max_speculation_length, _build(info), info.rehearsals)
+            about = ("weights_revision", "draft_name", "dtype", "device", "backend")
+            build = {"version": tandem.__version__, **{each: getattr(info, each) for each in about}}
+            self.metrics = Metrics(self._role, name, info.max_speculation_length, build, info.rehearsals)
             self.observers.append(self.metrics)
             if self._port:
                 self._port.page = self.page
@@ -129,8 +131,3 @@ def _metrics_port(host: str, port: int) -> MetricsPort:
     from tandem.services.http.listener import MetricsPort
 
     return MetricsPort(host, port)
-
-
-def _build(info: ModelInfo) -> dict[str, str]:
-    names = ("weights_revision", "draft_name", "dtype", "device", "backend")
-    return {"version": tandem.__version__, **{name: getattr(info, name) for name in names}}

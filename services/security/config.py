@@ -58,17 +58,13 @@ class Security:
         options: Sequence[tuple[str, int]] = (),
     ) -> grpc.aio.Server:
         """Creates a gRPC server. `behind`: further interceptors."""
-        interceptors = [self.interceptor(observers), *behind]
-        return grpc.aio.server(interceptors=interceptors, options=(*self.options(), *options))
-
-    def options(self) -> Sequence[tuple[str, int]]:
-        # Keepalive ends the calls of dead connections.
-        return (
+        own = (
             ("grpc.max_receive_message_length", self.max_message_bytes),
             ("grpc.max_concurrent_streams", self.limits.max_calls_per_caller),
-            ("grpc.keepalive_time_ms", 60_000),
+            ("grpc.keepalive_time_ms", 60_000),  # ends the calls of dead connections
             ("grpc.keepalive_timeout_ms", 20_000),
         )
+        return grpc.aio.server(interceptors=[self.interceptor(observers), *behind], options=(*own, *options))
 
     def add_port(self, server: grpc.aio.Server, address: str) -> int:
         if self.tls is None:

@@ -7,7 +7,7 @@ import contextlib
 import enum
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakValueDictionary
@@ -244,8 +244,8 @@ class SessionTable:
 class Checkout:
     """Serializes calls on a session; its last user frees it."""
 
-    def __init__(self, table: SessionTable, free: Callable[[Session], Awaitable[None]]) -> None:
-        self._table, self._free = table, free
+    def __init__(self, table: SessionTable) -> None:
+        self._table = table
 
     @contextlib.asynccontextmanager
     async def using(self, session: Session) -> AsyncGenerator[None, None]:
@@ -265,24 +265,24 @@ class Checkout:
             if not session.in_use and not (listed and session.opened):
                 if listed:
                     table.forget(session.session_id)
-                await self._free(session)
+                session.sequence.close()
 
-    async def drop(self, session_id: SessionKey) -> bool:
+    def drop(self, session_id: SessionKey) -> bool:
         """Closes a session; returns whether it existed. Its last user frees it. The id stays used."""
         session = self._table.drop(session_id)
         if session is not None and not session.in_use:
-            await self._free(session)
+            session.sequence.close()
         return session is not None
 
-    async def expire(self) -> None:
+    def expire(self) -> None:
         """Frees expired sessions; logs errors of single ones. Called before reporting that no slot is free."""
         for session in self._table.expire():
             try:
-                await self._free(session)
+                session.sequence.close()
             except Exception:
                 log.exception("session %s expired, and freeing it failed", session.session_id)
 
     async def expire_forever(self) -> None:
         while True:
             await asyncio.sleep(self._table.seconds_to_expiry() + _AFTER_SECONDS)
-            await self.expire()
+            self.expire()

@@ -118,7 +118,9 @@ def _parsed(config: Mapping[str, Any]) -> HeadConfig:
     layer = config.get("transformer_layer_config")
     speculators = layer is not None
     own: Mapping[str, Any] = layer if layer is not None else config
-    _check_supported(own)
+    for name, wanted in (("num_hidden_layers", 1), ("hidden_act", "silu"), ("model_type", "llama")):
+        if own.get(name, wanted) != wanted:
+            raise ValueError(f"{name}: {own[name]!r:.60} is not supported, only {wanted!r}")
     hidden, heads = own["hidden_size"], own["num_attention_heads"]
     return HeadConfig(
         hidden_size=hidden,
@@ -136,12 +138,6 @@ def _parsed(config: Mapping[str, Any]) -> HeadConfig:
         max_position_embeddings=own.get("max_position_embeddings", 2048),
         rope=_rope(own),
     )
-
-
-def _check_supported(own: Mapping[str, Any]) -> None:
-    for name, wanted in (("num_hidden_layers", 1), ("hidden_act", "silu"), ("model_type", "llama")):
-        if own.get(name, wanted) != wanted:
-            raise ValueError(f"{name}: {own[name]!r:.60} is not supported, only {wanted!r}")
 
 
 def _layers(config: Mapping[str, Any]) -> tuple[int, ...] | None:

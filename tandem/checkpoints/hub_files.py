@@ -85,12 +85,8 @@ def is_installed(name: str) -> bool:
         return False
 
 
-def need_torch(what: str, *also: str) -> None:
-    """Raises CheckpointError without torch; `what`: the message's subject."""
-    need(what, "torch", *also)
-
-
 def need(what: str, *names: str) -> None:
+    """Raises CheckpointError without these packages; `what`: the message's subject."""
     missing = [name for name in names if not is_installed(name)]
     if missing:
         verb = "are" if len(missing) > 1 else "is"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.checkpoints.hub_files import need_torch
+from tandem.checkpoints.hub_files import need
 from tandem.checkpoints.locate import CheckpointError, first_line, read_index
 from tandem.checkpoints.numbers import STORAGE, Stored
 
@@ -134,7 +134,7 @@ class SafetensorsFile:
 
 class _Pickle:
     def __init__(self, file: Path) -> None:
-        need_torch(f"{file}: PyTorch's file, not safetensors,")
+        need(f"{file}: PyTorch's file, not safetensors,", "torch")
         import torch
 
         with _refusing(file):

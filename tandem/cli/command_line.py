@@ -34,7 +34,7 @@ YES, NO = ("true", "yes", "on"), ("false", "no", "off")
 class RoleParser(OptionParser[Options]):
     """--help shows the flags of --role; without a role, the roles."""
 
-    def __init__(self, program: str) -> None:
+    def __init__(self, program: str = "main.py") -> None:
         command = f"{program} ROLE" if program != "main.py" else "main.py --role ROLE"
         texts = ROLES | COMMANDS
         super().__init__(

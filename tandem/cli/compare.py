@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Collection, Sequence
@@ -178,7 +177,3 @@ def main(argv: Sequence[str] | None = None, program: str = "compare_architecture
 
     progress = Progress(None if not options.quiet else Console(quiet=True), options.verbose)
     return run_comparison(config, connector(config), publisher(options), progress)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

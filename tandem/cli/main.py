@@ -27,11 +27,6 @@ EXTRAS = {  # libraries by extra
 }
 
 
-def parser(program: str = "main.py") -> RoleParser:
-    """`program`: the name in help and errors."""
-    return RoleParser(program)
-
-
 def console() -> int:
     return main(program="tandem")
 
@@ -47,7 +42,7 @@ def main(argv: Sequence[str] | None = None, program: str = "main.py") -> int:
             from tandem.cli.compare import main as compare
 
             return compare(arguments[2:], program)
-        args = parser(program).parse_args(arguments)
+        args = RoleParser(program).parse_args(arguments)
         debug = args.debug
         if not debug:
             os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's core writes its own lines to stderr
@@ -114,7 +109,3 @@ def _refuse(message: str, error: Exception, code: int, debug: bool, program: str
     label = f"[rank {_rank()}] " if _rank() else ""
     print(f"{program}: {label}{printable(hinted(' '.join(message.split())), None)}", file=sys.stderr)
     return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

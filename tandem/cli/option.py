@@ -254,13 +254,6 @@ def with_default_ports(hosts: str, port: int) -> str:
 
 
 def credentials(options: Any) -> Credentials:
-    from tandem.rpc.credentials import Credentials
+    from tandem.rpc.credentials import OPTIONS, Credentials
 
-    return built(
-        Credentials,
-        options,
-        ca=options.tls_ca,
-        cert=options.tls_client_cert,
-        key=options.tls_client_key,
-        server_name=options.tls_server_name,
-    )
+    return Credentials(**{field: getattr(options, option) for option, field in OPTIONS.items()})

@@ -119,7 +119,8 @@ class Generator:
         if request.token_ids is not None:
             prompt = list(request.token_ids)
         elif (chat := request.messages) is not None:
-            prompt = await self._encoded(partial(chat_tokens, self.tokenizer, chat), chat_length(chat))
+            length = sum(16 + each.length for each in chat)  # each message counts as some characters
+            prompt = await self._encoded(partial(chat_tokens, self.tokenizer, chat), length)
         else:
             text = request.text or ""
             try:
@@ -173,17 +174,13 @@ class Generator:
             return FixedLength(0)
         most = self.info.max_speculation_length
         adaptive = request.speculation_length is None and self.info.adaptive_speculation_length
-        if adaptive and _tokens_ignore_lengths(request):
+        # under the rejection rule, samples depend on draft lengths
+        if adaptive and (request.rule is Rule.AGREEMENT or request.sampling.greedy):
             return AdaptiveLength(most, self.estimate)
         k = self.info.default_speculation_length if request.speculation_length is None else request.speculation_length
         if k > most:
             raise InvalidField("speculation_length", f"{k} is above the maximum {most}")
         return FixedLength(k)
-
-
-def _tokens_ignore_lengths(request: GenerationRequest) -> bool:
-    # under the rejection rule, samples depend on draft lengths
-    return request.rule is Rule.AGREEMENT or request.sampling.greedy
 
 
 def check_tokens(field: str, tokens: list[int] | tuple[int, ...], vocab_size: int) -> None:
@@ -205,8 +202,3 @@ def chat_tokens(tokenizer: Tokenizer, messages: Sequence[ChatMessage]) -> list[i
     except ValueError as error:
         raise InvalidField("messages", str(error)) from None
     return tokenizer.tokens(text, special=False)
-
-
-def chat_length(messages: Sequence[ChatMessage]) -> int:
-    """Characters of a chat; each message counts as some."""
-    return sum(16 + each.length for each in messages)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from tandem.checkpoints.locate import Checkpoint, CheckpointError
-from tandem.checkpoints.tokenizers import HuggingFaceTokenizer, Tokenizer, same_tokens
+from tandem.checkpoints.tokenizers import Tokenizer, same_tokens
 from tandem.engine.batcher import CLOSE_SECONDS, Batcher
 from tandem.engine.compatibility import able, excluded, refusal
 from tandem.engine.engine import Engine
@@ -178,10 +178,11 @@ async def _load(
         checkpoint = await asyncio.to_thread(backend.find, model)
         if not verifies and config.backend == "torch":
             request = replace(request, shape=draft_shape(request.shape, checkpoint))
-    runner = await batcher.on_device(_load_warm, backend, checkpoint, request, startup)
+    runner = await batcher.on_device(backend.load, checkpoint, request, startup)
+    await batcher.on_device(runner.warm_up, startup)
     if tokenizer is None:
         with startup.stage("tokenizer"):
-            tokenizer = await _tokenizer(backend, checkpoint)
+            tokenizer = await asyncio.to_thread(backend.tokenizer, checkpoint)
     runner = rehearsed(runner, config.rehearsal, verifies)
     shared = runner if link is None else Leader(runner, link, TARGET if verifies else DRAFT)
     return Loaded(Engine(shared, batcher, verifies, _structures(shared, tokenizer)), tokenizer)
@@ -193,12 +194,6 @@ def _structures(runner: Runner, tokenizer: Tokenizer) -> Structures | None:
     return Structures(tokenizer, runner.limits.vocab_size, runner.identity.end_of_sequence_ids)
 
 
-def _load_warm(backend: Backend, checkpoint: Checkpoint, request: LoadRequest, startup: Startup) -> Runner:
-    runner = backend.load(checkpoint, request, startup)
-    runner.warm_up(startup)
-    return runner
-
-
 async def _load_as_one_graph(
     config: ModelConfig, draft_model: str, batcher: Batcher, startup: Startup
 ) -> tuple[Loaded, Loaded]:
@@ -207,9 +202,9 @@ async def _load_as_one_graph(
     if config.draft.kind == "hybrid":
         raise excluded("draft", f"a fused {config.backend} graph", Trait.ONE_GRAPH, "copied_drafts")
     target, draft = backend.find(config.model), backend.find(draft_model)
-    tokenizer = await _tokenizer(backend, target)
+    tokenizer = await asyncio.to_thread(backend.tokenizer, target)
     if backend.draft_has_tokenizer(request):
-        same_tokens(await _tokenizer(backend, draft), tokenizer.sha256)
+        same_tokens(await asyncio.to_thread(backend.tokenizer, draft), tokenizer.sha256)
     runners = await batcher.on_device(backend.load_pair, target, draft, request, startup)
     await batcher.on_device(runners[0].warm_up, startup)
     target_engine = Engine(runners[0], batcher, structures=_structures(runners[0], tokenizer))
@@ -239,17 +234,12 @@ async def _load_both_apart(
     target = await _load(config, config.model, verifying, batcher, startup, tokenizer=tokenizer)
     if not drafting:
         return target, None
-    same_tokens(await _tokenizer(backend, backend.find(config.draft_model)), tokenizer.sha256)
+    same_tokens(await asyncio.to_thread(backend.tokenizer, backend.find(config.draft_model)), tokenizer.sha256)
     draft = await _load(config, config.draft_model, drafting[0], batcher, startup, tokenizer=tokenizer)
     return target, draft
-
-
-async def _tokenizer(backend: Backend, checkpoint: Checkpoint) -> Tokenizer:
-    tokenizer = backend.tokenizer(checkpoint)
-    return await asyncio.to_thread(HuggingFaceTokenizer, checkpoint) if tokenizer is None else tokenizer
 
 
 async def load_target_tokenizer(config: ModelConfig) -> Tokenizer:
     """The target's tokenizer without its weights, for n-gram drafting."""
     backend = backend_named(config.backend)
-    return await _tokenizer(backend, await asyncio.to_thread(backend.find, config.model))
+    return await asyncio.to_thread(lambda: backend.tokenizer(backend.find(config.model)))

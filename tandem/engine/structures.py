@@ -118,9 +118,10 @@ class Structures:
         raise AssertionError("the last try returns or raises")
 
     async def _first(self) -> StructureProcess:
-        if self._starting is None or (self._starting.done() and not _well(self._starting)):
-            self._starting = asyncio.create_task(self._started(), name="structures")
-        return await asyncio.shield(self._starting)
+        starting = self._starting
+        if starting is None or (starting.done() and (starting.cancelled() or starting.exception())):
+            starting = self._starting = asyncio.create_task(self._started(), name="structures")
+        return await asyncio.shield(starting)
 
     async def _started(self) -> StructureProcess:
         if importlib.util.find_spec("llguidance") is None:
@@ -153,7 +154,3 @@ class Structures:
                 "end_ids": self._end_ids,
             }
         )
-
-
-def _well(task: asyncio.Task[StructureProcess]) -> bool:
-    return not task.cancelled() and task.exception() is None

@@ -30,7 +30,7 @@ MESSAGES: dict[str, Any] = {
     FUSED: fused_speculative_server_pb2,
     DRAFT: draft_worker_pb2,
 }
-_STUBS: dict[str, Any] = {
+STUBS: dict[str, Any] = {
     TARGET: target_verifier_pb2_grpc.TargetVerifierStub,
     FUSED: fused_speculative_server_pb2_grpc.FusedSpeculativeServerStub,
     DRAFT: draft_worker_pb2_grpc.DraftWorkerStub,
@@ -113,10 +113,6 @@ class _Authorized:
             return call(*request, metadata=(*(metadata or ()), authorization), **options)
 
         return with_token
-
-
-def stub(channel: grpc.aio.Channel, service: str) -> Any:
-    return _STUBS[service](channel)
 
 
 Message = TypeVar("Message", bound=Any)

@@ -18,6 +18,16 @@ log = logging.getLogger("tandem.security")
 Value = TypeVar("Value")
 
 
+OPTIONS = {
+    "tls_ca": "ca",
+    "tls_client_cert": "cert",
+    "tls_client_key": "key",
+    "tls_server_name": "server_name",
+    **{name: name for name in ("token_file", "token_env", "insecure")},
+}
+"""By option, the field of Credentials."""
+
+
 @dataclass(frozen=True, slots=True)
 class Credentials:
     """A caller's TLS files and token, as its flags. Raises InvalidField.
@@ -74,14 +84,7 @@ class Credentials:
         return None
 
     def flags(self) -> list[str]:
-        named = {
-            "--tls_ca": self.ca,
-            "--tls_client_cert": self.cert,
-            "--tls_client_key": self.key,
-            "--tls_server_name": self.server_name,
-            "--token_file": self.token_file,
-            "--token_env": self.token_env,
-        }
+        named = {f"--{option}": getattr(self, name) for option, name in OPTIONS.items() if name != "insecure"}
         given = [part for flag, value in named.items() if value is not None for part in (flag, value)]
         return [*given, "--insecure"] if self.insecure else given
 

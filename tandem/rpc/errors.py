@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import grpc
 from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from tandem.rpc.logs import printable
@@ -35,14 +35,19 @@ def contract(who: str) -> Iterator[None]:
 def from_rpc(error: grpc.RpcError) -> TandemError:
     found = TandemError(error.code().name, printable(error.details() or ""))
     with contextlib.suppress(ValueError, DecodeError):  # details of another status, or no messages
-        _add_details(found, error)
+        if status := rpc_status.from_call(error):
+            _add_details(found, status)
     return found
 
 
-def _add_details(found: TandemError, error: grpc.RpcError) -> None:
-    # Raises ValueError or DecodeError for malformed details.
-    status = rpc_status.from_call(error)
-    for detail in status.details if status else ():
+def from_status(status: status_pb2.Status) -> TandemError:
+    found = TandemError(code_pb2.Code.Name(status.code), status.message)
+    _add_details(found, status)
+    return found
+
+
+def _add_details(found: TandemError, status: status_pb2.Status) -> None:
+    for detail in status.details:
         retry, info = error_details_pb2.RetryInfo(), error_details_pb2.ErrorInfo()
         bad = error_details_pb2.BadRequest()
         partial, request = generation_pb2.PartialGeneration(), error_details_pb2.RequestInfo()

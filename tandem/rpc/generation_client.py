@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 import grpc
 
 from tandem.rpc import wire
-from tandem.rpc.channel import MESSAGES, open_channel, stub, unary
+from tandem.rpc.channel import MESSAGES, STUBS, open_channel, unary
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.errors import TandemError, contract, from_rpc
 from tandem.rpc.request_context import MAX_REQUEST_ID, RequestContext, current, current_span, new_id, outgoing, valid_id
@@ -19,7 +19,7 @@ class GenerationClient:
 
     def __init__(self, channel: grpc.aio.Channel, service: str) -> None:
         self._channel, self._service = channel, service
-        self._stub, self._messages = stub(channel, service), MESSAGES[service]
+        self._stub, self._messages = STUBS[service](channel), MESSAGES[service]
         self.bytes_up = self.bytes_down = 0
 
     @classmethod

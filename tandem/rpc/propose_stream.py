@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tandem.rpc import wire_checks as check
-from tandem.rpc.channel import DRAFT, open_channel, stub
+from tandem.rpc.channel import DRAFT, STUBS, open_channel
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.duplex import ClientDuplex, RoundTrips
 from tandem.rpc.errors import BrokenContract, TandemError
@@ -202,7 +202,7 @@ class DraftClient:
     ) -> None:
         self.address, self.tokenizer_sha256, self.seconds = address, tokenizer_sha256, seconds
         self.channel = open_channel(address, credentials)
-        self.stub: Any = stub(self.channel, DRAFT)
+        self.stub: Any = STUBS[DRAFT](self.channel)
         self.health, self.name = DrafterHealth(f"at {address}"), f"the DraftWorker at {address}"
         self._info: ModelInfo | None = None
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from tandem.rpc import wire
-from tandem.rpc.channel import TARGET, open_channel, stub, unary
+from tandem.rpc.channel import STUBS, TARGET, open_channel, unary
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import CHECK_SECONDS, EndpointPool, disagreement, parse_addresses
 from tandem.rpc.errors import TandemError, contract
@@ -42,10 +42,7 @@ class VerifierEndpoint:
         self.name = f"the TargetVerifier at {address}"
         self.suspect, self.signs, self.max_unread = True, ("", ""), 0
         self.channel = open_channel(address, credentials)
-        self.stub: Any = stub(self.channel, TARGET)
-
-    async def close(self) -> None:
-        await self.channel.close()
+        self.stub: Any = STUBS[TARGET](self.channel)
 
     async def info(self, seconds: float) -> ModelInfo:
         reply = await unary(self.stub.GetModelInfo, pb.TargetVerifierGetModelInfoRequest(), timeout=seconds)
@@ -120,7 +117,7 @@ class VerifierClient:
 
     async def close(self) -> None:
         await self.closes.settle()
-        await asyncio.gather(*(endpoint.close() for endpoint in self.endpoints.values()))
+        await asyncio.gather(*(endpoint.channel.close() for endpoint in self.endpoints.values()))
 
 
 SETTLE_SECONDS = 1.0  # a closing client waits for session closes

@@ -8,7 +8,7 @@ from typing import Any
 
 from tandem.rpc import wire_checks as check
 from tandem.rpc.logs import printable
-from tandem.speculation.chat import MAX_MESSAGES, ChatMessage, ToolCall, check_call_counts
+from tandem.speculation.chat import ChatMessage, ToolCall, check_counts
 from tandem.speculation.request import Drafts
 from tandem.speculation.sampling import MAX_BIASES
 from tandem.speculation.types import (
@@ -209,21 +209,15 @@ def printable_fields(message: Any, names: Sequence[str]) -> dict[str, Any]:
 
 
 def texts_of(chat: pb.ChatMessages) -> str:
-    _check_counts(chat)
+    check_counts([len(each.tool_calls) for each in chat.messages])
     texts = [(each.role, each.content, each.name, each.tool_call_id) for each in chat.messages]
     calls = [(call.id, call.name, call.arguments) for each in chat.messages for call in each.tool_calls]
     return "".join(text for some in (*texts, *calls) for text in some)
 
 
 def chat_from_wire(chat: pb.ChatMessages) -> tuple[ChatMessage, ...]:
-    _check_counts(chat)
+    check_counts([len(each.tool_calls) for each in chat.messages])
     return tuple(_message_from_wire(i, message) for i, message in enumerate(chat.messages))
-
-
-def _check_counts(chat: pb.ChatMessages) -> None:
-    if len(chat.messages) > MAX_MESSAGES:
-        raise InvalidField("messages", f"{len(chat.messages)} are above the limit of {MAX_MESSAGES}")
-    check_call_counts([len(each.tool_calls) for each in chat.messages])
 
 
 def _message_from_wire(i: int, message: pb.ChatMessage) -> ChatMessage:

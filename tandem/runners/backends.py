@@ -67,9 +67,11 @@ class Backend(ABC):
     def adapter(self, choice: AdapterChoice) -> Adapter:
         """A LoRA adapter for this backend's runners. Raises CheckpointError or ValueError, one line."""
 
-    def tokenizer(self, checkpoint: Checkpoint) -> Tokenizer | None:
-        """The backend's own tokenizer; None: the checkpoint's is used."""
-        return None
+    def tokenizer(self, checkpoint: Checkpoint) -> Tokenizer:
+        """The checkpoint's tokenizer. Raises CheckpointError or ValueError."""
+        from tandem.checkpoints.tokenizers import HuggingFaceTokenizer
+
+        return HuggingFaceTokenizer(checkpoint)
 
     def draft_has_tokenizer(self, request: LoadRequest) -> bool:
         """Whether a draft in `load_pair` has a tokenizer to compare with the target's."""

@@ -20,7 +20,7 @@ from tandem.checkpoints.head_config import is_head
 from tandem.checkpoints.hub_files import (
     configuration_folder,
     is_installed,
-    need_torch,
+    need,
     read_configuration,
     weights_folder,
 )
@@ -130,7 +130,7 @@ def load_runner(
         if native := _load_native(checkpoint, execution, order, shape, verifies, startup):
             return native
         order = order[1:] or ("off",)
-    need_torch(f"{checkpoint.name}: compile {order[0]} on {platform.name}", "transformers")
+    need(f"{checkpoint.name}: compile {order[0]} on {platform.name}", "torch", "transformers")
     with startup.stage("importing"):
         import torch
 
@@ -221,7 +221,7 @@ def _load_native(
             raise ValueError(f"compile: native steps are not available: {error}") from None
         if isinstance(error.__cause__, OSError) and not is_installed("torch"):
             raise CheckpointError(str(error)) from error
-        need_torch(f"{checkpoint.name} runs without native steps ({error}), and module code", "transformers")
+        need(f"{checkpoint.name} runs without native steps ({error}), and module code", "torch", "transformers")
         if isinstance(error, LibraryMissing):
             log.warning("%s runs several times slower than it could: %s", checkpoint.name, error)
         else:

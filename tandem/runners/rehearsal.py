@@ -86,7 +86,8 @@ class RehearsedRunner:
 
     def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
         seconds = self.drafting(rows)
-        return [_taken(p, seconds) for p in self._taking(seconds, lambda: self.inner.propose(rows))]
+        drafts = self._taking(seconds, lambda: self.inner.propose(rows))
+        return [each if isinstance(each, RowFailed) else replace(each, seconds=seconds) for each in drafts]
 
     def fused_with(self, draft: Runner) -> FusedStep | None:
         """One call of both, if both are rehearsed and have one, in the times of draft plus verification."""
@@ -128,10 +129,6 @@ class RehearsedRunner:
             self._counts.late_steps += 1
             self._counts.late_seconds -= left
         return results
-
-
-def _taken(proposal: Proposal | RowFailed, seconds: float) -> Proposal | RowFailed:
-    return replace(proposal, seconds=seconds) if isinstance(proposal, Proposal) else proposal
 
 
 def _drafted(result: FusedResult | RowFailed, seconds: float) -> FusedResult | RowFailed:

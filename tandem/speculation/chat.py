@@ -81,12 +81,14 @@ class ChatMessage:
         return len(self.content) + len(self.name) + len(self.tool_call_id) + calls
 
 
-def check_call_counts(counts: Sequence[int]) -> None:
-    """Raises InvalidField if a message or the chat has too many tool calls. `counts`: per message."""
-    for i, count in enumerate(counts):
+def check_counts(calls: Sequence[int]) -> None:
+    """Raises InvalidField for too many messages or tool calls. `calls`: per message."""
+    if len(calls) > MAX_MESSAGES:
+        raise InvalidField("messages", f"{len(calls)} are above the limit of {MAX_MESSAGES}")
+    for i, count in enumerate(calls):
         if count > MAX_TOOL_CALLS:
             raise InvalidField(f"messages[{i}].tool_calls", f"{count} are above the limit of {MAX_TOOL_CALLS}")
-    if (total := sum(counts)) > MAX_CALLS_OF_CHAT:
+    if (total := sum(calls)) > MAX_CALLS_OF_CHAT:
         raise InvalidField("messages", f"{total} calls of tools are above the limit of {MAX_CALLS_OF_CHAT}")
 
 
@@ -96,9 +98,7 @@ def check_chat(messages: tuple[ChatMessage, ...], chat: bool) -> None:
         raise InvalidField("chat", "is for a text; messages are a chat without it")
     if not messages:
         raise InvalidField("messages", "empty: at least one message is needed")
-    if len(messages) > MAX_MESSAGES:
-        raise InvalidField("messages", f"{len(messages)} are above the limit of {MAX_MESSAGES}")
-    check_call_counts([len(each.tool_calls) for each in messages])
+    check_counts([len(each.tool_calls) for each in messages])
 
 
 def deeper_than(value: Any, most: int) -> bool:

@@ -6,20 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from tandem.rpc.credentials import Credentials
+from tandem.rpc.credentials import OPTIONS, Credentials
 from tandem.rpc.endpoint_pool import parse_addresses
 from tandem.speculation.errors import InvalidField
 
 PREFIX = "TANDEM_DRAFT_"
-_CREDENTIALS = {
-    "tls_ca": "ca",
-    "tls_client_cert": "cert",
-    "tls_client_key": "key",
-    "tls_server_name": "server_name",
-    "token_file": "token_file",
-    "token_env": "token_env",
-    "insecure": "insecure",
-}
 _BOUNDS = {"budget_ms": (0, 1e6), "answer_seconds": (1e-3, 1e6), "metrics_port": (0, 65535)}
 _TRUE, _FALSE = ("1", "true", "yes"), ("", "0", "false", "no")
 
@@ -48,10 +39,10 @@ class Settings:
 
 def settings_of(environment: Mapping[str, str]) -> Settings:
     given = {name.removeprefix(PREFIX).lower(): value for name, value in environment.items() if name.startswith(PREFIX)}
-    known = {each.name for each in fields(Settings)} - {"credentials"} | set(_CREDENTIALS)
+    known = {each.name for each in fields(Settings)} - {"credentials"} | set(OPTIONS)
     if unknown := sorted(set(given) - known):
         raise InvalidField(unknown[0], f"there is no such setting; there are {', '.join(sorted(known))}")
-    credentials: dict[str, Any] = {_CREDENTIALS[name]: given.pop(name) for name in list(given) if name in _CREDENTIALS}
+    credentials: dict[str, Any] = {OPTIONS[name]: given.pop(name) for name in list(given) if name in OPTIONS}
     if "insecure" in credentials:
         credentials["insecure"] = _switch("insecure", credentials["insecure"])
     read = {name: _READ[name](name, value) for name, value in given.items()}

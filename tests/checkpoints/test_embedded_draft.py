@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from transformers import AutoModelForCausalLM
 
@@ -43,22 +41,16 @@ def test_it_shares_the_targets_tokenizer_and_is_the_default() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["counting_and_lists", "code"])
-def test_the_default_drafter_agrees_with_the_target_on_prompts_it_was_not_trained_on(kind: str) -> None:
+async def test_the_default_drafter_agrees_with_the_target_on_prompts_it_was_not_trained_on(kind: str) -> None:
     """Far below what the card says, so that other machines' low bits don't matter; far above chance."""
-
-    async def measured() -> Agreement:
-        batcher = Batcher("test")
-        draft = load_runner(find(embedded_draft()), Execution("cpu", "float32", 2), Shape(1, 256, 5), verifies=False)
-        draft.warm_up()
-        loaded = LoadedModel(Engine(draft, batcher), real.tokenizer())
-        found = Agreement()
-        for prompt in built_in_prompts((kind,), 2):
-            tokens = real.tokenizer().encode(prompt.text, prompt.chat)
-            answer, _ = real.plain(real.target("float32"), tokens, 32, GREEDY)
-            one = Continuation(kind, tuple(tokens), tuple(answer))
-            found.add(answer, await drafts_of(make_drafter(loaded, Request(), 49152, DraftChoice()), one, 1))
-        await batcher.close()
-        return found
-
-    found = asyncio.run(measured())
+    batcher, found = Batcher("test"), Agreement()
+    draft = load_runner(find(embedded_draft()), Execution("cpu", "float32", 2), Shape(1, 256, 5), verifies=False)
+    draft.warm_up()
+    loaded = LoadedModel(Engine(draft, batcher), real.tokenizer())
+    for prompt in built_in_prompts((kind,), 2):
+        tokens = real.tokenizer().encode(prompt.text, prompt.chat)
+        answer, _ = real.plain(real.target("float32"), tokens, 32, GREEDY)
+        one = Continuation(kind, tuple(tokens), tuple(answer))
+        found.add(answer, await drafts_of(make_drafter(loaded, Request(), 49152, DraftChoice()), one, 1))
+    await batcher.close()
     assert found.agreed >= 0.4 * found.tokens

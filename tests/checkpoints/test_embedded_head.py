@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 import pytest
@@ -22,9 +21,10 @@ from tandem.engine.generators import fused_generator
 from tandem.engine.loading import load_pair
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.runners.loading import Execution, Shape
-from tandem.speculation.types import Chunk, GenerationRequest, SamplingParams, SpeculationStats
+from tandem.speculation.types import GenerationRequest, SamplingParams
 from tests.runners import real
 from tests.runners.modules import read_head
+from tests.runners.test_eagle import said
 
 
 def test_all_shipped_weights_together_are_at_most_40_megabytes() -> None:
@@ -44,29 +44,17 @@ def test_it_is_the_default_head_of_the_embedded_target_alone() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_fused_target_drafts_with_it_and_says_what_plain_decoding_says(temperature: str) -> None:
+async def test_a_fused_target_drafts_with_it_and_says_what_plain_decoding_says(temperature: str) -> None:
     """Acceptance far below what the card says, so that other machines' low bits don't matter; far above chance."""
     prompt = built_in_prompts(("counting_and_lists",), 1)[0]
     sampling = SamplingParams(temperature=float(temperature), seed=3 if temperature else 0)
     tokens = real.tokenizer().encode(prompt.text, prompt.chat)
     expected, _ = real.plain(real.target("float32"), tokens, 32, sampling)
-
-    async def said() -> tuple[list[int], SpeculationStats]:
-        batcher, stats, found = Batcher("test"), SpeculationStats(), list[int]()
-        choice = DraftChoice("eagle")
-        models = ModelConfig(
-            Execution("cpu", "float32", 2, compile="native"), Shape(1, 256, 4), draft=choice, default_k=4
-        )
-        try:
-            target, head = await load_pair(models, batcher)
-            generator = fused_generator(target, head, 4, choice)
-            request = GenerationRequest(text=prompt.text, chat=prompt.chat, sampling=sampling, max_new_tokens=32)
-            async for part in generator.generate(request, stats):
-                found += part.token_ids if isinstance(part, Chunk) else ()
-        finally:
-            await batcher.close()
-        return found, stats
-
-    found, stats = asyncio.run(said())
+    batcher, choice = Batcher("test"), DraftChoice("eagle")
+    execution = Execution("cpu", "float32", 2, compile="native")
+    target, head = await load_pair(ModelConfig(execution, Shape(1, 256, 4), draft=choice, default_k=4), batcher)
+    request = GenerationRequest(text=prompt.text, chat=prompt.chat, sampling=sampling, max_new_tokens=32)
+    found, stats = await said(fused_generator(target, head, 4, choice), request)
+    await batcher.close()
     assert found == list(expected)
     assert stats.accepted > stats.drafted / 4

@@ -14,6 +14,7 @@ from tandem.comparison.measuring.config import ONE_LENGTH, ComparisonConfig
 from tandem.speculation.types import Rule, SamplingParams
 
 ROOT = Path(__file__).resolve().parents[2]
+NO_TRACE = "trace:/no/up,/no/down"
 NAMES = "autoregressive, lookup, distributed, never_waiting, fused, remote_draft"
 
 
@@ -112,6 +113,17 @@ def test_values_of_flags_are_the_settings(tmp_path: Path) -> None:
             "draft: eagle reads its target's features, and a target that asks for drafts",
         ),
         ("--head h", "head: is for the architecture distributed_head"),
+        # links and capacities
+        ("--jitter-ms -1", "jitter-ms: -1 is not"),
+        ("--up-mbps 0", "up-mbps: 0 is not"),
+        ("--link trace:one", "link: 'trace:one' is not trace:UP,DOWN"),
+        (f"--link {NO_TRACE}", "link: trace /no/up: No such file"),
+        ("--link radio --rtt-ms 1", "link: 'radio' is not one of emulated, trace:UP,DOWN"),
+        (f"--link {NO_TRACE} --link emulated", "link: of several, each is trace:UP,DOWN"),
+        (f"--link {NO_TRACE} --link {NO_TRACE}", "link: one is named twice"),
+        ("--capacity 0", "capacity: 0 is not a finite number above 0"),
+        ("--capacity 9 --max-num-completed-requests 3", "max-num-completed-requests: --capacity has"),
+        ("--capacity 9 --connect fused=127.0.0.1:1", "capacity: is for servers that are started here"),
     ],
 )
 def test_a_bad_argument_or_one_without_effect_is_one_line_and_exit_code_2(
@@ -130,7 +142,7 @@ def test_help_imports_nothing_heavy() -> None:
         "import sys, compare_architectures as c\n"
         "try: c.main(['--help'])\n"
         "except SystemExit: pass\n"
-        "print([m for m in ('torch', 'grpc', 'rich', 'transformers', 'numpy', 'asyncio') if m in sys.modules])"
+        "print(sorted({'torch', 'grpc', 'rich', 'transformers', 'accelerate', 'numpy', 'asyncio'} & {*sys.modules}))"
     )
     found = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "--speculation-length" in found.stdout

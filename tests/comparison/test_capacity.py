@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, cast
 
 import pytest
@@ -39,25 +38,12 @@ def test_a_capacity_measures_from_one_to_64_clients_in_order_unless_told() -> No
     assert [(load.concurrency, load.requests) for load in loads] == [(1, 8), (4, 16)]
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (("--capacity", "0"), "capacity: 0 is not a finite number above 0"),
-        (("--capacity", "9", "--max-num-completed-requests", "3"), "max-num-completed-requests: --capacity has"),
-        (("--capacity", "9", "--connect", "fused=127.0.0.1:1"), "capacity: is for servers that are started here"),
-    ],
-)
-def test_what_a_capacity_cannot_be_is_refused_in_one_line(flags: tuple[str, ...], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        config(*flags)
-
-
-def test_every_user_asks_a_draft_of_its_own() -> None:
+async def test_every_user_asks_a_draft_of_its_own() -> None:
     first, second, third = generators = [FakeGenerator(name) for name in ("first", "second", "third")]
     contender = Contender("distributed", cast(Any, first), own=cast(Any, (second, third)))
     asked = [(0, prompt(f"p{number}")) for number in range(6)]
     condition = plan(ASKED)[0].under(Load(6, concurrency=3))
     records = list[Record]()
-    asyncio.run(measure_loads([contender], asked, [condition], 0, lambda name, load: None, records.append))
+    await measure_loads([contender], asked, [condition], 0, lambda name, load: None, records.append)
     assert len(records) == 6 and all(len(generator.calls) > 1 for generator in generators[1:])
     assert {name for name, _ in second.calls} == {"second"}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tandem.checkpoints.locate import EMBEDDED_HEAD
-from tandem.cli import main
+from tandem.cli.command_line import RoleParser
 from tandem.comparison.measuring.architectures import COMPARED
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint, baseline_of, deploy
@@ -120,7 +120,7 @@ def test_placed_servers_have_the_same_cores_in_every_architecture() -> None:
     for command in (*plain.values(), *fused.values(), *apart.values(), *driving.values()):
         assert value(command, "--device") == "neuron" and value(command, "--compiled_dir") == "/neff"
         assert value(command, "--max_speculation_length") == "3", "a longer one would make every round as long"
-        assert main.parser().parse_args(command[len(LAUNCH) :])
+        assert RoleParser().parse_args(command[len(LAUNCH) :])
 
 
 def test_nxdi_servers_are_given_their_configuration() -> None:
@@ -132,7 +132,7 @@ def test_nxdi_servers_are_given_their_configuration() -> None:
     for temperatures, pair in (((0.7,), "apart"), ((0.0, 0.7), "both")):
         assert value(turn("fused", backend="nxdi", temperature=temperatures)["fused"], "--pair") == pair
     for command in (fused, plain):
-        assert main.parser().parse_args(command[len(LAUNCH) :])
+        assert RoleParser().parse_args(command[len(LAUNCH) :])
 
 
 def test_a_draft_on_the_hosts_cpu_is_a_torch_server_whatever_the_target_is() -> None:
@@ -145,7 +145,7 @@ def test_a_draft_on_the_hosts_cpu_is_a_torch_server_whatever_the_target_is() -> 
     assert not {"--cores", "--compiled_dir", "--neuron_config"} & set(worker)
     assert value(target, "--backend") == "nxdi" and placed(target) == ("0,1", "2")
     for command in commands.values():
-        assert main.parser().parse_args(command[len(LAUNCH) :])
+        assert RoleParser().parse_args(command[len(LAUNCH) :])
 
 
 def test_the_draft_worker_is_told_where_the_target_is() -> None:

@@ -28,6 +28,7 @@ from tandem.comparison.report.publish import publish
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest
 from tandem.workshops.planning.host_placement import CoreGroup, HostPlacement
 from tests.comparison.fakes import MODEL, FakeError, FakeGenerator, prompt
+from tests.structure_workers import reaped
 
 # Takes main.py's place: the port tells which role it was started in.
 STAND_IN = """
@@ -98,15 +99,7 @@ def gaps_of(found: dict[str, Any]) -> list[float]:
 def no_server_is_left(config: ComparisonConfig) -> bool:
     pids = [json.loads(path.read_text())["pid"] for path in (config.output_dir / "logs").glob("*.ready.json")]
     assert pids
-    return not any(is_running(pid) for pid in pids)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    return all(map(reaped, pids))
 
 
 def test_a_comparison_starts_servers_measures_writes_and_stops_them(

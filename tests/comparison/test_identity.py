@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from tandem.comparison.measuring.identity import Divergence, identity
 from tandem.comparison.measuring.records import Failure, Record
 from tests.comparison.fakes import MEASUREMENT, record
 
 
-def test_a_divergence_names_both_tokens_and_the_logit_gap() -> None:
+@pytest.mark.parametrize(("traced", "gap"), [((1, 2, 3), 0.125), ((1, 7, 3), None)])
+def test_a_divergence_names_both_tokens_and_the_logit_gap_of_the_same_tokens(
+    traced: tuple[int, ...], gap: float | None
+) -> None:
     plain = [record("autoregressive", output_token_ids=(1, 2, 3))]
-    trace = replace(MEASUREMENT, output_token_ids=(1, 2, 3), margins=(4.0, 0.125, 6.0))
+    trace = replace(MEASUREMENT, output_token_ids=traced, margins=(4.0, 0.125, 6.0))
     found = identity([record("fused", output_token_ids=(1, 9, 3))], plain, {"code/a": trace})
     assert (found.count, found.total) == (0, 1)
-    assert found.divergences == (Divergence("code/a", 0, 1, autoregressive_token=2, token=9, logit_gap=0.125),)
+    assert found.divergences == (Divergence("code/a", 0, 1, autoregressive_token=2, token=9, logit_gap=gap),)
 
 
 def test_the_token_of_a_sequence_that_had_ended_is_none() -> None:
@@ -23,13 +28,6 @@ def test_the_token_of_a_sequence_that_had_ended_is_none() -> None:
     assert (longer.position, longer.autoregressive_token, longer.token) == (3, None, 4)
     (shorter,) = identity([record("fused", output_token_ids=(1, 2))], plain).divergences
     assert (shorter.position, shorter.autoregressive_token, shorter.token) == (2, 3, None)
-
-
-def test_a_trace_of_other_tokens_gives_no_gap() -> None:
-    plain = [record("autoregressive", output_token_ids=(1, 2, 3))]
-    trace = replace(MEASUREMENT, output_token_ids=(1, 7, 3), margins=(4.0, 0.125, 6.0))
-    (found,) = identity([record("fused", output_token_ids=(1, 9, 3))], plain, {"code/a": trace}).divergences
-    assert found.logit_gap is None
 
 
 def test_only_pairs_that_both_completed_are_counted() -> None:

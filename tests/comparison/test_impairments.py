@@ -87,25 +87,6 @@ def test_jitter_is_within_its_bound_and_the_same_after_every_set() -> None:
     assert sum(found[0]) / 500 == pytest.approx(0.0025, rel=0.1)
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (("--jitter-ms", "-1"), "jitter-ms: -1 is not"),
-        (("--up-mbps", "0"), "up-mbps: 0 is not"),
-        (("--link", "trace:one"), "is not trace:UP,DOWN"),
-        (("--link", "trace:/no/up,/no/down"), "link: trace /no/up: No such file"),
-        (("--link", "radio", "--rtt-ms", "1"), "link: 'radio' is not one of emulated, trace:UP,DOWN"),
-        (("--link", "trace:/no/up,/no/down", "--link", "emulated"), "link: of several, each is trace:UP,DOWN"),
-        (("--link", "trace:/no/up,/no/down", "--link", "trace:/no/up,/no/down"), "link: one is named twice"),
-    ],
-)
-def test_a_link_that_cannot_be_is_refused_in_one_line(flags: tuple[str, ...], said: str, tmp_path: Path) -> None:
-    options = build_parser().parse_args([*flags, "--output-dir", str(tmp_path)])
-    with pytest.raises(ValueError, match=said) as error:
-        build_config(options)
-    assert "\n" not in str(error.value)
-
-
 def test_several_recorded_links_are_each_measured_at_every_round_trip(tmp_path: Path) -> None:
     files = [
         (written(tmp_path, [1, 2], f"{name}.up"), written(tmp_path, [3], f"{name}.down")) for name in ("near", "far")

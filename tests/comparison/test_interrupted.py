@@ -13,6 +13,7 @@ import pytest
 
 from tandem.cli.compare import main
 from tandem.comparison.measuring.record_log import NAME, read_records
+from tests.structure_workers import alive
 from tests.support import REPOSITORY
 
 PATIENCE = 120.0
@@ -24,15 +25,6 @@ COMMAND += ["--prompt", "one", "--prompt", "two", "--num-runs", "1000", "--max-n
 def requests_of(folder: Path) -> int:
     path = folder / NAME
     return path.read_text().count('"kind": "record"') if path.exists() else 0
-
-
-def is_running(pid: int) -> bool:
-    """A process that has ended and waits to be reaped, by whoever inherited it, is not running."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
 
 
 @pytest.mark.thorough  # daily without processes: test_driver.py
@@ -56,7 +48,7 @@ def test_a_second_signal_ends_at_once_and_the_records_are_enough_for_a_report(
     process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     pids = [json.loads(path.read_text())["pid"] for path in (tmp_path / "logs").glob("*.ready.json")]
-    while any(map(is_running, pids)):  # what was killed may take a moment to be gone
+    while any(map(alive, pids)):  # what was killed may take a moment to be gone
         assert time.monotonic() < give_up + PATIENCE, "a server is left"
         time.sleep(0.02)
 

@@ -19,8 +19,8 @@ from tandem.comparison.measuring.config import ComparisonConfig, parse_connect
 from tandem.comparison.measuring.openai_client import OpenAIClient
 from tandem.comparison.measuring.workloads import given_prompts
 from tandem.rpc.credentials import Credentials
-from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest
-from tests.support import GREEDY, run, server_process
+from tandem.speculation.types import GenerationRequest
+from tests.support import GREEDY, server_process
 
 PROMPT = "the prompt"
 EVENTS: list[dict[str, Any] | str] = [
@@ -70,13 +70,9 @@ def stub() -> Iterator[str]:
     server.server_close()
 
 
-def answered(url: str) -> tuple[list[Chunk], GenerationEnd]:
-    async def ask() -> list[Any]:
-        request = GenerationRequest(GREEDY, text=PROMPT, max_new_tokens=8)
-        return [event async for event in OpenAIClient(url).generate(request, timeout=30)]
-
-    *chunks, end = run(ask())
-    return chunks, end
+async def answered(url: str) -> list[Any]:
+    request = GenerationRequest(GREEDY, text=PROMPT, max_new_tokens=8)
+    return [event async for event in OpenAIClient(url).generate(request, timeout=30)]
 
 
 def test_an_openai_server_of_ours_is_a_baseline_whose_tokens_are_compared(tmp_path: Path) -> None:
@@ -99,8 +95,8 @@ def test_an_openai_server_of_ours_is_a_baseline_whose_tokens_are_compared(tmp_pa
     assert theirs.ttft_s > 0 and theirs.tpot_s and theirs.number_input_tokens > 0
 
 
-def test_a_server_that_says_no_ids_is_counted_by_its_usage(stub: str) -> None:
-    chunks, end = answered(stub)
+async def test_a_server_that_says_no_ids_is_counted_by_its_usage(stub: str) -> None:
+    *chunks, end = await answered(stub)
     assert [len(chunk.token_ids) for chunk in chunks] == [1, 1, 3]
     assert "".join(chunk.text for chunk in chunks) == "abc"
     assert (end.prompt_tokens, end.output_tokens, end.finish_reason.name) == (3, 5, "END_OF_SEQUENCE")
@@ -117,13 +113,13 @@ def test_a_server_that_says_no_ids_is_counted_by_its_usage(stub: str) -> None:
         (["no"], 503, "HTTP 503"),
     ],
 )
-def test_what_a_server_refuses_or_breaks_is_said(
+async def test_what_a_server_refuses_or_breaks_is_said(
     stub: str, monkeypatch: pytest.MonkeyPatch, events: list[Any], status: int, said: str
 ) -> None:
     monkeypatch.setattr(Stub, "events", events)
     monkeypatch.setattr(Stub, "status", status)
     with pytest.raises(TandemError, match=said):
-        answered(stub)
+        await answered(stub)
 
 
 def test_the_address_is_a_url_and_the_server_must_run(tmp_path: Path) -> None:

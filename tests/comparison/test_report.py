@@ -18,14 +18,15 @@ from rich.console import Console
 
 from benchmarks.chromium import browser, opened
 from tandem.cli import configuration, main
+from tandem.cli.command_line import RoleParser
 from tandem.comparison.analysis.comparison import Comparison, analyse, comparison_as_text, read_comparison
-from tandem.comparison.analysis.step_times import step_times
 from tandem.comparison.measuring.commands import server_command
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.measuring.records import Failure, Record, Seconds
 from tandem.comparison.report import sentences
 from tandem.comparison.report.page import html, page_of
+from tandem.comparison.report.publish import step_times
 from tandem.comparison.report.serving import serving
 from tandem.comparison.report.terminal import Detail, print_comparison
 from tandem.host.device_times import text_of, times_named
@@ -180,7 +181,7 @@ def test_the_commands_serve_what_was_measured_where_it_was_measured(
             (run,) = [each for each in shown.splitlines() if "main.py --role serve" in each]
             program, *words = shlex.split(run)
         assert program == "tandem" if root is None else shutil.which(program) and words.pop(0) == "main.py"
-        args = main.parser().parse_args(main.with_role(words))
+        args = RoleParser().parse_args(main.with_role(words))
         assert configuration.role_config(args, args.model).serve.port == int(port)
         assert args.dtype == "float32" and args.host == "127.0.0.1" and "prefix_sharing" not in args.given
     assert args.http_port == 8080

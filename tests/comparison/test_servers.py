@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from tandem.comparison.measuring.servers import Fleet, Server, ServerFailed
+from tests.structure_workers import alive, reaped
 from tests.support import HANG
 
 # What a server does: say something, write the ready file in one move, wait for SIGTERM.
@@ -31,54 +30,41 @@ def python(source: str) -> list[str]:
     return [sys.executable, "-S", "-c", source]
 
 
-def is_running(server: Server) -> bool:
-    try:
-        os.kill(server.process.pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+async def start_one(tmp_path: Path, source: str, seconds: float = HANG, grace_s: float = HANG) -> Server:
+    async with Fleet(tmp_path / "logs", seconds, grace_s) as fleet:
+        server = await fleet.start("target", python(source))
+        assert alive(server.process.pid)
+        return server
 
 
-def start_one(tmp_path: Path, source: str, startup_timeout_s: float = HANG) -> Server:
-    async def run() -> Server:
-        async with Fleet(tmp_path / "logs", startup_timeout_s) as fleet:
-            server = await fleet.start("target", python(source))
-            assert is_running(server)
-            return server
-
-    return asyncio.run(run())
-
-
-def test_a_ready_server_has_the_address_of_its_ready_file_and_is_stopped_at_the_end(tmp_path: Path) -> None:
+async def test_a_ready_server_has_the_address_of_its_ready_file_and_is_stopped_at_the_end(tmp_path: Path) -> None:
     (logs := tmp_path / "logs").mkdir()
     earlier = {"host": "127.0.0.1", "port": 1, "pid": 1, "startup_seconds": 0}
     (logs / "target.ready.json").write_text(json.dumps(earlier))  # does not count
-    server = start_one(tmp_path, WAIT)
+    server = await start_one(tmp_path, WAIT)
     assert (server.address, server.startup_seconds) == ("127.0.0.1:4321", 1.5)
     assert server.log == tmp_path / "logs" / "target.log"
     assert "hello from the log" in server.log.read_text()
-    assert not is_running(server)
+    assert reaped(server.process.pid)
     assert server.process.returncode == -15
 
 
-def test_a_server_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
-    async def run() -> Server:
-        async with Fleet(tmp_path, grace_s=0.3) as fleet:
-            return await fleet.start("target", python(STUBBORN))
-
-    assert asyncio.run(run()).process.returncode == -9
+async def test_a_server_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
+    assert (await start_one(tmp_path, STUBBORN, grace_s=0.3)).process.returncode == -9
 
 
-def test_a_server_that_dies_is_quoted_with_the_end_of_its_log(tmp_path: Path) -> None:
+async def test_a_server_that_dies_is_quoted_with_the_end_of_its_log(tmp_path: Path) -> None:
     source = "import sys; [print('line', i) for i in range(40)]; sys.exit('the weights are gone')"
     with pytest.raises(ServerFailed) as caught:
-        start_one(tmp_path, source)
+        await start_one(tmp_path, source)
     first, *tail = str(caught.value).splitlines()
     assert first == f"server target exited with code 1 while starting; the end of {tmp_path / 'logs' / 'target.log'}:"
     assert tail[-2:] == ["  line 39", "  the weights are gone"] and "  line 5" not in tail
 
 
-def test_a_server_that_is_never_ready_is_given_up_and_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_is_never_ready_is_given_up_and_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By a clock that jumps once it has said something."""
     log = tmp_path / "logs" / "target.log"
     looked: list[float] = []
@@ -90,6 +76,5 @@ def test_a_server_that_is_never_ready_is_given_up_and_stopped(tmp_path: Path, mo
     monkeypatch.setattr("tandem.comparison.measuring.servers.time", SimpleNamespace(monotonic=clock))
     source = "import os, time; print(os.getpid(), 'still loading', flush=True); time.sleep(600)"
     with pytest.raises(ServerFailed, match=r"was not ready after 0.5 s: \d+ still loading"):
-        start_one(tmp_path, source, startup_timeout_s=0.5)
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(log.read_text().split()[0]), 0)
+        await start_one(tmp_path, source, 0.5)
+    assert reaped(int(log.read_text().split()[0]))

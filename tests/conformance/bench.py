@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from tandem.rpc.channel import FUSED, MESSAGES, open_channel, stub
+from tandem.rpc.channel import FUSED, MESSAGES, STUBS, open_channel
 from tandem.rpc.duplex import StreamStatus
 from tandem.rpc.generation_client import GenerationClient
 from tandem.speculation.types import GenerationRequest, ModelInfo, SamplingParams
@@ -196,7 +196,7 @@ async def elsewhere(address: str, service: str) -> AsyncIterator[Bench]:
             )
             return list((await answer(client.generate, request)).token_ids)
 
-        listening = stub(channel, service)
+        listening = STUBS[service](channel)
         bench = Bench(Combination(architecture, "unary", "elsewhere"), info, client.generate, plain)
         bench.front = (listening, getattr(MESSAGES[service], f"{service}GenerateRequest"))
         if architecture == "distributed":

@@ -17,7 +17,7 @@ from types import ModuleType
 import pytest
 
 from tandem.cli import compare
-from tandem.cli import main as cli
+from tandem.cli.command_line import RoleParser
 from tests.pages import checks
 from tests.pages.commands import Command
 
@@ -293,7 +293,6 @@ def test_the_commands_for_a_device_are_understood(instance: str, monkeypatch: py
 
 def test_what_is_compiled_is_what_the_comparison_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     """On TorchNeuron: the degrees, rows, lengths and drafts of each server are among those compiled."""
-    from tandem.cli import main
     from tandem.host.devices import Devices
     from tandem.host.instances import family_of, instance_named
     from tests.planning.support import CONFIGS
@@ -306,13 +305,13 @@ def test_what_is_compiled_is_what_the_comparison_serves(monkeypatch: pytest.Monk
     for line in commands_for("trn2.3xlarge"):
         words = shlex.split(line.replace("/models/Q", f"{CONFIGS}/Q"))
         if "compile" in words:
-            args = main.parser().parse_args(words[words.index("main.py") + 1 :])
+            args = RoleParser().parse_args(words[words.index("main.py") + 1 :])
             for part in args.compile_for.split(","):
                 shapes["compiled"].add((part, args.tp_degree, args.batch, args.sequence_length, args.most_drafts))
         elif "compare_architectures.py" in words:
             config = compare.build_config(compare.build_parser().parse_args(words[2:]))
             for command in checks.server_commands(config):
-                args = main.parser().parse_args(command)
+                args = RoleParser().parse_args(command)
                 shapes["served"].add(
                     (parts[args.role], args.tp_degree, args.batch, args.sequence_length, args.most_drafts)
                 )
@@ -327,10 +326,10 @@ def test_what_is_compiled_for_nxd_inference_is_what_the_comparison_loads(monkeyp
     for line in commands_for("trn1.2xlarge"):
         command = Command(checks.FIRST_HOUR, line)
         if "compile" in command.words:
-            compiled.append(checks.nxdi_build(cli.parser().parse_args(command.arguments)))
+            compiled.append(checks.nxdi_build(RoleParser().parse_args(command.arguments)))
         elif command.program == "compare_architectures.py":
             servers = [words for words in checks.compared_servers(command, monkeypatch) if "nxdi" in words]
-            loaded += [checks.nxdi_build(cli.parser().parse_args(words)) for words in servers]
+            loaded += [checks.nxdi_build(RoleParser().parse_args(words)) for words in servers]
     assert len(compiled) == 2 and len(loaded) > 4
     assert [each for each in loaded if each not in compiled] == []
     assert [each for each in compiled if each not in loaded] == []

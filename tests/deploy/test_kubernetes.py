@@ -6,7 +6,8 @@ import argparse
 
 import pytest
 
-from tandem.cli import compare, main
+from tandem.cli import compare
+from tandem.cli.command_line import RoleParser
 from tandem.comparison.measuring.architectures import CONNECTABLE, OPENAI
 from tests.deploy.manifests import (
     FOLDERS,
@@ -38,7 +39,7 @@ PROGRAMS = programs()
 
 
 def parser_of(program: str) -> argparse.ArgumentParser:
-    return compare.build_parser() if program == "compare_architectures.py" else main.parser()
+    return compare.build_parser() if program == "compare_architectures.py" else RoleParser()
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

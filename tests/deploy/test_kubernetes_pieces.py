@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tandem.cli import main
+from tandem.cli.command_line import RoleParser
 from tandem.cli.models import nxdi_settings
 from tandem.runners.loading import Shape
 from tandem_nxdi.build import Kind, plan_build
@@ -98,7 +98,7 @@ def given_to_nxdi(overlay: str) -> list[tuple[str, int, int, int, int]]:
             words = [filled(word, models).replace("/opt/tandem/", "") for word in container.get("args", ())]
             if "--backend=nxdi" not in words:
                 continue
-            args = main.parser().parse_args(words)
+            args = RoleParser().parse_args(words)
             drafts, part = args.most_drafts, args.compile_for or args.role.removesuffix("_target")
             kind = Kind.FUSED if part == "fused" else Kind.WINDOW if drafts else Kind.PLAIN
             shape = Shape(args.batch, args.sequence_length, drafts)

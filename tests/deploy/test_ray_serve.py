@@ -22,7 +22,6 @@ from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tandem.workshops.ray_serve.application import run, start
 from tests.support import GREEDY, REPOSITORY, SAMPLED, answer, distributed, ids, oracle, raw_stub
-from tests.support import run as run_async
 
 ray = pytest.importorskip("ray", reason="ray is absent: pip install '.[ray]'")
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(300)]  # a cluster takes 20 s to come up, all of it 50
@@ -105,18 +104,15 @@ def kill(service: str, busy: bool) -> None:
 
 
 @pytest.mark.parametrize("service", [TARGET, FUSED, DRAFT])
-def test_every_service_generates_the_targets_tokens(ingress: str, token: Path, service: str) -> None:
-    async def test() -> None:
-        async with GenerationClient.connect(ingress, service, shown(service, token)) as client:
-            info = await client.model_info()
-            assert (info.kv_slots, info.max_sequence_length) == (SLOTS, LENGTH)
-            for sampling in (GREEDY, SAMPLED):
-                said = await answer(client.generate, ids(b"hello", 40, sampling=sampling))
-                assert said.token_ids == oracle(b"hello", sampling, 40)
-            stats = said.completion.stats  # by measurement, a target may not wait for drafts: all come late then
-            assert (stats.drafted + stats.stale_drafts > 0) == (service != TARGET)
-
-    run_async(test())
+async def test_every_service_generates_the_targets_tokens(ingress: str, token: Path, service: str) -> None:
+    async with GenerationClient.connect(ingress, service, shown(service, token)) as client:
+        info = await client.model_info()
+        assert (info.kv_slots, info.max_sequence_length) == (SLOTS, LENGTH)
+        for sampling in (GREEDY, SAMPLED):
+            said = await answer(client.generate, ids(b"hello", 40, sampling=sampling))
+            assert said.token_ids == oracle(b"hello", sampling, 40)
+        stats = said.completion.stats  # by measurement, a target may not wait for drafts: all come late then
+        assert (stats.drafted + stats.stale_drafts > 0) == (service != TARGET)
 
 
 def test_replicas_reserve_their_neuron_cores_on_both_nodes(ingress: str) -> None:
@@ -124,44 +120,37 @@ def test_replicas_reserve_their_neuron_cores_on_both_nodes(ingress: str) -> None
     assert sorted(left) == [0, 1]  # 3 + 1 of 4 on one node, 3 of 4 on the other
 
 
-def test_sessions_are_spread_and_each_stays_on_its_replica_by_calls_and_by_stream(ingress: str) -> None:
+async def test_sessions_are_spread_and_each_stays_on_its_replica_by_calls_and_by_stream(ingress: str) -> None:
     """Rounds of 24 sessions in turn, none opened again: one that went astray would be NOT_FOUND."""
+    tokens = {f"sticky-{i}": [i + 1] for i in range(SLOTS)}
+    async with raw_stub(ingress) as stub:
 
-    async def test() -> None:
-        tokens = {f"sticky-{i}": [i + 1] for i in range(SLOTS)}
-        async with raw_stub(ingress) as stub:
+        def due(name: str) -> pb.VerifyRequest:
+            return pb.VerifyRequest(session_id=name, base_length=len(tokens[name]), last_token=tokens[name][-1])
 
-            def due(name: str) -> pb.VerifyRequest:
-                return pb.VerifyRequest(session_id=name, base_length=len(tokens[name]), last_token=tokens[name][-1])
-
-            for name, prefix in tokens.items():
-                await stub.OpenSession(pb.OpenSessionRequest(session_id=name, prefix=prefix, prompt_length=1))
-            for name in [*tokens, *tokens, *tokens]:
-                tokens[name] += (await stub.Verify(due(name))).token_ids
-            streams = {name: stub.VerifyStream() for name in tokens}
-            for name, stream in streams.items():
-                await stream.write(due(name))
-                tokens[name] += (await stream.read()).token_ids
-            held = [ray.get(actor.get_num_ongoing_requests.remote()) for actor in replicas(TARGET)]
-            assert sum(held) == SLOTS and min(held) > 0
-            for name, stream in streams.items():
-                stream.cancel()
-                assert (await stub.CloseSession(pb.CloseSessionRequest(session_id=name))).closed
-        assert list(tokens.values()) == [[i + 1, *oracle([i + 1], GREEDY, 4, past_the_end=True)] for i in range(SLOTS)]
-
-    run_async(test())
+        for name, prefix in tokens.items():
+            await stub.OpenSession(pb.OpenSessionRequest(session_id=name, prefix=prefix, prompt_length=1))
+        for name in [*tokens, *tokens, *tokens]:
+            tokens[name] += (await stub.Verify(due(name))).token_ids
+        streams = {name: stub.VerifyStream() for name in tokens}
+        for name, stream in streams.items():
+            await stream.write(due(name))
+            tokens[name] += (await stream.read()).token_ids
+        held = [ray.get(actor.get_num_ongoing_requests.remote()) for actor in replicas(TARGET)]
+        assert sum(held) == SLOTS and min(held) > 0
+        for name, stream in streams.items():
+            stream.cancel()
+            assert (await stub.CloseSession(pb.CloseSessionRequest(session_id=name))).closed
+    assert list(tokens.values()) == [[i + 1, *oracle([i + 1], GREEDY, 4, past_the_end=True)] for i in range(SLOTS)]
 
 
-def test_a_replica_asks_for_a_token_as_a_server_does(ingress: str) -> None:
-    async def test() -> None:
-        async with GenerationClient.connect(ingress, FUSED) as client:
-            with pytest.raises(TandemError, match="UNAUTHENTICATED"):
-                await answer(client.generate, ids(b"hello"))
-
-    run_async(test())
+async def test_a_replica_asks_for_a_token_as_a_server_does(ingress: str) -> None:
+    async with GenerationClient.connect(ingress, FUSED) as client:
+        with pytest.raises(TandemError, match="UNAUTHENTICATED"):
+            await answer(client.generate, ids(b"hello"))
 
 
-def test_another_host_is_refused(ingress: str) -> None:
+async def test_another_host_is_refused(ingress: str) -> None:
     """Calls the port by an address of this machine that is not loopback, which the proxy takes for another host."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -169,55 +158,42 @@ def test_another_host_is_refused(ingress: str) -> None:
         except OSError:
             pytest.skip("this machine has no address but loopback's")
         address = probe.getsockname()[0]
-
-    async def test() -> None:
-        async with GenerationClient.connect(f"{address}:{ingress.rpartition(':')[2]}", TARGET) as client:
-            with pytest.raises(TandemError, match=r"PERMISSION_DENIED: .*proxy with TLS"):
-                await answer(client.generate, ids(b"hello"))
-
-    run_async(test())
+    async with GenerationClient.connect(f"{address}:{ingress.rpartition(':')[2]}", TARGET) as client:
+        with pytest.raises(TandemError, match=r"PERMISSION_DENIED: .*proxy with TLS"):
+            await answer(client.generate, ids(b"hello"))
 
 
-def test_a_failure_of_ours_arrives_with_its_details(ingress: str) -> None:
-    async def test() -> None:
-        lost = pb.VerifyRequest(session_id="never opened", base_length=1, last_token=1)
-        async with raw_stub(ingress) as stub:
-            for call in (stub.Verify(lost), anext(aiter(stub.VerifyStream(iter([lost]))))):
-                with pytest.raises(grpc.aio.AioRpcError, match="no session never opened") as failed:
-                    await call
-                assert failed.value.code() is grpc.StatusCode.NOT_FOUND
-                assert rpc_status.from_call(failed.value).details[0].type_url.endswith("ErrorInfo")
-
-    run_async(test())
+async def test_a_failure_of_ours_arrives_with_its_details(ingress: str) -> None:
+    lost = pb.VerifyRequest(session_id="never opened", base_length=1, last_token=1)
+    async with raw_stub(ingress) as stub:
+        for call in (stub.Verify(lost), anext(aiter(stub.VerifyStream(iter([lost]))))):
+            with pytest.raises(grpc.aio.AioRpcError, match="no session never opened") as failed:
+                await call
+            assert failed.value.code() is grpc.StatusCode.NOT_FOUND
+            assert rpc_status.from_call(failed.value).details[0].type_url.endswith("ErrorInfo")
 
 
 @pytest.mark.parametrize("pipeline", [Pipeline.ON, Pipeline.OFF])
-def test_a_client_goes_on_where_its_replica_was_killed_mid_request(ingress: str, pipeline: Pipeline) -> None:
-    async def test() -> None:
-        tokens: list[int] = []
-        async with distributed(ingress, pipeline=pipeline, max_length=400) as (generator, _):
-            async for event in generator.generate(ids(b"hello", 300, ignore_end_of_sequence=True)):
-                if isinstance(event, GenerationEnd):
-                    break
-                if len(tokens) < 100 <= len(tokens) + len(event.token_ids):
-                    kill(TARGET, busy=pipeline is Pipeline.ON)  # a session of calls is nowhere between them: all
-                tokens += event.token_ids
-        assert tuple(tokens) == oracle(b"hello", GREEDY, 300, past_the_end=True)
-
-    run_async(test())
+async def test_a_client_goes_on_where_its_replica_was_killed_mid_request(ingress: str, pipeline: Pipeline) -> None:
+    tokens: list[int] = []
+    async with distributed(ingress, pipeline=pipeline, max_length=400) as (generator, _):
+        async for event in generator.generate(ids(b"hello", 300, ignore_end_of_sequence=True)):
+            if isinstance(event, GenerationEnd):
+                break
+            if len(tokens) < 100 <= len(tokens) + len(event.token_ids):
+                kill(TARGET, busy=pipeline is Pipeline.ON)  # a session of calls is nowhere between them: all
+            tokens += event.token_ids
+    assert tuple(tokens) == oracle(b"hello", GREEDY, 300, past_the_end=True)
 
 
-def test_a_killed_replica_is_unavailable_to_who_waits_for_it_and_the_next_says_the_same(
+async def test_a_killed_replica_is_unavailable_to_who_waits_for_it_and_the_next_says_the_same(
     ingress: str, token: Path
 ) -> None:
-    async def test() -> None:
-        async with GenerationClient.connect(ingress, FUSED, shown(FUSED, token)) as client:
-            events = client.generate(ids(b"hello", LENGTH - 20, ignore_end_of_sequence=True))
-            await anext(events)
-            kill(FUSED, busy=True)
-            with pytest.raises(TandemError, match="UNAVAILABLE"):
-                async for _ in events:
-                    pass
-            assert (await answer(client.generate, ids(b"hello", 40))).token_ids == oracle(b"hello", GREEDY, 40)
-
-    run_async(test())
+    async with GenerationClient.connect(ingress, FUSED, shown(FUSED, token)) as client:
+        events = client.generate(ids(b"hello", LENGTH - 20, ignore_end_of_sequence=True))
+        await anext(events)
+        kill(FUSED, busy=True)
+        with pytest.raises(TandemError, match="UNAVAILABLE"):
+            async for _ in events:
+                pass
+        assert (await answer(client.generate, ids(b"hello", 40))).token_ids == oracle(b"hello", GREEDY, 40)

@@ -22,7 +22,7 @@ from tandem.runners.protocol import PrefillRow, RowFailed, VerifyRow
 from tandem.speculation.types import Request
 from tests.daily import daily
 from tests.speculation.virtual_time import in_virtual_time
-from tests.support import GREEDY, oracle, run, toy
+from tests.support import GREEDY, oracle, toy
 from tests.toy import ToyConfig, ToyRunner
 
 SLOTS, LENGTH = 8, 160
@@ -136,7 +136,7 @@ async def said(engine: Engine, prompt: Sequence[int], count: int, sampling: Any 
 
 
 @pytest.mark.parametrize("seed", daily(range(3), 1))
-def test_whatever_is_cancelled_whenever_memory_comes_back_and_nothing_is_taken_twice(seed: int) -> None:
+async def test_whatever_is_cancelled_whenever_memory_comes_back_and_nothing_is_taken_twice(seed: int) -> None:
     """Requests of random lengths, some left in the middle; target and draft share the memory."""
     rng = random.Random(seed)
 
@@ -151,20 +151,17 @@ def test_whatever_is_cancelled_whenever_memory_comes_back_and_nothing_is_taken_t
             await rounds.close()
         assert tuple(tokens[len(prompt) :]) == oracle(prompt, GREEDY, count, past_the_end=True)
 
-    async def test() -> None:
-        async with shared(3 * WHOLE, drafts=True) as (target, draft):
-            pair = FusedPair(target, draft)
-            tasks = []
-            for _ in range(30):
-                prompt = [rng.randrange(256) for _ in range(rng.choice([2, 5, 60, 100]))]
-                tasks.append(asyncio.ensure_future(one(pair, prompt, rng.choice([1, 4, 20, LENGTH - len(prompt)]))))
-                if rng.random() < 0.4:
-                    asyncio.get_running_loop().call_later(rng.random() * 0.05, rng.choice(tasks).cancel)
-                await asyncio.sleep(rng.random() * 0.003)
-            results = await asyncio.gather(*tasks, return_exceptions=True)
-            assert [r for r in results if r is not None and not isinstance(r, asyncio.CancelledError)] == []
-
-    run(test())
+    async with shared(3 * WHOLE, drafts=True) as (target, draft):
+        pair = FusedPair(target, draft)
+        tasks = []
+        for _ in range(30):
+            prompt = [rng.randrange(256) for _ in range(rng.choice([2, 5, 60, 100]))]
+            tasks.append(asyncio.ensure_future(one(pair, prompt, rng.choice([1, 4, 20, LENGTH - len(prompt)]))))
+            if rng.random() < 0.4:
+                asyncio.get_running_loop().call_later(rng.random() * 0.05, rng.choice(tasks).cancel)
+            await asyncio.sleep(rng.random() * 0.003)
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [r for r in results if r is not None and not isinstance(r, asyncio.CancelledError)] == []
 
 
 async def test_pages_go_back_only_after_the_step_that_may_still_write_them() -> None:

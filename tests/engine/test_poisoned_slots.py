@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 import torch
 
@@ -43,54 +41,47 @@ async def said(engine: Engine, sampling: SamplingParams, count: int = 8) -> list
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_the_next_sequence_of_a_poisoned_slot_says_what_it_always_says(sampling: SamplingParams) -> None:
-    async def test() -> None:
-        batcher = Batcher("test")
-        engine = Engine(own(), batcher)
-        expected = await said(engine, sampling)
-        spoil(engine.runner)  # type: ignore[arg-type]
-        assert await said(engine, sampling) == expected
-        assert engine.slots.free == engine.slots.count
-        await batcher.close()
-
-    asyncio.run(test())
+async def test_the_next_sequence_of_a_poisoned_slot_says_what_it_always_says(sampling: SamplingParams) -> None:
+    batcher = Batcher("test")
+    engine = Engine(own(), batcher)
+    expected = await said(engine, sampling)
+    spoil(engine.runner)  # type: ignore[arg-type]
+    assert await said(engine, sampling) == expected
+    assert engine.slots.free == engine.slots.count
+    await batcher.close()
 
 
-def test_a_fused_round_recovers_too() -> None:
-    async def test() -> None:
-        target, draft = own(), own(draft=True)
-        batcher = Batcher("test")
-        pair = FusedPair(Engine(target, batcher), Engine(draft, batcher, vital=False))
-        expected = await said(pair.target, GREEDY)
-        spoil(target)
-        rounds, tokens = FusedRounds(pair, Request(GREEDY)), list(PROMPT)
-        await rounds.open(tokens)
-        while len(tokens) < len(expected):
-            tokens += (await rounds.round(tokens, 3))[1].token_ids
-        assert tokens[: len(expected)] == expected
-        await rounds.close()
-        await batcher.close()
-
-    asyncio.run(test())
+async def test_a_fused_round_recovers_too() -> None:
+    target, draft = own(), own(draft=True)
+    batcher = Batcher("test")
+    pair = FusedPair(Engine(target, batcher), Engine(draft, batcher, vital=False))
+    expected = await said(pair.target, GREEDY)
+    spoil(target)
+    rounds, tokens = FusedRounds(pair, Request(GREEDY)), list(PROMPT)
+    await rounds.open(tokens)
+    while len(tokens) < len(expected):
+        tokens += (await rounds.round(tokens, 3))[1].token_ids
+    assert tokens[: len(expected)] == expected
+    await rounds.close()
+    await batcher.close()
 
 
-def test_a_sequence_that_poisons_itself_fails_and_its_slot_serves_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        batcher = Batcher("test")
-        runner = own()
-        engine = Engine(runner, batcher)
-        expected = await said(engine, GREEDY)
-        with monkeypatch.context() as patched:
-            forward = runner.model.forward
+async def test_a_sequence_that_poisons_itself_fails_and_its_slot_serves_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batcher = Batcher("test")
+    runner = own()
+    engine = Engine(runner, batcher)
+    expected = await said(engine, GREEDY)
+    with monkeypatch.context() as patched:
+        forward = runner.model.forward
 
-            def overflowing(*args: object, **rest: object) -> torch.Tensor:
-                spoil(runner)
-                return forward(*args, **rest)  # type: ignore[arg-type]
+        def overflowing(*args: object, **rest: object) -> torch.Tensor:
+            spoil(runner)
+            return forward(*args, **rest)  # type: ignore[arg-type]
 
-            patched.setattr(runner.model, "forward", overflowing)
-            with pytest.raises(RowFailed, match="target logits"):
-                await said(engine, GREEDY)
-        assert await said(engine, GREEDY) == expected
-        await batcher.close()
-
-    asyncio.run(test())
+        patched.setattr(runner.model, "forward", overflowing)
+        with pytest.raises(RowFailed, match="target logits"):
+            await said(engine, GREEDY)
+    assert await said(engine, GREEDY) == expected
+    await batcher.close()

@@ -21,7 +21,6 @@ from tandem.engine.structures import Structures
 from tandem.speculation.draws import StructureFailed
 from tandem.speculation.processing import Matcher
 from tandem.speculation.types import InvalidField, Structure, StructureKind
-from tests.support import run
 from tests.toy import END, VOCAB_SIZE, ToyTokenizer
 
 pytest.importorskip("llguidance")
@@ -55,20 +54,15 @@ def written(matcher: Matcher, chance: random.Random) -> str:
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_outputs_match_the_schema_as_it_was_written_or_end_with_the_place_that_they_break(name: str) -> None:
-    schema = SCHEMAS[name]
-
-    async def test() -> list[str]:
-        structures, ends = Structures(ToyTokenizer(), VOCAB_SIZE), []
-        for seed in range(4):
-            matcher = await structures.matcher(structure(schema))
-            try:
-                ends.append(written(matcher, random.Random(seed)))
-            except StructureFailed as failed:
-                assert "cannot be enforced: the output breaks it at $" in str(failed)
-        return ends
-
-    for output in filter(None, run(test())):
+async def test_outputs_match_the_schema_as_it_was_written_or_end_with_the_place_that_they_break(name: str) -> None:
+    schema, structures, ends = SCHEMAS[name], Structures(ToyTokenizer(), VOCAB_SIZE), list[str]()
+    for seed in range(4):
+        matcher = await structures.matcher(structure(schema))
+        try:
+            ends.append(written(matcher, random.Random(seed)))
+        except StructureFailed as failed:
+            assert "cannot be enforced: the output breaks it at $" in str(failed)
+    for output in filter(None, ends):
         old = '"exclusiveMaximum": true' in json.dumps(schema)  # zod-to-json-schema's form for OpenAI
         kind = jsonschema.Draft4Validator if old else validator_for(schema, jsonschema.Draft202012Validator)
         errors = kind(schema).iter_errors(json.loads(output))
@@ -167,11 +161,7 @@ async def test_a_number_ends_after_twenty_digits_in_a_row(schema: Any, text: str
         ({"patternProperties": {"^a": STRING, "b$": {}}}, "#/properties/a/items/anyOf/1", "not disjoint"),
     ],
 )
-def test_a_schema_that_cannot_be_served_is_refused_with_the_place(schema: Any, place: str, why: str) -> None:
+async def test_a_schema_that_cannot_be_served_is_refused_with_the_place(schema: Any, place: str, why: str) -> None:
     whole = {"type": "object", "properties": {"b": STRING, "a": {"type": "array", "items": {"anyOf": [{}, schema]}}}}
-
-    async def test() -> None:
-        with pytest.raises(InvalidField, match=f"the json_schema cannot be enforced: at {re.escape(place)}: .*{why}"):
-            await matcher_of(whole)
-
-    run(test())
+    with pytest.raises(InvalidField, match=f"the json_schema cannot be enforced: at {re.escape(place)}: .*{why}"):
+        await matcher_of(whole)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tandem.cli import asking, compare, main, models, tools
+from tandem.cli.command_line import RoleParser
 from tandem.comparison.measuring.commands import beside_command, target_command, worker_command
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.host.devices import Devices
@@ -55,7 +56,7 @@ def check(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
         _role(["python"], words[1:], monkeypatch)
     elif command.program == "compare_architectures.py" and command.page in ON_AN_INSTANCE:
         for arguments in compared_servers(command, monkeypatch):
-            _configured(main.parser().parse_args(arguments))
+            _configured(RoleParser().parse_args(arguments))
     elif command.program == "compare_architectures.py":
         compare.build_parser().parse_args(command.arguments)
     elif words[0].endswith("python"):
@@ -65,7 +66,7 @@ def check(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _role(launcher: list[str], words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    args = main.parser().parse_args(main.with_role(words))
+    args = RoleParser().parse_args(main.with_role(words))
     if launcher[0] == "torchrun":
         processes = launcher[launcher.index("--nproc-per-node") + 1]
         assert int(processes) == args.tp_degree
@@ -128,7 +129,7 @@ def nxdi_build(args: argparse.Namespace) -> Build:
 def _script(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """python FILE, -m MODULE or -c PROGRAM: a file or module of this repository, or a package's."""
     if words[:2] == ["-m", "tandem.workshops.ray_serve.application"]:
-        assert main.parser().parse_args(parser().parse_args(words[2:]).flags).role
+        assert RoleParser().parse_args(parser().parse_args(words[2:]).flags).role
     elif words[0] == "-m":
         assert importlib.util.find_spec(words[1]), words[1]
     elif words[0] == "deploy/first-hour/first_hour.py":

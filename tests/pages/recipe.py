@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cli import main as cli
+from tandem.cli.command_line import RoleParser
 from tandem.ports import free_port
 from tests.pages import checks, models
 from tests.pages.commands import ROOT, Command
@@ -103,7 +103,7 @@ class Recipe:
         return found
 
     def _role(self, command: Command) -> None:
-        args = cli.parser().parse_args(command.arguments)
+        args = RoleParser().parse_args(command.arguments)
         environment = [f"{name}={value}" for name, value in command.variables.items()]
         if args.role == "plan":
             words = [re.sub(r"^/models/", f"{CONFIGS}/", word) for word in command.arguments]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tandem.cli import main
+from tandem.cli.command_line import RoleParser
 from tandem_nxdi.build import Build
 from tests.pages import checks
 from tests.pages.commands import BLOCK, RECIPES, ROOT, Command, commands_of
@@ -44,9 +45,9 @@ def test_a_comparison_of_a_page_loads_what_the_page_compiled(page: Path, monkeyp
     for command in commands_of(page):
         if command.program == "compare_architectures.py" and "nxdi" in command.words:
             servers = [words for words in checks.compared_servers(command, monkeypatch) if "nxdi" in words]
-            compared += [checks.nxdi_build(main.parser().parse_args(words)) for words in servers]
+            compared += [checks.nxdi_build(RoleParser().parse_args(words)) for words in servers]
         elif command.program == "main.py" and "nxdi" in command.words and "plan" not in command.words:
-            made.append(checks.nxdi_build(main.parser().parse_args(command.arguments)))
+            made.append(checks.nxdi_build(RoleParser().parse_args(command.arguments)))
 
     def shape(build: Build) -> tuple[object, ...]:
         return build.kind, build.neuron["tp_degree"], build.neuron["batch_size"]

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.cli import main as cli
+from tandem.cli.command_line import RoleParser
 from tests.pages import models
 from tests.pages.commands import RECIPES, ROOT, Command, commands_of
 from tests.pages.machine import Machine
@@ -164,7 +165,7 @@ def ports_of(line: str) -> tuple[int, int] | None:
         arguments = words[1:]
     else:
         return None
-    args = cli.parser().parse_args(cli.with_role(arguments))
+    args = RoleParser().parse_args(cli.with_role(arguments))
     if args.role not in SERVERS:
         return None
     return args.port, args.http_port or (8080 if args.role == "serve" else 0)

@@ -88,13 +88,12 @@ def test_a_log_without_line_ends_is_read_in_pieces(tmp_path: Path) -> None:
     assert [error.name for *_, error in read_log(log)] == ["compiler-killed"]
 
 
-def test_a_log_without_known_errors_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_without_known_errors_is_exit_code_1_and_one_that_is_not_there_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     log = tmp_path / "server.log"
     log.write_text("serving\n", "utf-8")
     assert main.main(["--role", "doctor", "--log", str(log)]) == 1
     assert "none of the" in capsys.readouterr().out
-
-
-def test_a_log_that_is_not_there_is_refused_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["--role", "doctor", "--log", str(tmp_path / "absent.log")]) == 2
     assert "log: " in (said := capsys.readouterr().err) and "absent.log cannot be read: No such file" in said

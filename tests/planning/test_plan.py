@@ -141,8 +141,6 @@ def test_what_cannot_be_planned_is_refused_by_field(settings: dict[str, object],
 
 def test_an_instance_is_named_or_made_of_chips():
     assert instance_named("trn3:4").cores(2) == 16 and instance_named("trn2.48xlarge").cores(2) == 64
-    with pytest.raises(ValueError, match=r"instance: 'p5' is not one of trn1.2xlarge, .*, nor FAMILY:CHIPS"):
-        instance_named("p5")
 
 
 def run(*arguments: str) -> int:
@@ -171,7 +169,7 @@ def test_the_command_prints_a_plan_and_says_that_it_is_one(capsys: pytest.Captur
     [
         ((), "instance: give --instance, one of trn1.2xlarge"),
         (("--instance", "trn1.2xlarge"), "target_model: give --target_model DIR"),
-        (("--instance", "p5.48xlarge", "--target_model", "DIR"), "instance: 'p5.48xlarge' is not one of"),
+        (("--instance", "p5.48xlarge", "--target_model", "DIR"), ", nor FAMILY:CHIPS"),
         (("--instance", "trn1.2xlarge", "--target_model", "/nowhere"), "/nowhere/config.json is not there"),
     ],
 )

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tandem.checkpoints.adapter_files import AdapterChoice
 from tandem.rpc import wire
-from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, TARGET, stub
+from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, STUBS, TARGET
 from tandem.speculation.types import MAX_DRAFTED
 from tandem.v1 import generation_pb2
 from tandem.v1 import target_verifier_pb2 as pb
@@ -113,7 +113,9 @@ class Servers:
                 request = getattr(MESSAGES[service], f"{service}GenerateRequest")(
                     generation=wire.generation_to_wire(ids(PROMPT, COUNT, sampling=sampling, adapter=adapter))
                 )
-                said = [t for r in stub(channel, service).Generate(request, timeout=SECONDS) for t in r.chunk.token_ids]
+                said = [
+                    t for r in STUBS[service](channel).Generate(request, timeout=SECONDS) for t in r.chunk.token_ids
+                ]
                 assert tuple(said) == oracle(PROMPT, sampling, COUNT, adapter=adapter), f"{service} says {said}"
         self._canary_session()
 
@@ -131,7 +133,7 @@ class Servers:
         asyncio.run_coroutine_threadsafe(released(), self.loop).result(20)
 
     def _canary_session(self) -> None:
-        target = stub(self.channels[TARGET], TARGET)
+        target = STUBS[TARGET](self.channels[TARGET])
         truth, name = list(oracle(PROMPT, GREEDY, COUNT)), uuid.uuid4().hex
         target.OpenSession(
             pb.OpenSessionRequest(session_id=name, prefix=PROMPT, prompt_length=1, sampling={"temperature": 0.0}),
@@ -246,7 +248,7 @@ def fuzzed_run(servers: Servers, messages: list[dict[str, Any]], begin: int, ear
 
     `early`: the run and its messages are sent before the opening.
     """
-    target, name = stub(servers.channels[TARGET], TARGET), uuid.uuid4().hex
+    target, name = STUBS[TARGET](servers.channels[TARGET]), uuid.uuid4().hex
     opening = pb.OpenSessionRequest(
         session_id=name, prefix=BEGINNING, prompt_length=len(BEGINNING), sampling={"temperature": 0.0}
     )

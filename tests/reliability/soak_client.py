@@ -27,7 +27,7 @@ import grpc
 from tandem.clients.distributed import connect_distributed
 from tandem.engine.generators import Drafting
 from tandem.rpc import wire
-from tandem.rpc.channel import TARGET, open_channel, stub
+from tandem.rpc.channel import STUBS, TARGET, open_channel
 from tandem.rpc.errors import TandemError, from_rpc
 from tandem.rpc.generation_client import GenerationClient
 from tandem.speculation.types import Chunk, GenerationRequest, InvalidField, SamplingParams
@@ -151,7 +151,7 @@ class SoakClient:
         """A client of rounds, of a stream of them, or of a run, that is none of ours."""
         number, patience = self._chance.randrange(PROMPTS), {"patience": 400, "pause": 0.05}
         async with open_channel(self._any(TARGET)[1]) as channel:
-            target, chance = stub(channel, TARGET), random.Random(self._chance.random())
+            target, chance = STUBS[TARGET](channel), random.Random(self._chance.random())
             kind: Any = chance.choice(
                 [
                     WireRunClient,
@@ -216,7 +216,7 @@ class SoakClient:
                 prompt_length=1,
                 sampling=wire.sampling_to_wire(ask.sampling),
             )
-            call = stub(channel, TARGET).OpenSession(opening)
+            call = STUBS[TARGET](channel).OpenSession(opening)
             await asyncio.sleep(self._chance.uniform(0, 0.004))
             call.cancel()
 

@@ -16,7 +16,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tandem.runners.eagle.files import write_head
+    from tandem.runners.eagle.module import write_head
     from tests.runners.test_eagle import a_head
 
     made = tmp_path_factory.mktemp("head")

@@ -13,9 +13,8 @@ from tandem.checkpoints.family_configs import UnsupportedFamily, family_of
 from tandem.checkpoints.family_weights import rows_together
 from tandem.checkpoints.head_config import HeadWeights, read_head_weights
 from tandem.checkpoints.numbers import STORAGE, Stored
-from tandem.runners.eagle.files import head_module
 from tandem.runners.eagle.hidden_states import TargetFeatures, of_native, tensor_of
-from tandem.runners.eagle.module import EagleHead
+from tandem.runners.eagle.module import EagleHead, head_module
 from tandem.runners.native import NativeUnavailable
 from tandem.runners.native.load import load_native
 from tandem.runners.native.runner import NativeRunner

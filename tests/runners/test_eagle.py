@@ -25,8 +25,7 @@ from tandem.engine.loading import Loaded, load, load_pair
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing, PrefixTree, share_prefixes
 from tandem.runners.capabilities import PAGE
-from tandem.runners.eagle.files import write_head
-from tandem.runners.eagle.module import EagleHead
+from tandem.runners.eagle.module import EagleHead, write_head
 from tandem.runners.loading import BACKEND, Execution, Shape
 from tandem.runners.startup import Startup
 from tandem.speculation.types import Chunk, GenerationRequest, Rule, SamplingParams, SpeculationStats

@@ -37,15 +37,6 @@ every_step_and_sampling = pytest.mark.parametrize(
         ("as-stored/bfloat16", "native", real.SAMPLED),
         ("bfloat16", "off", real.SAMPLED),
     ],
-    ids=[
-        "bfloat16",
-        "bfloat16-sampled",
-        "float32",
-        "float32-sampled",
-        "int8",
-        "as-stored-sampled",
-        "bfloat16-module-sampled",
-    ],
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,7 @@ MIB = 2**20
 GREEDY = SamplingParams()
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """A second one would spin after each of many small products."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def native(limits: Limits, dtype: torch.dtype = torch.float32) -> Any:

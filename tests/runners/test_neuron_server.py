@@ -25,7 +25,7 @@ from tandem.engine.model_config import ModelConfig
 from tandem.ports import free_port
 from tandem.rpc.channel import DRAFT, FUSED, TARGET
 from tandem.rpc.generation_client import GenerationClient
-from tandem.runners.eagle.files import write_head
+from tandem.runners.eagle.module import write_head
 from tandem.runners.loading import Execution, Shape
 from tandem.speculation.types import GenerationRequest, Rule
 from tests.runners.test_eagle import a_head

@@ -16,8 +16,8 @@ from tandem.checkpoints.family_weights import FolderWeights, GgufWeights, check_
 from tandem.checkpoints.head_config import read_head_weights
 from tandem.checkpoints.locate import EMBEDDED_DRAFT, EMBEDDED_HEAD, CheckpointError, find
 from tandem.checkpoints.numbers import Stored, from_bfloat16, to_bfloat16
-from tandem.runners.eagle.files import head_module
 from tandem.runners.eagle.load import load_head
+from tandem.runners.eagle.module import head_module
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.native.load import load_native
 from tandem.runners.native.rotary import rotary_tables

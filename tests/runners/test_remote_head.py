@@ -18,11 +18,11 @@ from tandem.engine.loading import Loaded, load
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.engine.sequences import TargetSequence
-from tandem.runners.eagle.files import write_head
+from tandem.runners.eagle.module import write_head
 from tandem.speculation.types import Request
 from tests.runners.test_eagle import CONFIG, a_head, models
 from tests.runners.tiny import byte_tokenizer, model_folder
-from tests.support import Site, distributed, drafting, run, target_site
+from tests.support import Site, distributed, drafting, target_site
 
 LAYERS = (1, 2)  # of CONFIG.layers: 1, 1, 2
 
@@ -91,7 +91,7 @@ async def test_features_are_the_same_bits_from_a_prefill_a_verdict_a_shared_step
         assert together[0] == alone
 
 
-def test_what_does_not_fit_is_refused_by_name(target: Path, folder: Path, tmp_path: Path) -> None:
+async def test_what_does_not_fit_is_refused_by_name(target: Path, folder: Path, tmp_path: Path) -> None:
     async def refusal(head: Path, model: Path = target, layers: tuple[int, ...] = LAYERS) -> str:
         async with served(target, "native", "float32", layers) as (site, _):
             with pytest.raises(ValueError) as refused:
@@ -99,29 +99,26 @@ def test_what_does_not_fit_is_refused_by_name(target: Path, folder: Path, tmp_pa
                     pass
             return str(refused.value)
 
-    async def test() -> None:
-        assert "reads layer 2" in await refusal(folder, layers=(1,))
-        other = model_folder(tmp_path / "other", seed=6)
-        assert "name the same weights with --target_model" in await refusal(folder, other)
-        own = tmp_path / "own"
-        write_head(own, a_head(), embedding=torch.zeros(258, 64))
-        async with (  # with an embedding of its own, any folder serves
-            served(target, "native", "float32") as (site, _),
-            distributed(site.address, config=head_config(other, own, "float32")),
-        ):
+    assert "reads layer 2" in await refusal(folder, layers=(1,))
+    other = model_folder(tmp_path / "other", seed=6)
+    assert "name the same weights with --target_model" in await refusal(folder, other)
+    own = tmp_path / "own"
+    write_head(own, a_head(), embedding=torch.zeros(258, 64))
+    async with (  # with an embedding of its own, any folder serves
+        served(target, "native", "float32") as (site, _),
+        distributed(site.address, config=head_config(other, own, "float32")),
+    ):
+        pass
+    wide = tmp_path / "wide"
+    write_head(wide, a_head(replace(CONFIG, target_hidden_size=32)))
+    assert "made for a hidden size of 32" in await refusal(wide)
+    few = tmp_path / "few"
+    write_head(few, a_head(replace(CONFIG, vocab_size=250)), embedding=torch.zeros(250, 64))
+    assert "made for a vocabulary of 250" in await refusal(few)
+    bare = tmp_path / "bare"
+    byte_tokenizer().save_pretrained(bare)
+    (bare / "config.json").write_text((target / "config.json").read_text())
+    torch.save({"other": torch.zeros(1)}, bare / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"name its folder with --target_model; .*bare has none of"):
+        async with drafting(head_config(bare, folder, "float32")):
             pass
-        wide = tmp_path / "wide"
-        write_head(wide, a_head(replace(CONFIG, target_hidden_size=32)))
-        assert "made for a hidden size of 32" in await refusal(wide)
-        few = tmp_path / "few"
-        write_head(few, a_head(replace(CONFIG, vocab_size=250)), embedding=torch.zeros(250, 64))
-        assert "made for a vocabulary of 250" in await refusal(few)
-        bare = tmp_path / "bare"
-        byte_tokenizer().save_pretrained(bare)
-        (bare / "config.json").write_text((target / "config.json").read_text())
-        torch.save({"other": torch.zeros(1)}, bare / "pytorch_model.bin")
-        with pytest.raises(CheckpointError, match=r"name its folder with --target_model; .*bare has none of"):
-            async with drafting(head_config(bare, folder, "float32")):
-                pass
-
-    run(test())

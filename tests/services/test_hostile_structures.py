@@ -17,7 +17,7 @@ import grpc
 import pytest
 
 from tandem.rpc import wire
-from tandem.rpc.channel import FUSED, open_channel, stub
+from tandem.rpc.channel import FUSED, STUBS, open_channel
 from tandem.rpc.errors import TandemError
 from tandem.rpc.request_context import PREFIX_SCOPE
 from tandem.speculation.types import GenerationRequest, InvalidField, SamplingParams, Structure
@@ -52,7 +52,7 @@ async def calls(server: ServerProcess) -> Any:
     """Generate of the server: yields (request, whom it is for, its deadline) -> text, or the status."""
     address = server.wait_ready()
     async with open_channel(address) as channel:
-        generate = stub(channel, FUSED).Generate
+        generate = STUBS[FUSED](channel).Generate
 
         async def asked(request: GenerationRequest, scope: str = "", seconds: float | None = 120.0) -> bytes:
             message = fused_pb.FusedSpeculativeServerGenerateRequest(generation=wire.generation_to_wire(request))

@@ -160,7 +160,7 @@ async def test_a_failover_in_a_run_to_a_target_that_does_not_run_sessions_is_ref
                     if len(tokens) >= 10 and client.endpoint.address == first.address:
                         first.verifier._check_new = refuse  # type: ignore[method-assign]
                         for session in first.verifier.sessions:
-                            await first.verifier.checkout.drop(session.session_id)
+                            first.verifier.checkout.drop(session.session_id)
             assert 10 <= len(tokens) < 400 and tokens == truth(len(tokens), SAMPLED)
         await until(lambda: other.free == 4)
 

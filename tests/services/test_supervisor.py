@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from tandem.services.sessions.table import Checkout, Session, SessionTable
 from tandem.speculation.types import Request
 from tests.services.test_ending import ENDS
-from tests.support import run, server_process
+from tests.support import server_process
 
 # --- what the tasks do ---
 
 
-def expired_table() -> SessionTable:
-    now = iter([0.0, 0.0, 0.0, *[100.0] * 9])
-    table: SessionTable = SessionTable(lambda: next(now), 10.0)
-    for name in "abc":
-        table.admit(Session(name, f"slot of {name}", Request(), [1], 100))  # type: ignore[arg-type]
-    return table
-
-
 def test_a_session_that_cannot_be_freed_keeps_no_other_from_it(caplog: pytest.LogCaptureFixture) -> None:
-    freed: list[str] = []
-
-    async def free(session: Session) -> None:
-        if session.sequence == "slot of a":
-            raise OSError("cannot be freed")
-        freed.append(session.sequence)
-
-    run(Checkout(expired_table(), free).expire())
-    assert freed == ["slot of b", "slot of c"]
+    now = iter([0.0, 0.0, 0.0, *[100.0] * 9])
+    table = SessionTable(lambda: next(now), 10.0)
+    sequences = {name: Mock() for name in "abc"}
+    sequences["a"].close.side_effect = OSError("cannot be freed")
+    for name, sequence in sequences.items():
+        table.admit(Session(name, sequence, Request(), [1], 100))  # type: ignore[arg-type]
+    Checkout(table).expire()
+    assert all(sequence.close.called for sequence in sequences.values())
     assert "session a expired, and freeing it failed" in caplog.text and "cannot be freed" in caplog.text
 
 

@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from tandem.installing import install_command
-from tandem.runners.eagle.files import write_head
+from tandem.runners.eagle.module import write_head
 from tests.adapters import lora_tensors, write_adapter
 from tests.daily import daily
 from tests.runners.test_eagle import a_head

@@ -94,86 +94,74 @@ def test_a_trial_that_never_ends_leaves_the_next_one_to_others() -> None:
 # --- a request ---
 
 
-def test_a_failure_costs_one_call_and_the_following_rounds_ask_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    async def test() -> None:
-        state = health(Clock())
-        inner = Scripted(RuntimeError("it\nbroke"))
-        drafter = FallibleDrafter(inner, state)
-        await drafter.open(PROMPT)
-        assert [await drafter.propose([*PROMPT] * n, 3) for n in (1, 2, 3)] == [Draft()] * 3
-        await drafter.close()
-        assert inner.calls == ["close", "open 3", "close"]
-        assert state.undrafted == 3
-
-    with caplog.at_level(logging.INFO):
-        asyncio.run(test())
+async def test_a_failure_costs_one_call_and_the_following_rounds_ask_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    state = health(Clock())
+    inner = Scripted(RuntimeError("it\nbroke"))
+    drafter = FallibleDrafter(inner, state)
+    await drafter.open(PROMPT)
+    assert [await drafter.propose([*PROMPT] * n, 3) for n in (1, 2, 3)] == [Draft()] * 3
+    await drafter.close()
+    assert inner.calls == ["close", "open 3", "close"]
+    assert state.undrafted == 3
     assert [r.getMessage() for r in caplog.records] == [
         "drafter x failed (it broke): decoding without drafts, next trial in 1 s"
     ]
 
 
-def test_a_trial_runs_beside_the_rounds_and_brings_the_drafter_back(caplog: pytest.LogCaptureFixture) -> None:
-    async def test() -> None:
-        clock = Clock()
-        state = health(clock)
-        inner = Scripted(RuntimeError())
-        drafter = FallibleDrafter(inner, state)
-        await drafter.open(PROMPT)
-        clock.now += 1.0
-        inner.error, inner.gate, inner.calls = None, asyncio.Event(), []
-        for n in range(4, 7):
-            assert await asyncio.wait_for(drafter.propose([0] * n, 3), HANG) == Draft()  # nobody waits for the trial
-            await turns()
-        assert inner.calls == ["close", "open 4"]
-        inner.gate.set()
+async def test_a_trial_runs_beside_the_rounds_and_brings_the_drafter_back(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    clock = Clock()
+    state = health(clock)
+    inner = Scripted(RuntimeError())
+    drafter = FallibleDrafter(inner, state)
+    await drafter.open(PROMPT)
+    clock.now += 1.0
+    inner.error, inner.gate, inner.calls = None, asyncio.Event(), []
+    for n in range(4, 7):
+        assert await asyncio.wait_for(drafter.propose([0] * n, 3), HANG) == Draft()  # nobody waits for the trial
         await turns()
-        assert state.up
-        assert await drafter.propose([0] * 7, 3) == Draft((7,))
-        assert inner.calls == ["close", "open 4", "propose 4", "propose 7"]
-        await drafter.close()
-
-    with caplog.at_level(logging.INFO):
-        asyncio.run(test())
+    assert inner.calls == ["close", "open 4"]
+    inner.gate.set()
+    await turns()
+    assert state.up
+    assert await drafter.propose([0] * 7, 3) == Draft((7,))
+    assert inner.calls == ["close", "open 4", "propose 4", "propose 7"]
+    await drafter.close()
     assert [r.getMessage() for r in caplog.records] == [
         "drafter x failed (RuntimeError): decoding without drafts, next trial in 1 s",
         "drafter x is back after 1.0 s; 3 rounds went undrafted so far",
     ]
 
 
-def test_a_refusal_is_the_requests_own_and_tried_again_too(caplog: pytest.LogCaptureFixture) -> None:
-    async def test() -> None:
-        clock = Clock()
-        state = health(clock)
-        full = Scripted(DrafterRefused("no slot"))
-        refused = FallibleDrafter(full, state, Backoff(clock, 1.0, 30.0))
-        await refused.open(PROMPT)
-        assert await refused.propose(PROMPT, 3) == Draft() and state.up
-        other = FallibleDrafter(Scripted(), state)
-        await other.open(PROMPT)
-        assert await other.propose(PROMPT, 3) == Draft((7,))
-        full.error = None
-        clock.now += 1.0
-        assert await refused.propose(PROMPT, 3) == Draft()
-        await turns()
-        assert await refused.propose(PROMPT, 3) == Draft((7,))
-
-    with caplog.at_level(logging.INFO):
-        asyncio.run(test())
+async def test_a_refusal_is_the_requests_own_and_tried_again_too(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    clock = Clock()
+    state = health(clock)
+    full = Scripted(DrafterRefused("no slot"))
+    refused = FallibleDrafter(full, state, Backoff(clock, 1.0, 30.0))
+    await refused.open(PROMPT)
+    assert await refused.propose(PROMPT, 3) == Draft() and state.up
+    other = FallibleDrafter(Scripted(), state)
+    await other.open(PROMPT)
+    assert await other.propose(PROMPT, 3) == Draft((7,))
+    full.error = None
+    clock.now += 1.0
+    assert await refused.propose(PROMPT, 3) == Draft()
+    await turns()
+    assert await refused.propose(PROMPT, 3) == Draft((7,))
     assert not caplog.records
 
 
-def test_closing_ends_a_trial_under_way() -> None:
-    async def test() -> None:
-        clock = Clock()
-        inner = Scripted(RuntimeError())
-        drafter = FallibleDrafter(inner, health(clock))
-        await drafter.open(PROMPT)
-        clock.now += 1.0
-        inner.error, inner.gate = None, asyncio.Event()
-        await drafter.propose(PROMPT, 3)
-        await turns()
-        await asyncio.wait_for(drafter.close(), HANG)
-        assert inner.calls[-2:] == ["open 3", "close"]
-        assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-
-    asyncio.run(test())
+async def test_closing_ends_a_trial_under_way() -> None:
+    clock, before = Clock(), asyncio.all_tasks()
+    inner = Scripted(RuntimeError())
+    drafter = FallibleDrafter(inner, health(clock))
+    await drafter.open(PROMPT)
+    clock.now += 1.0
+    inner.error, inner.gate = None, asyncio.Event()
+    await drafter.propose(PROMPT, 3)
+    await turns()
+    await asyncio.wait_for(drafter.close(), HANG)
+    assert inner.calls[-2:] == ["open 3", "close"]
+    assert asyncio.all_tasks() == before

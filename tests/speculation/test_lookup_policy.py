@@ -36,25 +36,22 @@ def with_match(size: int) -> list[int]:
     return [*range(10, 20), *range(50, 60), *range(20 - size, 20)]
 
 
-def test_the_model_drafts_unless_a_match_is_long_enough_for_a_copy() -> None:
+async def test_the_model_drafts_unless_a_match_is_long_enough_for_a_copy() -> None:
     async def drafted(size: int) -> tuple[int, ...]:
         drafter = HybridDrafter(PolicedLookup(Estimate()), Model())
         await drafter.open(with_match(size))
         return (await drafter.propose(with_match(size), 2)).token_ids
 
-    assert [asyncio.run(drafted(size)) for size in (LEAST - 1, LEAST)] == [(900, 900), (50, 51)]
+    assert [await drafted(size) for size in (LEAST - 1, LEAST)] == [(900, 900), (50, 51)]
 
 
-def test_others_of_the_event_loop_have_turns_while_a_long_prompt_is_indexed() -> None:
-    async def test() -> int:
-        lookup, turns = PolicedLookup(Estimate()), 0
-        opening = asyncio.ensure_future(lookup.open(list(range(20 * AT_ONCE))))
-        while not opening.done():
-            await asyncio.sleep(0)
-            turns += 1
-        return turns
-
-    assert asyncio.run(test()) >= 19
+async def test_others_of_the_event_loop_have_turns_while_a_long_prompt_is_indexed() -> None:
+    lookup, turns = PolicedLookup(Estimate()), 0
+    opening = asyncio.ensure_future(lookup.open(list(range(20 * AT_ONCE))))
+    while not opening.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns >= 19
 
 
 def timed(each: float, rows: int = 1) -> Estimate:

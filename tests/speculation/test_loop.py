@@ -61,9 +61,9 @@ async def collect(chunks) -> list[Chunk]:
 # --- what is asked for and counted ---
 
 
-def test_each_round_is_given_everything_committed_and_what_may_still_be_drafted():
+async def test_each_round_is_given_everything_committed_and_what_may_still_be_drafted():
     script = Script(agreed([10, 11, 12, 13], 2, 20), agreed([30], 1, 31), agreed([], 0, 40), agreed([], 0, 41))
-    chunks = asyncio.run(collect(start(script, most=7)))
+    chunks = await collect(start(script, most=7))
     assert [c.token_ids for c in chunks] == [(10, 11, 20), (30, 31), (40,), (41,)]
     assert script.calls == [
         ("open", PROMPT),
@@ -76,7 +76,7 @@ def test_each_round_is_given_everything_committed_and_what_may_still_be_drafted(
     ]
 
 
-def test_statistics_equal_those_counted_by_hand():
+async def test_statistics_equal_those_counted_by_hand():
     script = Script(
         (Draft((1, 2, 3), 0.5, 0.25), Verdict((1, 2, 9), 2, queue_seconds=1.0, compute_seconds=2.0)),
         (Draft((4,), 0.5, 0.25), Verdict((8,), 0, queue_seconds=1.0, compute_seconds=2.0)),
@@ -84,7 +84,7 @@ def test_statistics_equal_those_counted_by_hand():
         (Draft((6, 7)), Verdict((6, 7, 8), 2)),
     )
     stats = SpeculationStats()
-    asyncio.run(collect(start(script, most=8, stats=stats)))
+    await collect(start(script, most=8, stats=stats))
     assert (stats.rounds, stats.drafted, stats.accepted, stats.wasted_drafts) == (4, 6, 4, 2)
     assert stats.drafted_per_position == [3, 2, 1]
     assert stats.accepted_per_position == [2, 2, 0]
@@ -110,18 +110,6 @@ def test_agreement_draws_no_further_than_it_counts():
 # --- closing ---
 
 
-def test_rounds_are_closed_when_the_reader_leaves():
-    script = Script(*[agreed([], 0, 1)] * 3)
-
-    async def leave() -> None:
-        chunks = start(script)
-        await chunks.__anext__()
-        await chunks.aclose()
-
-    asyncio.run(leave())
-    assert [c[0] for c in script.calls] == ["open", "round", "round", "close", "closed"]
-
-
 @pytest.mark.parametrize(
     ("stops", "before"),
     [
@@ -132,14 +120,11 @@ def test_rounds_are_closed_when_the_reader_leaves():
     ],
     ids=["goes on", "its text may end it", "a token ends it", "no room"],
 )
-def test_the_next_round_begins_before_a_chunk_is_read_unless_the_chunk_may_be_the_last(stops, before):
+async def test_the_next_round_begins_before_a_chunk_is_read_unless_the_chunk_may_be_the_last(stops, before):
     script = Script(*[agreed([], 0, 1)] * 4)
-
-    async def first() -> int:
-        chunks = start(script, **stops)
-        await chunks.__anext__()
-        begun = [call[0] for call in script.calls].count("round")
-        await chunks.aclose()
-        return begun
-
-    assert asyncio.run(first()) == before
+    chunks = start(script, **stops)
+    await chunks.__anext__()
+    rounds = ["open", *["round"] * before]
+    assert [call[0] for call in script.calls] == rounds
+    await chunks.aclose()
+    assert [call[0] for call in script.calls] == [*rounds, "close", "closed"], "also when the reader leaves"

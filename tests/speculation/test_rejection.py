@@ -27,36 +27,26 @@ from tests.speculation.laws import WARPINGS, reference_law, seeded
 PLAIN = SamplingParams(temperature=1.0, seed=4)
 
 
-def test_the_law_of_a_token_enumerated_is_the_targets_own_for_every_kind_of_q():
-    laws.check_law_of_one_position(rejection)
+LONG = [
+    (laws.check_seeded_law, {"seeds": 10_000, "lowest": 1e-3}),
+    (laws.check_seeded_law_of_one_position, {"seeds": 10_000, "lowest": 1e-3}),
+    (laws.check_decisions_are_independent, {"seeds": 10_000}),
+    (laws.check_acceptance_is_the_most_there_can_be, {"seeds": 6000}),
+]
 
 
-def test_the_law_of_sequences_enumerated_is_the_targets_own():
-    laws.check_law_of_sequences(rejection)
-
-
-@pytest.mark.thorough
-def test_forty_thousand_seeded_outputs_follow_the_exact_law():
-    laws.check_seeded_law(rejection, seeds=10_000, lowest=1e-3)
-    laws.check_seeded_law_of_one_position(rejection, seeds=10_000, lowest=1e-3)
-
-
-def test_a_retry_decides_the_same_again():
-    laws.check_rounds_repeat(rejection)
-
-
-@pytest.mark.thorough
-def test_decisions_of_a_position_and_of_its_neighbours_are_independent():
-    laws.check_decisions_are_independent(rejection, seeds=10_000)
-
-
-def test_tokens_that_the_target_does_not_have_are_not_proposed():
-    laws.check_only_tokens_of_the_target_are_proposed(rejection)
-
-
-@pytest.mark.thorough
-def test_acceptance_is_one_minus_the_total_variation_and_above_agreements():
-    laws.check_acceptance_is_the_most_there_can_be(rejection, seeds=6000)
+@pytest.mark.parametrize(
+    ("check", "options"),
+    [
+        (laws.check_law_of_one_position, {}),
+        (laws.check_law_of_sequences, {}),
+        (laws.check_rounds_repeat, {}),
+        (laws.check_only_tokens_of_the_target_are_proposed, {}),
+        *(pytest.param(*each, marks=pytest.mark.thorough) for each in LONG),
+    ],
+)
+def test_the_rule_keeps_its_laws(check, options):
+    check(rejection, **options)
 
 
 def random_distribution(seed: int) -> Distribution:

@@ -24,9 +24,8 @@ from tandem.runners.protocol import Limits, PrefillRow, RunnerIdentity
 from tandem.runners.torch.platforms import platform_of
 from tandem.speculation.types import SamplingParams
 from tandem_train.accept import AcceptConfig, measure
-from tandem_train.heads.loop import FeatureTarget, HeadTraining, head_states
+from tandem_train.heads.train import FeatureTarget, HeadTraining, head_states, train
 from tandem_train.heads.train import main as train_main
-from tandem_train.heads.train import train
 from tandem_train.loop import make_batch
 from tandem_train.settings import HeadTrainConfig
 from tandem_train.shards import ShardFolder, TrainingSequence

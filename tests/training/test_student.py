@@ -13,7 +13,7 @@ from torch import nn
 from tandem_train.loop import Softmax, copies, loss_of, make_batch
 from tandem_train.settings import TrainConfig
 from tandem_train.shards import TrainingSequence
-from tandem_train.student import build
+from tandem_train.train import build
 
 VOCABULARY = 600
 

@@ -15,7 +15,6 @@ from tandem.host.instances import FAMILIES
 from tandem.workshops.planning.plan import Pair, PlanConfig, pair_of, processes_of
 
 Cores = tuple[int, ...]
-BACKENDS = ("torch", "nxdi", "toy")
 
 
 def one_length(backend: str, device: str) -> bool:

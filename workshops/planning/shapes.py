@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tandem.checkpoints.json_files import read_object
 
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -81,13 +82,11 @@ def read_shape(folder: str, field: str) -> DecoderShape:
     path = Path(folder)
     path = path if path.name == "config.json" else path / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = read_object(path)
     except OSError:
         raise ValueError(f"{field}: {path} is not there; a plan reads a model folder's config.json") from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{field}: {path} is not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise ValueError(f"{field}: {path} is not a model's configuration")
+    except ValueError as error:
+        raise ValueError(f"{field}: {path} is not a model's configuration: {error}") from None
     try:
         return shape_of(config, path.parent.name)
     except ValueError as error:

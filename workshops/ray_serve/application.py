@@ -11,7 +11,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from tandem.cli import main as launcher
+from tandem.cli.command_line import RoleParser
 from tandem.cli.configuration import role_config
 from tandem.installing import install_command
 from tandem.workshops.ray_serve import calls
@@ -39,7 +39,7 @@ def start(port: int, http_port: int = 8000, location: str = "EveryNode") -> None
 
 def run(flags: Sequence[str], neuron_cores: int = 0, cpus: float = 1.0, replicas: tuple[int, int] = (1, 1)) -> None:
     """Deploys a role and waits for a replica. Raises ValueError."""
-    args = launcher.parser().parse_args(flags)
+    args = RoleParser().parse_args(flags)
     if args.role not in calls.SERVICES:
         raise ValueError(f"role: {args.role} is not one of {', '.join(calls.SERVICES)}")
     slots = role_config(args, args.model).models.shape.slots

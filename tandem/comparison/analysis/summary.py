@@ -85,7 +85,8 @@ def acceptance(measurements: Sequence[Measurement]) -> DraftFigures:
     rounds = sum(m.rounds for m in measurements)
     drafted = sum(m.drafted for m in measurements)
     accepted = sum(m.accepted for m in measurements)
-    drafted_at = sum_positions(m.drafted_per_position for m in measurements)
+    by_position = itertools.zip_longest(*(m.drafted_per_position for m in measurements), fillvalue=0)
+    drafted_at = list(map(sum, by_position))
     running = [m for m in measurements if m.run_steps]
     return DraftFigures(
         rounds,
@@ -108,11 +109,6 @@ def sum_counts(per_request: Iterable[Mapping[str, int]]) -> dict[str, int]:
     for counts in per_request:
         totals.update(counts)
     return dict(sorted(totals.items()))
-
-
-def sum_positions(per_request: Iterable[Sequence[int]]) -> list[int]:
-    """Adds counts by position; missing ones are 0."""
-    return [sum(counts) for counts in itertools.zip_longest(*per_request, fillvalue=0)]
 
 
 def milliseconds_per_token(measurements: Sequence[Measurement]) -> dict[str, float | None]:

@@ -134,12 +134,6 @@ class Wire:
             yield data[start : start + segments * SEGMENT_BYTES]
 
 
-def sharpen_timers() -> None:
-    """Removes Linux's 50 microsecond timer slack."""
-    with contextlib.suppress(OSError), open("/proc/self/timerslack_ns", "w") as slack:
-        slack.write("1")
-
-
 class Pipe:
     """Forwards bytes from `source` to `sink`, in order even when the delay shrinks."""
 
@@ -358,6 +352,7 @@ class Proxy:
 
 
 if __name__ == "__main__":
-    sharpen_timers()
+    with contextlib.suppress(OSError), open("/proc/self/timerslack_ns", "w") as slack:
+        slack.write("1")  # instead of Linux's 50 microseconds
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
         Proxy().run(sys.stdin.fileno(), sys.stdout.fileno())

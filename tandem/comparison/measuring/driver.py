@@ -11,7 +11,6 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from tandem.clients.encoding import target_tokenizer
 from tandem.comparison.links.link import DelayLink
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, WIDTH_1
 from tandem.comparison.measuring.attempt import format_error
@@ -31,7 +30,7 @@ from tandem.rpc.first_contact import explained
 from tandem.speculation.types import ModelInfo
 
 if TYPE_CHECKING:
-    from tandem.clients.encoding import Tokenizer
+    from tandem.clients.local import Tokenizer
     from tandem.comparison.measuring.openai_client import OpenAIClient
     from tandem.rpc.credentials import Credentials
     from tandem.rpc.generation_client import GenerationClient
@@ -160,6 +159,8 @@ def turns_of(config: ComparisonConfig) -> list[tuple[str, ...]]:
 def _tokenizer(config: ComparisonConfig) -> Tokenizer | None:
     if config.mean_input_tokens is None:
         return None
+    from tandem.clients.local import target_tokenizer  # the models' libraries are imported only now
+
     try:
         return target_tokenizer(config.backend, config.model)
     except ValueError as error:

@@ -17,7 +17,7 @@ from tandem.comparison.measuring.run import Contender, attempt, rotated, short
 from tandem.comparison.measuring.workloads import Prompt
 
 if TYPE_CHECKING:
-    from tandem.clients.encoding import Tokenizer
+    from tandem.clients.local import Tokenizer
 
 WARM_UP_REQUESTS = 4
 BETWEEN = "\n\n"

@@ -27,7 +27,7 @@ from tandem.comparison.measuring.workloads import Prompt
 from tandem.speculation.types import Rule
 
 if TYPE_CHECKING:
-    from tandem.clients.encoding import Tokenizer
+    from tandem.clients.local import Tokenizer
 
 NOTICED_SECONDS = 1.0  # wait after failed requests for a server's exit
 CALIBRATION_TOKENS = 24  # about twenty steps, enough for a mean

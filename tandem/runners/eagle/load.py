@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tandem.checkpoints.gguf_blocks import StoredWeights
 from tandem.checkpoints.head_config import HeadConfig, HeadWeights, read_head_config, read_head_weights
-from tandem.checkpoints.hub_files import need_torch
+from tandem.checkpoints.hub_files import need
 from tandem.checkpoints.json_files import read_object
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, weights_revision
 from tandem.checkpoints.numbers import Stored
@@ -95,8 +95,8 @@ def _load_module_code(
     target: Runner,
     platform: Platform,
 ) -> Runner:
-    from tandem.runners.eagle.files import head_module
     from tandem.runners.eagle.hidden_states import TargetFeatures, of_native, tensor_of
+    from tandem.runners.eagle.module import head_module
     from tandem.runners.eagle.runner import EagleRunner
     from tandem.runners.torch.graph_runner import GraphRunner
 
@@ -141,7 +141,7 @@ def load_remote_head(
                 return load_remote_native_head(made, execution, in_blocks)
         except NativeUnavailable as error:
             _as_module_code(checkpoint, error)
-    need_torch(f"{checkpoint.name}: compile {execution.compile} on {platform.name}", "transformers")
+    need(f"{checkpoint.name}: compile {execution.compile} on {platform.name}", "torch", "transformers")
     import torch
 
     from tandem.runners.eagle.runner import EagleRunner
@@ -153,7 +153,7 @@ def load_remote_head(
 
 def _as_module_code(checkpoint: Checkpoint, error: NativeUnavailable) -> None:
     log.info("%s runs as module code: %s", checkpoint.name, error)
-    need_torch(f"{checkpoint.name} runs without native steps ({error}), and module code", "transformers")
+    need(f"{checkpoint.name} runs without native steps ({error}), and module code", "torch", "transformers")
 
 
 def _target_embedding(folder: Path, target: Checkpoint) -> Stored:

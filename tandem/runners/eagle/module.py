@@ -1,4 +1,4 @@
-"""The EAGLE-3 head (Li et al. 2025) as a torch module, with SpecForge's parameter names.
+"""The EAGLE-3 head (Li et al. 2025) as a torch module, with SpecForge's parameter names, and its folders.
 
 A row's inputs are the embedding of token t_j (j >= 1) and the target's feature at position j - 1, or the head's own
 state of the row before; its logits predict t_(j+1).
@@ -6,6 +6,7 @@ state of the row before; its logits predict t_(j+1).
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +14,10 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from tandem.checkpoints.head_config import TAPS, HeadConfig
+from tandem.checkpoints.head_config import EMBEDDING, TAPS, HeadConfig, HeadWeights, write_head_config
+from tandem.checkpoints.locate import CheckpointError, first_line
+from tandem.checkpoints.tensors import SAFETENSORS, save_tensors
+from tandem.runners.eagle.hidden_states import tensor_of
 
 
 def llama_config(head: HeadConfig) -> LlamaConfig:
@@ -130,3 +134,25 @@ class EagleHead(nn.Module):
         """Logits [..., draft vocabulary] of hidden states [..., hidden]."""
         out: Tensor = self.lm_head(self.norm(hidden))
         return out
+
+
+def head_module(folder: Path, weights: HeadWeights) -> EagleHead:
+    """Raises CheckpointError."""
+    try:
+        made = EagleHead(weights.config)
+    except Exception as error:  # of transformers, about the configuration's rotary embedding
+        raise CheckpointError(f"{folder}: config.json: {first_line(error)[:200]}") from None
+    tensors = {name: tensor_of(stored) for name, stored in weights.tensors.items()}
+    made.load_state_dict({**tensors, "d2t": tensors["d2t"].long(), "t2d": tensors["t2d"].bool()}, assign=True)
+    return made.requires_grad_(False).eval()
+
+
+def write_head(folder: Path, head: EagleHead, embedding: Tensor | None = None) -> None:
+    """Writes the head in its dtype, in SpecForge's layout. Without `embedding` loaders use the target's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_head_config(folder, head.config, str(head.fc.weight.dtype).removeprefix("torch."))
+    tensors = head.state_dict()
+    if embedding is not None:
+        tensors[EMBEDDING] = embedding
+    kept = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    save_tensors(folder / SAFETENSORS, kept)

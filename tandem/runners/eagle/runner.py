@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from tandem.runners.capabilities import UNABLE, Capabilities, Trait
-from tandem.runners.eagle.files import head_module
 from tandem.runners.eagle.head_graphs import HeadGraphs
 from tandem.runners.eagle.hidden_states import TargetFeatures, tensor_of
 from tandem.runners.eagle.load import RemoteHead
-from tandem.runners.eagle.module import EagleHead, llama_config
+from tandem.runners.eagle.module import EagleHead, head_module, llama_config
 from tandem.runners.protocol import (
     TAIL,
     FusedStep,

@@ -133,10 +133,6 @@ def _pin(cores: tuple[int, ...]) -> None:
         raise ValueError(f"cores: this process may not use all of CPUs {format_cores(cores)}") from None
 
 
-def _cpu_bfloat16() -> bool:
-    return "avx512_bf16" in first_processor().get("flags", "").split()
-
-
 def _cuda_absent(devices: Path = Path("/dev")) -> str | None:
     # importing torch takes seconds, so look for a device first
     if sys.platform == "linux" and not any(any(devices.glob(name)) for name in _GPUS):
@@ -198,7 +194,7 @@ CPU = Platform(
     shared=("off",),
     collectives="gloo",
     absent=lambda: None,
-    has_bfloat16=_cpu_bfloat16,
+    has_bfloat16=lambda: "avx512_bf16" in first_processor().get("flags", "").split(),
     # On Intel's processors, MKL's products otherwise depend on where their operands lie in memory, and a row of
     # oneDNN's depends on the rows beside it if AMX computes it.
     environment={"MKL_CBWR": "AUTO,STRICT", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"},

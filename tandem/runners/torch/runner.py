@@ -50,7 +50,8 @@ class TorchRunner:
     def warm_up(self, startup: Startup | None = None) -> None:
         startup = startup or Startup()
         batches, lengths = batch_buckets(self.limits.slots), length_buckets(self.limits)
-        widths, chunks = width_buckets(self.limits.max_draft), chunk_buckets(self.limits.chunk)
+        widths = width_buckets(self.limits.max_draft)
+        chunks = tuple(sorted({max(1, self.limits.chunk * i // 4) for i in (1, 2, 3, 4)}))
         if self._verifies:
             with startup.stage("certifying"):
                 shapes = check_batch_invariance(self.model, self.limits, widths, batches, lengths, chunks, self._exact)
@@ -241,8 +242,3 @@ def batch_buckets(slots: int) -> tuple[int, ...]:
 def length_buckets(limits: Limits) -> tuple[int, ...]:
     """Cache positions that attention reads for short sequences; longer ones read all."""
     return tuple(n for n in (128, 256, 512, 1024) if limits.max_draft < limits.chunk <= n < limits.max_length)
-
-
-def chunk_buckets(chunk: int) -> tuple[int, ...]:
-    """Tokens of a prefill step: quarters of the largest."""
-    return tuple(sorted({max(1, chunk * i // 4) for i in (1, 2, 3, 4)}))

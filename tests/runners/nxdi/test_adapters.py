@@ -24,7 +24,7 @@ from tandem_nxdi.runner import NxdiRunner
 from tests.adapters import write_adapter
 from tests.rows import verify_row
 from tests.runners.nxdi.runners import SHAPE, Bench, application, bench, drafted  # noqa: F401
-from tests.support import GREEDY, SAMPLED, Answer, answer, ids, oracle, run
+from tests.support import GREEDY, SAMPLED, answer, ids, oracle
 from tests.toy import ToyTokenizer
 
 NAMES = ("", "red", "blue")
@@ -65,27 +65,25 @@ def truth(name: str, sampling: SamplingParams) -> tuple[int, ...]:
 @pytest.mark.each_value
 @pytest.mark.parametrize("drafts", [False, True], ids=["plain", "drafted"])
 @BOTH
-def test_requests_of_different_adapters_share_steps_and_say_what_each_says_alone(
+async def test_requests_of_different_adapters_share_steps_and_say_what_each_says_alone(
     bench: Bench,  # noqa: F811
     sampling: SamplingParams,
     drafts: bool,
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> list[Answer]:
-        target, draft = await target_of(bench, tmp_path), Engine(bench.draft(0.3), Batcher("d"))
-        generator = drafted(target, draft) if drafts else plain_generator(target)
-        names = (*NAMES, "red", "", "blue")
-        return list(await asyncio.gather(*(answer(generator.generate, asking(name, sampling)) for name in names)))
-
-    for name, got in zip((*NAMES, "red", "", "blue"), run(scenario()), strict=True):
+    target, draft = await target_of(bench, tmp_path), Engine(bench.draft(0.3), Batcher("d"))
+    generator = drafted(target, draft) if drafts else plain_generator(target)
+    names = (*NAMES, "red", "", "blue")
+    answers = await asyncio.gather(*(answer(generator.generate, asking(name, sampling)) for name in names))
+    for name, got in zip(names, answers, strict=True):
         assert got.token_ids == truth(name, sampling)
 
 
-def test_the_target_is_compiled_with_room_for_all_and_told_each_lines_adapter(
+async def test_the_target_is_compiled_with_room_for_all_and_told_each_lines_adapter(
     bench: Bench,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    run(target_of(bench, tmp_path))
+    await target_of(bench, tmp_path)
     assert application().neuron_config.given["lora_config"] == {
         "max_loras": 2,
         "max_lora_rank": 6,

@@ -17,7 +17,7 @@ from tandem.speculation.types import (
 )
 from tests.daily import daily
 from tests.runners.nxdi.runners import SHAPE, Bench, application, bench, drafted  # noqa: F401
-from tests.support import GREEDY, SAMPLED, Answer, answer, fused_site, ids, oracle, run, target_site
+from tests.support import GREEDY, SAMPLED, Answer, answer, fused_site, ids, oracle, target_site
 from tests.toy import ToyTokenizer
 
 PROMPTS = (b"x", b"ab", b"a longer prompt, of thirty tokens", b"abc", b"another one")
@@ -42,12 +42,10 @@ def loaded(runner: Runner, batcher: Batcher) -> Loaded:
 
 
 @BOTH
-def test_plain_decoding_says_what_the_target_says_up_to_the_last_position(bench: Bench, sampling) -> None:  # noqa: F811
-    async def scenario() -> list[Answer]:
-        generator = plain_generator(loaded(bench.target(), Batcher("test")))
-        return await together(generator, [asked(p, sampling, SHAPE.max_length) for p in PROMPTS])
-
-    for prompt, got in zip(PROMPTS, run(scenario()), strict=True):
+async def test_plain_decoding_says_what_the_target_says_up_to_the_last_position(bench: Bench, sampling) -> None:  # noqa: F811
+    generator = plain_generator(loaded(bench.target(), Batcher("test")))
+    answers = await together(generator, [asked(p, sampling, SHAPE.max_length) for p in PROMPTS])
+    for prompt, got in zip(PROMPTS, answers, strict=True):
         assert got.token_ids == truth(prompt, sampling, SHAPE.max_length - len(prompt))
 
 
@@ -79,27 +77,18 @@ async def test_a_fused_graph_says_what_the_target_says_for_every_length(
 
 
 @pytest.mark.parametrize("service", ["fused", "tokens only"])
-def test_a_sampled_request_is_refused_at_the_request(bench: Bench, service: str) -> None:  # noqa: F811
-    async def scenario() -> None:
-        sampled = asked(b"ab", SAMPLED, 20)
-        if service == "fused":
-            async with fused_site(*bench.pair()) as site, site.client() as client:
-                await answer(client.generate, sampled)
-        target = bench.target(neuron_config={"on_device_sampling_config": {"do_sample": False}})
-        async with target_site(target) as site, site.client() as client:
-            await answer(client.generate, sampled)
-
-    with pytest.raises(Exception, match=r"temperature: 0\.9.*greedily only"):
-        run(scenario())
+async def test_a_sampled_request_is_refused_at_the_request(bench: Bench, service: str) -> None:  # noqa: F811
+    given = {"neuron_config": {"on_device_sampling_config": {"do_sample": False}}}
+    serving = fused_site(*bench.pair()) if service == "fused" else target_site(bench.target(**given))
+    async with serving as site, site.client() as client:
+        with pytest.raises(Exception, match=r"temperature: 0\.9.*greedily only"):
+            await answer(client.generate, asked(b"ab", SAMPLED, 20))
     assert not any(call["position_ids"] == [[0, 1]] for call in application().calls)  # nothing was prefilled for it
 
 
-def test_with_sampling_on_the_device_greedy_requests_are_served_from_its_tokens(bench: Bench) -> None:  # noqa: F811
+async def test_with_sampling_on_the_device_greedy_requests_are_served_from_its_tokens(bench: Bench) -> None:  # noqa: F811
     given = {"neuron_config": {"on_device_sampling_config": {"do_sample": False}}}
-
-    async def scenario() -> list[Answer]:
-        target, draft = loaded(bench.target(**given), Batcher("t")), loaded(bench.draft(0.2, **given), Batcher("d"))
-        return await together(drafted(target, draft.engine), [asked(p, GREEDY, 50) for p in PROMPTS])
-
-    for prompt, got in zip(PROMPTS, run(scenario()), strict=True):
+    target, draft = loaded(bench.target(**given), Batcher("t")), loaded(bench.draft(0.2, **given), Batcher("d"))
+    answers = await together(drafted(target, draft.engine), [asked(p, GREEDY, 50) for p in PROMPTS])
+    for prompt, got in zip(PROMPTS, answers, strict=True):
         assert got.token_ids == truth(prompt, GREEDY, 50 - len(prompt))
