@@ -489,14 +489,14 @@ def in_front(site: Site, **methods: Callable[..., Any]) -> contextlib.AbstractAs
 
 async def forget(service: Any, key: SessionKey) -> None:
     """A target knows nothing of a session any more, and has freed what it held."""
-    await service._free(service.sessions.forget(key))
+    service.sessions.forget(key).sequence.close()
 
 
 async def let_expire(service: Any, *sessions: Any) -> None:
     """The leases of these sessions run out now, and what they held is freed as the server would."""
     for session in sessions:
         session.expires = float("-inf")
-    await service.checkout.expire()
+    service.checkout.expire()
 
 
 async def let_all_expire(site: Site) -> None:

@@ -11,7 +11,7 @@ from operator import mul
 from tandem.speculation.types import Draft, Proposer, Verdict
 
 PRIOR = {Proposer.MODEL: 0.7, Proposer.NGRAM: 0.7}  # acceptance of a draft token, before any data
-# AcceptanceRates of a copy before any data, by the length of its match (5: or more)
+# Acceptance of a copy before any data, by the length of its match (5: or more)
 PRIOR_COPIES = {1: 0.2, 2: 0.4, 3: 0.55, 4: 0.64, 5: 0.84}
 PRIOR_COPIED, COPIED_FADING = 0.2, 0.98  # prior share of drafts that are copies; decay per draft
 PRIOR_AHEAD = 0.6  # prior acceptance of a token drafted ahead
@@ -123,7 +123,7 @@ class Estimate:
     """Measurements that all requests to a target share."""
 
     def __init__(self) -> None:
-        # AcceptanceRates of waited-for drafts; of copies, used or not, by the length of their match
+        # Acceptance of waited-for drafts; of copies, used or not, by the length of their match
         self.acceptance = {source: AcceptanceRates(rate, PROCESS_FADING) for source, rate in PRIOR.items()}
         self.copies = {size: AcceptanceRates(rate, PROCESS_FADING) for size, rate in PRIOR_COPIES.items()}
         self.ahead = AcceptanceRates(PRIOR_AHEAD, PROCESS_FADING)  # of a token drafted ahead

@@ -88,7 +88,9 @@ class Session:
 
 def _text(seed: int, position: int) -> float:
     """How hard the token of a position is, uniform in [0, 1)."""
-    return random.Random(f"{seed} {position}").random()
+    chance = random.Random(f"{seed} {position}")
+    chance.random()  # it once said whether a copy is found there
+    return chance.random()
 
 
 def _shaken(world: World, noise: random.Random) -> float:
