@@ -78,6 +78,7 @@ class RemoteSession:
         elif self._inbox:
             self._stats.feature_bytes += len(reply.features.values)
             self._inbox.opened(reply.features.start, reply.features.values)
+            self.wanted = replace(self.wanted, features=self._inbox.spec)  # an earlier verifier may have had none
         self.opened_at = time.perf_counter()
         return reply
 
