@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tandem.checkpoints.locate import CheckpointError, find
-from tandem.engine import loading
 from tandem.engine.batcher import Batcher, DeviceLost
 from tandem.engine.generator import Generator
 from tandem.engine.generators import fused_generator
@@ -37,7 +36,7 @@ SHAPE = Shape(2, 64, 4)
 
 @pytest.fixture
 def config(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> ModelConfig:  # noqa: F811
-    monkeypatch.setattr(loading, "HuggingFaceTokenizer", lambda checkpoint: ToyTokenizer())
+    monkeypatch.setattr(BACKEND, "tokenizer", lambda checkpoint: ToyTokenizer())
     draft = DraftChoice("auto", str(bench.model(miss=0.3)))
     return ModelConfig(shape=SHAPE, model=str(bench.model()), draft=draft, backend="nxdi", settings=bench.settings({}))
 
