@@ -48,13 +48,13 @@ def forbid(folder: Path) -> None:
 
 def main() -> int:
     from tandem.cli.main import main as run
-    from tandem.engine import loading
+    from tandem_nxdi.backend import BACKEND
     from tests.runners.nxdi import simulated
     from tests.toy import ToyTokenizer
 
     forbid(Path(sys.argv[1]))
     simulated.install(pytest.MonkeyPatch())
-    loading.HuggingFaceTokenizer = lambda checkpoint: ToyTokenizer()  # type: ignore[assignment, return-value]
+    BACKEND.tokenizer = lambda checkpoint: ToyTokenizer()  # type: ignore[method-assign]
     return run(sys.argv[2:])
 
 
