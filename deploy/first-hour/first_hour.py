@@ -34,7 +34,7 @@ GRACE = 10.0  # seconds from SIGTERM to SIGKILL
 
 
 Outcome = tuple[str, float]
-"""done, failed, too long, or interrupted; seconds."""
+"""How a step ended (done, failed, too long or interrupted), and its seconds."""
 
 
 def read_state(folder: Path) -> dict[str, Outcome]:
@@ -148,7 +148,7 @@ def run_plan(plan: HourPlan, folder: Path, despite: str | None = None, most_minu
 def _take_steps(
     plan: HourPlan, folder: Path, state: dict[str, Outcome], despite: str | None, most_minutes: float | None
 ) -> bool:
-    """Whether a step stopped the plan."""
+    """Takes the steps in order; returns whether one stopped the plan."""
     for step in plan.steps(folder):
         status, took = state.get(step.name, ("", 0.0))
         if status == "done" or (status and step.name == despite):

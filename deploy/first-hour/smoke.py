@@ -32,7 +32,7 @@ Runners = tuple[Any, Any]
 
 
 def make_pair(folder: Path, kind: str) -> tuple[Path, Path]:
-    """A random target (Qwen3; Llama for NxD Inference), and as draft the same with noise; ranks make them once."""
+    """Returns the folders of a random target (Qwen3; Llama for NxD Inference) and of a draft: the target with noise."""
     from tandem.checkpoints.trusted_cache import made_once
 
     name = "Llama" if kind == "nxdi" else "Qwen3"
@@ -81,7 +81,7 @@ def rehearsed() -> None:
 
 
 def load(kind: str, target: Path, draft: Path, ranks: int, done: Callable[[str], None]) -> Runners:
-    """Both runners, compiled, with their fused graph."""
+    """Loads and compiles target, draft and their fused graph; `done` reports progress. Raises what compiling raises."""
     from tandem.checkpoints.locate import find
     from tandem.runners.backends import LoadRequest, backend_named
     from tandem.runners.loading import Execution, Shape, prepared_platform
@@ -134,7 +134,7 @@ def decode(runners: Runners, step: Callable[[list[int]], Sequence[int]]) -> list
 
 
 def verified(runners: Runners, tokens: list[int]) -> Sequence[int]:
-    """A verification, with drafts that are wrong."""
+    """Verifies wrong drafts; returns the committed tokens."""
     from tandem.runners.protocol import VerifyRow
     from tandem.speculation.types import Request
 
@@ -143,7 +143,7 @@ def verified(runners: Runners, tokens: list[int]) -> Sequence[int]:
 
 
 def fused(runners: Runners, tokens: list[int]) -> Sequence[int]:
-    """A fused round."""
+    """Runs one fused round; returns the committed tokens."""
     from tandem.runners.protocol import FusedRow, ProposeRow
     from tandem.speculation.types import Request
 

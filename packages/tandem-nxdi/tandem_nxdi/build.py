@@ -62,7 +62,7 @@ class Build:
 
 
 def check_settings(fused: bool, shape: Shape, settings: NxdiSettings) -> None:
-    """Raises ValueError for what NxD Inference is known to break, on any machine; not for an EAGLE head yet."""
+    """Refuses fields that NxD Inference breaks, without needing it; an EAGLE head's are checked with its folder."""
     kind = Kind.FUSED if fused and settings.pair != "apart" else Kind.WINDOW if shape.max_draft else Kind.PLAIN
     if not settings.eagle:
         refuse_broken(_fields(kind, shape, settings, None, eagle3=False))
