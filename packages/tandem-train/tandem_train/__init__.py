@@ -1,1 +1,1 @@
-"""Trains draft models and EAGLE-3 heads."""
+"""Trains EAGLE-3 heads."""
