@@ -142,12 +142,11 @@ def require_nxdi() -> None:
     Needs no device: any machine may compile. Packages that NxDI calls or is compiled against must have the versions of
     NxDI's metadata.
     """
-    if why := refusal(clashes(installed_packages())):
+    why = refusal(clashes(installed_packages()))
+    if not why and (absent := [package for package in PACKAGES if not importable(package)]):
+        why = missing("nxdi", compile_only=True) or f"{', '.join(absent)} cannot be imported"
+    if why:
         raise ValueError(f"backend: nxdi is not available here: {why}; {DOCTOR}")
-    absent = [package for package in PACKAGES if not importable(package)]
-    if absent:
-        why = missing("nxdi", compile_only=True)
-        raise ValueError(why or f"backend: nxdi is not available here: {', '.join(absent)} cannot be imported")
 
 
 def importable(package: str) -> bool:
