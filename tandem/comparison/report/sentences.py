@@ -117,7 +117,7 @@ def card(found: Comparison) -> dict[str, str]:
     share = busy([r.machine_load for r in found.records if r.machine_load], machine.usable_cores)
     cards = {
         "Machine": str(machine),
-        "Other programs": "" if share is None else f"wanted {words.percent(share)} of the machine",
+        "Other programs": "" if share is None else f"wanted {100 * share:.0f} % of the machine",
         "Software": ", ".join(own),
         "Target": ", ".join(models(found, "model_name")),
         "Draft": ", ".join(dict.fromkeys(drafts)),
