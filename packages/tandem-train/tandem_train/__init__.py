@@ -1,1 +1,1 @@
-"""Trains and evaluates draft models."""
+"""Trains EAGLE-3 heads."""

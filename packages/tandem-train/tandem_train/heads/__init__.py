@@ -1,1 +1,0 @@
-"""EAGLE-3 heads: features, training, evaluation."""
