@@ -15,7 +15,7 @@ from tandem.checkpoints.head_config import read_head_config
 from tandem.checkpoints.locate import find, weights_revision
 from tandem.engine.batcher import Batcher
 from tandem.engine.generators import fused_generator
-from tandem.engine.load_models import load_pair
+from tandem.engine.loading import load_pair
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.runners.eagle.eagle_runner import EagleRunner
 from tandem.runners.eagle.hidden_states import TargetFeatures
@@ -24,10 +24,11 @@ from tandem.runners.load_runner import Execution, Shape
 from tandem.runners.protocol import Limits, PrefillRow, RunnerIdentity
 from tandem.runners.torch.platforms import platform_of
 from tandem.speculation.types import GenerationRequest, SamplingParams
-from tandem_train.shards import ShardFolder, TrainingSequence, read_data
-from tandem_train.train_head import FeatureTarget, HeadTraining, head_states, train
-from tandem_train.train_head import main as train_main
-from tandem_train.training_batches import make_batch
+from tandem_train.heads.train_head import FeatureTarget, HeadTraining, head_states, train
+from tandem_train.heads.train_head import main as train_main
+from tandem_train.shards import ShardFolder, TrainingSequence
+from tandem_train.train import read_data
+from tandem_train.train_loop import make_batch
 from tandem_train.training_settings import HeadTrainConfig
 from tests.rows import propose_row
 from tests.runners.modules import read_head

@@ -1,4 +1,4 @@
-"""generate on a tiny Qwen2 with a byte tokenizer, in seconds."""
+"""generate and train on a tiny Qwen2 with a byte tokenizer: the whole recipe in seconds."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from tandem.comparison.measuring.workloads import built_in_prompts
 from tandem_train.generate import GenerateConfig, generate
 from tandem_train.prompts import grammar, training_prompt
 from tandem_train.shards import ShardFolder
-from tandem_train.training_settings import HeadTrainConfig
+from tandem_train.train import train
+from tandem_train.training_settings import TrainConfig
 from tests.runners.tiny import byte_tokenizer
 
 TEMPLATE = "{% for m in messages %}<u>{{ m['content'] }}</u>{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+STUDENT: dict[str, Any] = {"hidden": 24, "layers": 1, "heads": 2, "feed_forward": 32}
 
 
 def quiet(line: str) -> None:
@@ -93,16 +95,42 @@ def test_generation_cut_short_goes_on_with_the_same_data(target: Path, data: Pat
 
 
 @pytest.mark.thorough
-def test_data_of_another_seed_is_refused(target: Path, data: Path) -> None:
+def test_data_of_another_seed_or_target_is_refused(target: Path, data: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds data made with seed 1, not 2"):
         generate(generating(target, data, seed=2), quiet)
+    with pytest.raises(ValueError, match="holds data of the target"):
+        train(TrainConfig(data, tmp_path / "draft", **STUDENT), quiet)
+
+
+def training(target: Path, data: Path, output: Path, **changes: Any) -> TrainConfig:
+    config = TrainConfig(data, output, str(target), **STUDENT, epochs=12, batch=256, warm_up=5, device="cpu")
+    return replace(config, **changes)
+
+
+@pytest.fixture(scope="module")
+def trained(target: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A draft, trained once for whoever looks at one, and what training said."""
+    folder = tmp_path_factory.mktemp("trained") / "draft"
+    return folder, train(training(target, data, folder), quiet)
+
+
+@pytest.mark.thorough
+def test_training_makes_the_draft_agree_and_transformers_loads_it(
+    target: Path, data: Path, trained: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    few = train(training(target, data, tmp_path / "few", epochs=0.1), quiet)
+    folder, many = trained
+    assert many["held_out_agreement"] > few["held_out_agreement"] + 0.1
+    module, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not info["missing_keys"] and module.config.vocab_size == 258
+    assert not (folder / "training_state.pt").exists()
 
 
 def test_settings_out_of_range_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="max-new-tokens: 0 is below 1"):
         GenerateConfig(tmp_path, max_new_tokens=0)
     with pytest.raises(ValueError, match="hard: 2"):
-        HeadTrainConfig(tmp_path, tmp_path, hard=2)
+        TrainConfig(tmp_path, tmp_path, hard=2)
 
 
 def test_no_built_in_prompt_is_trained_on() -> None:

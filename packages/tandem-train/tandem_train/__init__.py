@@ -1,1 +1,1 @@
-"""Trains EAGLE-3 heads."""
+"""Trains draft models and EAGLE-3 heads."""

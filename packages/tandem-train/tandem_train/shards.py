@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 _META = "data.json"
-HELD_OUT = 50  # every 50th prompt is held out, with all its continuations
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +86,3 @@ class ShardFolder:
 
     def _file(self, number: int) -> Path:
         return self.folder / f"shard-{number:05d}.npz"
-
-
-def read_data(folder: Path, revision: str) -> tuple[list[TrainingSequence], list[TrainingSequence]]:
-    """Reads the target's data: to train on, and held out. Raises ValueError."""
-    shards = ShardFolder(folder)
-    if (of := shards.meta()["target"]) != revision:
-        raise ValueError(f"{folder}: holds data of the target {of}, not {revision}")
-    everything = [one for number in shards.numbers() for one in shards.read(number) if len(one.answer)]
-    prompts = sorted({one.prompt.tobytes() for one in everything}, key=lambda p: (zlib.crc32(p), p))
-    apart = {*prompts[: -(-len(prompts) // HELD_OUT)]}  # at least one, whatever the order of the data
-    train = [one for one in everything if one.prompt.tobytes() not in apart]
-    if not train:
-        raise ValueError(f"{folder}: no shard to train on")
-    return train, [one for one in everything if one.prompt.tobytes() in apart]

@@ -19,7 +19,7 @@ from tandem.engine.load_models import load_pair
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.runners.load_runner import Execution, Shape
 from tandem.speculation.types import GenerationRequest
-from tandem_train.train_head import train
+from tandem_train.heads.train_head import train
 from tests.support import REPOSITORY, answer, run
 from tests.training.test_heads import make_data, make_target, quiet, training
 

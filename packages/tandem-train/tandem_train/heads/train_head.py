@@ -1,6 +1,6 @@
 """Trains an EAGLE-3 head on the target's continuations with the training-time test, for Tandem, vLLM and SGLang.
 
-    python -m tandem_train.train_head --data DIR --output HEAD
+    python -m tandem_train.heads.train_head --data DIR --output HEAD
 
 An interrupted run, started again with the same arguments, resumes from its last saved step.
 """
@@ -11,7 +11,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -23,8 +23,9 @@ from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.head_config import HeadConfig, default_layers
 from tandem.checkpoints.locate import find, weights_revision
 from tandem.runners.eagle.module import EagleHead, write_head
-from tandem_train.shards import TrainingSequence, read_data
-from tandem_train.training_batches import TrainingBatch, batch_groups, make_batch
+from tandem_train.shards import TrainingSequence
+from tandem_train.train import best_counts, most_frequent, read_data
+from tandem_train.train_loop import Resumable, TrainingBatch, make_batch
 from tandem_train.training_settings import HeadTrainConfig, run_command, show
 
 
@@ -135,19 +136,8 @@ class FeatureTarget:
         return made
 
 
-def rate_at(step: int, steps: int, warm_up: int) -> float:
-    """Learning rate of a step: linear warm-up, then cosine decay to a fiftieth."""
-    if step < warm_up:
-        return (step + 1) / warm_up
-    along = (step - warm_up) / max(1, steps - warm_up)
-    return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, along)))
-
-
-class HeadTraining:
-    """A resumable run of `total` steps in a seeded order, saved every few minutes.
-
-    embedding: the target's, frozen, on the head's device.
-    """
+class HeadTraining(Resumable):
+    """embedding: the target's, frozen, on the head's device."""
 
     def __init__(
         self,
@@ -159,75 +149,17 @@ class HeadTraining:
         show: Callable[[str], None],
     ) -> None:
         self.config, self.head, self.embedding, self.target = config, head, embedding, target
-        self.optimizer = torch.optim.AdamW(
+        optimizer = torch.optim.AdamW(
             head.parameters(), lr=config.rate, betas=(0.9, 0.95), weight_decay=config.weight_decay
         )
-        self.total, self.show, self.device = total, show, next(head.parameters()).device.type
-        self.step, self.seconds, self.saved = 0, 0.0, time.monotonic()
-        config.output.mkdir(parents=True, exist_ok=True)
-        if config.state.exists():
-            self._take_up(torch.load(config.state, weights_only=True, map_location=self.device))
-
-    def _take_up(self, state: dict[str, Any]) -> None:
-        if state["total"] != self.total:
-            raise ValueError(f"{self.config.state}: of a run of {state['total']} steps, not {self.total}; remove it")
-        self.head.load_state_dict(state["trained"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.step, self.seconds = state["step"], state["seconds"]
-        self.show(f"resuming from step {self.step}")
-
-    def save(self) -> None:
-        """Saves atomically."""
-        state = {"trained": self.head.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step,
-                 "total": self.total, "seconds": self.seconds}  # fmt: skip
-        partial = self.config.state.with_suffix(".partial")
-        torch.save(state, partial)
-        partial.replace(self.config.state)
-        self.saved = time.monotonic()
-
-    def run(self, sequences: Sequence[TrainingSequence]) -> float:
-        """Trains to the last step; returns the seconds, earlier runs included."""
-        self.head.train()
-        for group in self.groups(sequences):
-            self.train_group([sequences[i] for i in group])
-        self.head.eval()
-        return self.seconds
+        super().__init__(config, head, optimizer, total, show)
 
     def train_group(self, sequences: Sequence[TrainingSequence]) -> None:
-        """One step on a batch."""
         began = time.monotonic()
         losses = self._losses(sequences)
         loss = torch.stack([self.config.decay**i * one for i, (one, _) in enumerate(losses)]).sum()
-        self._take_step(loss)
-        self.seconds += time.monotonic() - began
-        if self.step % 50 == 0 or self.step == self.total:
-            left = self.seconds / self.step * (self.total - self.step) / 60
-            agreed = ", ".join(f"{float(hits.float().mean()):.3f}" for _, hits in losses)
-            self.show(
-                f"step {self.step:,} of {self.total:,}: loss {float(losses[0][0].detach()):.3f}, "
-                f"agreement by step {agreed}, {left:.0f} min left"
-            )
-        if time.monotonic() - self.saved > 60 * self.config.save_minutes:
-            self.save()
-
-    def groups(self, sequences: Sequence[TrainingSequence]) -> Iterator[list[int]]:
-        """Batches of the remaining steps, one before each step."""
-        lengths = [(len(one.prompt), len(one.answer)) for one in sequences]
-        epoch = first = 0
-        while self.step < self.total:
-            groups = batch_groups(lengths, self.config.batch, np.random.default_rng([self.config.seed, epoch]))
-            yield from groups[max(0, self.step - first) : self.total - first]
-            first += len(groups)
-            epoch += 1
-
-    def _take_step(self, loss: Tensor) -> None:
-        for part in self.optimizer.param_groups:
-            part["lr"] = rate_at(self.step, self.total, self.config.warm_up) * self.config.rate
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.head.parameters(), 0.5)
-        self.optimizer.step()
-        self.step += 1
+        agreed = ", ".join(f"{float(hits.float().mean()):.3f}" for _, hits in losses)
+        self.take_step(loss, began, 0.5, f"loss {float(losses[0][0].detach()):.3f}, agreement by step {agreed}")
 
     def _losses(self, sequences: Sequence[TrainingSequence]) -> list[tuple[Tensor, Tensor]]:
         with torch.autocast(self.device, torch.bfloat16, enabled=self.device != "cpu"):
@@ -247,15 +179,11 @@ class HeadTraining:
 
 
 def new_head(target: Any, config: HeadTrainConfig, counts: Tensor, layers: tuple[int, ...]) -> EagleHead:
-    """An untrained head: output rows of the target, a layer random by `config.seed`.
-
-    counts: how often each token is the target's best, [vocabulary].
-    """
+    """An untrained head: output rows of the target, a layer random by `config.seed`."""
     theirs = target.config
     theta = float((getattr(theirs, "rope_parameters", None) or {}).get("rope_theta", 10000.0))
     output = target.get_output_embeddings().weight.detach().float()
-    ids = counts.argsort(descending=True, stable=True)[: config.vocabulary]
-    ids = ids[counts[ids] > 0].sort().values
+    ids = most_frequent(counts, config.vocabulary)
     torch.manual_seed(config.seed)
     head = EagleHead(
         HeadConfig(
@@ -293,8 +221,7 @@ def train(config: HeadTrainConfig, show: Callable[[str], None]) -> dict[str, Any
     device = choose_platform(config.device).name
     taps = FeatureTarget(checkpoint.source, config.layers, device, max(config.batch, 2048))
     data, held_out = read_data(config.data, revision)
-    best, tokens = np.concatenate([one.ids[:, 0] for one in data]), sum(len(one.answer) for one in data)
-    counts = torch.from_numpy(np.bincount(best, minlength=target.config.vocab_size))
+    counts, tokens = best_counts(data, 1, target.config.vocab_size), sum(len(one.answer) for one in data)
     head = new_head(target, config, counts, taps.layers).to(device)
     embedding: Tensor = target.get_input_embeddings().weight.detach().to(device)
     del target
