@@ -15,7 +15,7 @@ from tandem.checkpoints.head_config import read_head_config
 from tandem.checkpoints.locate import find, weights_revision
 from tandem.engine.batcher import Batcher
 from tandem.engine.generators import fused_generator
-from tandem.engine.loading import load_pair
+from tandem.engine.load_models import load_pair
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.runners.eagle.eagle_runner import EagleRunner
 from tandem.runners.eagle.hidden_states import TargetFeatures
