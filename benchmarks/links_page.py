@@ -16,7 +16,7 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE, PICTURE = DOCS / "comparison.md", DOCS / "links.png"
 MARK, END = "<!-- written by {} --page -->", "<!-- end -->"
-LINKS = "benchmarks.links"
+LINKS, CAPACITY = "benchmarks.links", "benchmarks.capacity"
 NOTHING = "–"
 HEAD = (
     "| link | plain, ms a token | lookup | rounds that wait | never waiting | late steps |",

@@ -121,6 +121,9 @@ def test_values_of_flags_are_the_settings(tmp_path: Path) -> None:
         ("--link radio --rtt-ms 1", "link: 'radio' is not one of emulated, trace:UP,DOWN"),
         (f"--link {NO_TRACE} --link emulated", "link: of several, each is trace:UP,DOWN"),
         (f"--link {NO_TRACE} --link {NO_TRACE}", "link: one is named twice"),
+        ("--capacity 0", "capacity: 0 is not a finite number above 0"),
+        ("--capacity 9 --max-num-completed-requests 3", "max-num-completed-requests: --capacity has"),
+        ("--capacity 9 --connect fused=127.0.0.1:1", "capacity: is for servers that are started here"),
     ],
 )
 def test_a_bad_argument_or_one_without_effect_is_one_line_and_exit_code_2(

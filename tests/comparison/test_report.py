@@ -41,7 +41,8 @@ BUSY = (0.001, 0.004, 0.009, 0.016, 0.25)
 def made_up(folder: Path) -> RunData:
     """Every kind of condition that there is, with times drawn at random."""
     shape = Shape(prompts=4, rtts=(0.0, 20.0), temperatures=(0.0, 0.8), concurrency=(1, 4), load_requests=4)
-    return measured(shape, BUSY, Random(1), folder)
+    made = measured(shape, BUSY, Random(1), folder)
+    return replace(made, config=replace(made.config, capacity=9.0, max_num_completed_requests=None))
 
 
 def printed(found: Comparison, width: int = 200, detail: Detail = "short") -> str:

@@ -15,13 +15,13 @@ import pytest
 from rich.console import Console
 
 from tandem.comparison.analysis.comparison import Comparison, Measured, analyse, comparison_as_text
-from tandem.comparison.analysis.summary import CLOSE, paired_interval, summarize
-from tandem.comparison.analysis.verdict import Decision, Evidence, doubt, trips_per_token
+from tandem.comparison.analysis.summary import CLOSE, paired_interval
+from tandem.comparison.analysis.verdict import Decision, Evidence, doubt
 from tandem.comparison.measuring.machine_load import MachineLoad
 from tandem.comparison.measuring.records import Measurement, Record, Seconds
 from tandem.comparison.report.page import html
 from tandem.comparison.report.printed import print_comparison, run_advice
-from tests.comparison.fakes import MEASUREMENT, record, run_of
+from tests.comparison.fakes import MEASUREMENT, run_of
 
 IDLE = MachineLoad(load_average=0.8, waiting=0, others=0.01, steal=0.0)
 BUSY = MachineLoad(load_average=9.1, waiting=8, others=0.62, steal=0.0)
@@ -252,14 +252,3 @@ def test_servers_of_other_weights_are_remarked() -> None:
     remarks = analyse(replace(measured, endpoints=(one, odd))).remarks
     assert remarks[0] == "weights_revision differs: autoregressive rev, fused other"
     assert remarks[1] == "not bit-exact on this device, outputs may differ where logits tie: fused"
-
-
-def test_the_trips_of_a_token_are_those_of_the_measured_rounds() -> None:
-    """Twenty rounds, five with a draft, of a token and a half; those of the first have no time."""
-    rounds = {"rounds": 20, "accepted": 10, "drafted": 15, "output_tokens": 30, "drafted_per_position": (5, 5, 5)}
-    apart = summarize("distributed", [record("distributed", **rounds)], None)
-    asking = summarize("remote_draft", [record("remote_draft", **rounds)], None)
-    counted = (30 - 1.5) / 29  # of TPOT's tokens: some came with the first round
-    assert trips_per_token(apart) == pytest.approx(counted / 1.5)
-    assert trips_per_token(asking) == pytest.approx(counted / 1.5 * 5 / 20)
-    assert trips_per_token(summarize("fused", [record("fused", drafted=0)], None)) is None

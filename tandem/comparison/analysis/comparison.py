@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from tandem.comparison.analysis import words
+from tandem.comparison.analysis.capacity import ClientsServed, capacity
 from tandem.comparison.analysis.summary import Summary, completed, summarize
 from tandem.comparison.analysis.verdict import Decision, host_of, loaded_decision, measured_decision, predicted_decision
 from tandem.comparison.analysis.words import joined, name_in_sentence, plural
@@ -65,6 +66,7 @@ class Comparison:
     warm_up_failures: Mapping[str, Failure]
     baseline: str | None  # plain decoding that speedups refer to
     conditions: tuple[Measured, ...]  # the base first
+    capacity: tuple[ClientsServed, ...]  # within config.capacity; empty if none was asked for
     caveats: tuple[str, ...]
     remarks: tuple[str, ...]
     records: tuple[Record, ...]
@@ -154,6 +156,11 @@ def analyse(measured: RunData) -> Comparison:
         overhead = measured.links.get(link)
         return Measured(on.name, on.varies, link, request.sampling, request.rule, on.load, overhead, found, decision)
 
+    served: tuple[ClientsServed, ...] = ()
+    if config.capacity is not None:
+        loads = [(c.load.concurrency, summaries[c.name]) for c in conditions if c.load and c.load.concurrency]
+        counted = partial(capacity, config.capacity / 1000, loads)
+        served = tried(remarks, "The capacity", counted, ())
     return Comparison(
         SCHEMA_VERSION,
         measured.started_at,
@@ -165,6 +172,7 @@ def analyse(measured: RunData) -> Comparison:
         measured.warm_up_failures,
         plain,
         tuple(map(decided, conditions)),
+        served,
         tuple(caveats(endpoints)),
         (*_remarks(measured), *measured.remarks, *remarks),
         tuple(records),

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from tandem.comparison.measuring import architectures as arch
-from tandem.comparison.measuring.config import ComparisonConfig
+from tandem.comparison.measuring.config import MIN_SLOTS, ComparisonConfig
 from tandem.launch import LAUNCH
 from tandem.workshops.planning.host_placement import CoreGroup, pair_for
 
@@ -36,6 +36,8 @@ def worker_command(config: ComparisonConfig, architecture: str, target: str, *ex
     """Returns the command of a draft worker for the target at HOST:PORT."""
     if architecture == arch.HEADED.name:
         config = replace(config, draft="eagle", draft_model=config.head)
+    if config.capacity is not None:
+        config = replace(config, batch=config.batch or MIN_SLOTS)
     host, _, port = target.rpartition(":")
     pipeline = PIPELINES.get(architecture, config.pipeline)
     where = ("--target_host", host.strip("[]"), "--target_port", port, "--pipeline", pipeline)

@@ -34,6 +34,8 @@ from tandem.workshops.planning.host_placement import CoreGroup, HostPlacement, o
 from tandem.workshops.planning.shapes import holds_head
 
 REQUESTS_PER_USER = 4  # least requests of a load per concurrent user
+LEAST_FOR_CAPACITY = 8  # least requests for a percentile
+CLIENTS = (1, 2, 4, 8, 16, 32, 64)  # default of a capacity
 ONE_LENGTH = 3  # default speculation length of servers with a single one
 MAX_CONCURRENCY, MAX_RATE = 1000, 1000.0
 MIN_SLOTS = 4  # least KV slots under load; a server's own default
@@ -86,6 +88,8 @@ class ComparisonConfig:
 
     concurrency: INTS = option("also measure with so many users at once, such as 1,4,8", default=(), group="loads")
     rate: FLOATS = option("also measure Poisson arrivals of so many requests per second, such as 0.5,2", default=())
+    # drafts apart then have a worker per client
+    capacity: float | None = option("find the clients within MS a token at the 95th percentile", metavar="MS")
     max_num_completed_requests: int | None = option(
         "requests of each load (default: the prompts times --num-runs, and at least 4 for each user)"
     )
@@ -205,6 +209,7 @@ class ComparisonConfig:
         for flag, number, limit in (
             ("timeout", self.timeout, math.inf),
             ("startup-timeout", self.startup_timeout, math.inf),
+            ("capacity", self.capacity, math.inf),
             *(("rate", rate, MAX_RATE) for rate in self.rate),
         ):
             if number is not None and not (math.isfinite(number) and 0 < number <= limit):
@@ -255,12 +260,19 @@ class ComparisonConfig:
         room = f"a sequence length of {self.sequence_length}"
         full = f"max-new-tokens: {self.max_new_tokens} leaves no room for a prompt in {room}"
         yield self.max_new_tokens >= self.sequence_length, full
+        capacity, requests = self.capacity is not None, self.max_num_completed_requests
+        counted = "max-num-completed-requests: --capacity has as many for each client"
+        yield capacity and requests is not None, counted
+        connected = "capacity: is for servers that are started here, and some are connected"
+        yield capacity and self.connect, connected
+        placed = "capacity: clients with drafts of their own cannot be placed on chosen cores"
+        yield capacity and self.placement, placed
         for flag, value in (
-            ("max-num-completed-requests", self.max_num_completed_requests),
+            ("max-num-completed-requests", requests),
             ("mean-input-tokens", self.mean_input_tokens),
             ("mean-output-tokens", self.mean_output_tokens),
         ):
-            alone = value is not None and not (self.concurrency or self.rate)
+            alone = value is not None and not (self.users or self.rate)
             yield alone, f"{flag}: is for --concurrency and --rate, and neither is given"
         for which, mean, stddev in (
             ("input", self.mean_input_tokens, self.stddev_input_tokens),
@@ -297,11 +309,19 @@ class ComparisonConfig:
 
     @property
     def loads(self) -> tuple[Load, ...]:
-        """The closed loops, then the open ones, all with the same number of requests."""
-        least = max(len(self.prompts) * self.num_runs, REQUESTS_PER_USER * max(self.concurrency, default=1))
-        requests = self.max_num_completed_requests or least
-        closed = (Load(requests, concurrency=users) for users in self.concurrency)
+        """The closed loops, then the open ones, all with the same number of requests (a capacity's: per user)."""
+        least = max(len(self.prompts) * self.num_runs, REQUESTS_PER_USER * max(self.users, default=1))
+        requests, of_capacity = self.max_num_completed_requests or least, self.capacity is not None
+        closed = (
+            Load(max(LEAST_FOR_CAPACITY, REQUESTS_PER_USER * users) if of_capacity else requests, concurrency=users)
+            for users in self.users
+        )
         return (*closed, *(Load(requests, rate=each) for each in self.rate))
+
+    @property
+    def users(self) -> tuple[int, ...]:
+        """The numbers of concurrent users; ascending for a capacity."""
+        return self.concurrency if self.capacity is None else tuple(sorted(self.concurrency or CLIENTS))
 
     @property
     def load_conditions(self) -> tuple[Condition, ...]:
@@ -311,9 +331,9 @@ class ComparisonConfig:
     @property
     def slots(self) -> int | None:
         """KV slots of a server, one per concurrent request; None: the server's choice."""
-        if self.batch is not None or not self.concurrency:
+        if self.batch is not None or not self.users:
             return self.batch
-        return max(MIN_SLOTS, *self.concurrency)
+        return max(MIN_SLOTS, *self.users)
 
 
 def _check_names(flag: str, names: tuple[str, ...], known: Collection[str], may_be_empty: bool = False) -> None:

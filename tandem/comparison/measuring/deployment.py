@@ -36,6 +36,7 @@ class Endpoint:
     model: ModelInfo
     log: Path | None = None  # None: not started here
     across: str | None = None  # its address across the link
+    more: tuple[str, ...] = ()  # draft workers of further clients
     counters: str | None = None  # base URL of a vLLM
 
     @property
@@ -141,7 +142,12 @@ class _Deployment:
         async def start() -> Endpoint:
             assert target is not None, "a worker that is started here has a target"
             command = worker_command(self.config, worker.name, target.reached, *self._credentials_for(target))
-            return await self._started(worker, command, across=False)
+            first = await self._started(worker, command, across=False)
+            if self.config.capacity is None:
+                return first
+            names = [f"{worker.name}-{user}" for user in range(2, max(self.config.users) + 1)]
+            more = await _together(*(self.fleet.start(name, command) for name in names))
+            return replace(first, more=tuple(server.address for server in more))
 
         return await self._one(worker, start)
 

@@ -184,11 +184,14 @@ def _describing(connect: Connect, credentials: Credentials) -> Describe:
 async def _connected(
     stack: contextlib.AsyncExitStack, connect: Connect, endpoint: Endpoint, config: ComparisonConfig
 ) -> Contender:
+    service = endpoint.architecture.service
+    first, *own = [await stack.enter_async_context(connect(at, service)) for at in (endpoint.reached, *endpoint.more)]
     return Contender(
         endpoint.architecture.name,
-        await stack.enter_async_context(connect(endpoint.reached, endpoint.architecture.service)),
+        first,
         endpoint.architecture.split,
         config.timeout,
         all_ours=not config.connect,
+        own=tuple(own),
         counters=Counters(endpoint.counters) if endpoint.counters else None,
     )

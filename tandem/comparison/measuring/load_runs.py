@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from tandem.comparison.measuring.conditions import Condition, Load
 from tandem.comparison.measuring.config import ComparisonConfig
+from tandem.comparison.measuring.distributions import distribution
 from tandem.comparison.measuring.records import Record
 from tandem.comparison.measuring.timed_request import Contender, attempt, rotated, short
 from tandem.comparison.measuring.workloads import Prompt
@@ -32,20 +33,35 @@ async def measure_loads(
     seed: int,
     on_load: Callable[[str, Load], None],
     on_record: Callable[[Record], None],
+    bound_s: float | None = None,
 ) -> None:
-    """Puts each load on each architecture while the others idle, with the same requests and arrival times."""
+    """Puts each load on each architecture while the others idle, with the same requests and arrival times.
+
+    `bound_s`: an architecture whose 95th percentile of TPOT exceeds it gets no more users.
+    """
+    full = set[str]()
     for turn, condition in enumerate(conditions):
         load = condition.load
         assert load is not None, "a condition under load"
         for contender in rotated(contenders, turn):
+            if contender.name in full and load.concurrency:
+                continue
             on_load(contender.name, load)
             await _warm_up(contender, condition, turns[: load.concurrency or WARM_UP_REQUESTS])
-            await _run(contender, turns[: load.requests], condition, seed, on_record)
+            tpots = list[float | None]()
+
+            def measured(record: Record, tpots: list[float | None] = tpots) -> None:
+                tpots.append(record.measurement.tpot_s if record.measurement else None)
+                on_record(record)
+
+            await _run(contender, turns[: load.requests], condition, seed, measured)
+            if bound_s is not None and (distribution(tpots).p95 or 0.0) > bound_s:
+                full.add(contender.name)
 
 
 async def _warm_up(contender: Contender, condition: Condition, turns: Turns) -> None:
     """Sends short requests at once, so that no measurement includes a batch's first use."""
-    sent = (_attempt(contender, condition, *turn, warm_up=True) for turn in turns)
+    sent = (_attempt(contender.of(user), condition, *turn, warm_up=True) for user, turn in enumerate(turns))
     await asyncio.gather(*sent)
 
 
@@ -59,22 +75,22 @@ async def _run(
     assert condition.load is not None, "a condition under load"
     load, began = condition.load, time.perf_counter()
 
-    async def send(run: int, prompt: Prompt, at: float = 0.0) -> None:
+    async def send(run: int, prompt: Prompt, at: float = 0.0, user: int = 0) -> None:
         await asyncio.sleep(max(0.0, at - (time.perf_counter() - began)))
         sent = time.perf_counter() - began
-        done = await _attempt(contender, condition, run, prompt)
+        done = await _attempt(contender.of(user), condition, run, prompt)
         on_record(replace(done, sent_s=sent, ended_s=time.perf_counter() - began))
 
-    async def closed_loop() -> None:
+    async def closed_loop(user: int) -> None:
         for run, prompt in waiting:  # shared: who is answered first takes the next
-            await send(run, prompt)
+            await send(run, prompt, user=user)
 
     if load.rate is not None:
         times = arrivals(load.rate, len(turns), seed)
         await asyncio.gather(*(send(*turn, at) for at, turn in zip(times, turns, strict=True)))
     else:
         waiting = iter(turns)
-        await asyncio.gather(*(closed_loop() for _ in range(load.concurrency or 1)))
+        await asyncio.gather(*map(closed_loop, range(load.concurrency or 1)))
 
 
 async def _attempt(

@@ -88,7 +88,8 @@ class Measuring:
             await self._enter(base)
             turns = load_turns(config, max(load.requests for load in config.loads), self.tokenizer)
             conditions, seed = config.load_conditions, config.sampling.seed
-            await measure_loads(self.contenders, turns, conditions, seed, self._load, self._measured)
+            bound_s = None if config.capacity is None else config.capacity / 1000
+            await measure_loads(self.contenders, turns, conditions, seed, self._load, self._measured, bound_s)
 
     def _load(self, architecture: str, load: Load) -> None:
         self.progress.say(f"{architecture}, {load}: {load.requests} requests")

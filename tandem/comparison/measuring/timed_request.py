@@ -32,7 +32,12 @@ class Contender:
     split: bool = False  # draft and target run apart; traffic between them is counted
     timeout_s: float | None = None  # per request
     all_ours: bool = True  # this process started every server, so their processor time is known
+    own: tuple[GenerationClient | OpenAIClient, ...] = ()  # draft workers of the second and later users
     counters: Counters | None = None  # of a server whose answers lack counts
+
+    def of(self, user: int) -> Contender:
+        """Returns the contender with the user's own draft worker, if any."""
+        return replace(self, generator=self.own[user - 1]) if 0 < user <= len(self.own) else self
 
     def apart(self) -> Contender:
         return replace(self, generator=self.generator.sharing(), counters=None)

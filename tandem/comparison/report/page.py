@@ -106,7 +106,7 @@ def _shown(found: Comparison, remarks: list[str]) -> list[Section]:
     pictures, loads = made(plots.by_round_trip, plots.by_cause), made(plots.under_load)
     return [
         Section("What was measured", pictures=pictures, tables=made(_architectures)),
-        Section("Under load", pictures=loads),
+        Section("Under load", pictures=loads, tables=made(tables.capacity_table)),
         Section("Identity, failures, remarks", tuple(wrong)),
     ]
 

@@ -65,7 +65,7 @@ def head_lines(found: Comparison, detail: Detail) -> Iterator[tuple[str, str]]:
 
 def shown_tables(found: Comparison) -> Iterator[Table]:
     yield tables.architecture_table(found, found.base)
-    several = (tables.link_table, tables.sampling_table, tables.load_table)
+    several = (tables.link_table, tables.sampling_table, tables.load_table, tables.capacity_table)
     wrong = (tables.divergence_table, tables.failure_table)
     yield from (table for make in (*several, *wrong) if (table := make(found)))
 

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tandem.comparison.analysis import words
+from tandem.comparison.analysis.capacity import gain_of, law_of
 from tandem.comparison.analysis.comparison import Comparison, Measured
 from tandem.comparison.analysis.summary import Speedup, Summary
 from tandem.comparison.analysis.words import milliseconds, name, number
-from tandem.comparison.measuring.architectures import AUTOREGRESSIVE
+from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, FUSED
 from tandem.comparison.measuring.identity import TokenIdentity, first_difference
 from tandem.comparison.measuring.records import CAUSES
 
@@ -172,6 +173,26 @@ def load_table(found: Comparison) -> Table | None:
         " ended. Same tokens: as plain decoding with the fewest requests beside it."
     )
     return table("Under load", heads, rows, note, 2) if rows else None
+
+
+def capacity_table(found: Comparison) -> Table | None:
+    """Clients within the bound, and 95th percentiles by number of clients; None without a capacity."""
+    if not found.capacity:
+        return None
+    counts = sorted({count for one in found.capacity for count in one.p95_s})
+    rows = []
+    for one in found.capacity:
+        clients = f"{'≥ ' if one.at_least else ''}{one.clients:.1f}".removesuffix(".0")
+        row = [name(one.architecture), clients, number(one.tokens_per_second, 1)]
+        rows.append([*row, *(milliseconds(one.p95_s.get(count)) for count in counts)])
+    note = "Clients are interpolated between measured numbers; each has a draft of its own where drafts are apart."
+    if (gain := gain_of(found.capacity)) is not None:
+        law = law_of(fused) if (fused := found.base.of(FUSED.name)) else None
+        note += f" Drafts of the clients' own serve {words.times(gain)} the clients of drafts beside the target"
+        note += "." if law is None else f"; 1 + g t_d / t_v (arXiv 2606.25091) says {words.times(law)}."
+    heads = ["architecture", "clients", "tokens/s", *(f"with {count}" for count in counts)]
+    caption = f"Clients of one target at {found.config.capacity:.0f} ms a token, and p95 of the time per token in ms"
+    return table(caption, heads, rows, note)
 
 
 def divergence_table(found: Comparison) -> Table | None:
