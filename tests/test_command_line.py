@@ -19,10 +19,10 @@ from tandem.clients.prefill_client import PrefillConfig
 from tandem.clients.terminal import ClientConfig
 from tandem.engine.model_config import ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing
-from tandem.runners.loading import Execution, Shape
+from tandem.runners.load_runner import Execution, Shape
 from tandem.speculation.types import SAMPLING_FIELDS, GenerationRequest
 from tandem.workshops.planning.plan import PlanConfig
-from tandem_nxdi.settings import NxdiSettings
+from tandem_nxdi.nxdi_settings import NxdiSettings
 from tests.services.certificates import Authority, token_file
 
 VALUES = {
@@ -74,7 +74,6 @@ WITH = {
 }
 NEEDED = {
     **{role: ["--prompt", "a"] for role in ("client", "fused_client", "draft", "verify_target", "verify_draft")},
-    "accept": ["--prompt", "a"],
     "check": ["--receipt", "receipt.json", "--prompt", "prompt.txt"],
     "plan": ["--instance", "trn2.48xlarge"],
     "advise": ["--report", "comparison.json"],

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
-from tandem.installing import missing_package
 from tandem.runners.protocol import Runner
 from tandem.runners.startup import Startup
 
@@ -17,17 +16,22 @@ if TYPE_CHECKING:
     from tandem.checkpoints.adapter_files import Adapter, AdapterChoice
     from tandem.checkpoints.locate import Checkpoint
     from tandem.checkpoints.tokenizers import Tokenizer
-    from tandem.runners.loading import Execution, Shape
+    from tandem.runners.load_runner import Execution, Shape
 
 # Each module has a `BACKEND`. tandem_nxdi is packages/tandem-nxdi; the toy backend is there in a checkout alone.
 MODULES: Mapping[str, str] = MappingProxyType(
     {
-        "torch": "tandem.runners.loading",
+        "torch": "tandem.runners.load_runner",
         "nxdi": "tandem_nxdi.backend",
         "toy": "tests.toy",
     }
 )
 BACKENDS = tuple(MODULES)
+ABSENT = {
+    "tests": "toy is among the tests of a checkout",
+    "tandem_nxdi": "tandem-nxdi is not installed: pip install tandem-nxdi"
+    " (in a checkout: pip install ./packages/tandem-nxdi)",
+}
 
 
 class BackendSettings(Protocol):
@@ -116,8 +120,7 @@ def backend_named(name: str) -> Backend:
     try:
         backend: Backend = importlib.import_module(MODULES[name]).BACKEND
     except ModuleNotFoundError as error:
-        here = (error.name or "").partition(".")[0] == "tests"
-        missing = f"{name} is among the tests of a checkout" if here else missing_package(error.name)
+        missing = ABSENT.get((error.name or "").partition(".")[0])
         if missing is None:
             raise
         raise ValueError(f"backend: {missing}") from None

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tandem.comparison.links.settings import LinkSettings
+from tandem.comparison.links.link_settings import LinkSettings
 from tandem.comparison.measuring.architectures import FUSED
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint
@@ -19,7 +19,7 @@ from tandem.comparison.measuring.measurement import CALIBRATION_TOKENS, CALIBRAT
 from tandem.comparison.measuring.progress import Progress
 from tandem.comparison.measuring.record_log import RecordLog, RunData
 from tandem.comparison.measuring.records import Record
-from tandem.comparison.measuring.run import Contender, measure
+from tandem.comparison.measuring.timed_request import Contender, measure
 from tandem.speculation.types import GenerationRequest, SamplingParams, SpeculationStats
 from tests.comparison.fakes import MODEL, FakeGenerator, prompt
 
@@ -152,9 +152,9 @@ def test_every_length_is_calibrated_often_enough_by_short_requests_however_few_t
     assert {request.max_new_tokens for _, request in calls} == {8, 64, CALIBRATION_TOKENS}
 
 
-def test_plain_decoding_and_drafts_of_known_cost_are_needed_for_a_prediction() -> None:
-    def predicts(*names: str, **more: Any) -> bool:
-        return ComparisonConfig((prompt("a"),), Path("nowhere"), architectures=names, **more).predicts
+def test_plain_decoding_and_drafts_of_known_cost_are_needed_for_step_times() -> None:
+    def calibrates(*names: str, **more: Any) -> bool:
+        return ComparisonConfig((prompt("a"),), Path("nowhere"), architectures=names, **more).calibrates
 
-    assert predicts("autoregressive", "fused") and not predicts("autoregressive", "fused", speculation_length=0)
-    assert not predicts("fused", "distributed") and not predicts("autoregressive", "lookup")
+    assert calibrates("autoregressive", "fused") and not calibrates("autoregressive", "fused", speculation_length=0)
+    assert not calibrates("fused", "distributed") and not calibrates("autoregressive", "lookup")

@@ -10,7 +10,7 @@ from tandem.host.detect import TORCHNEURON_PIP, Neuron, Stack, detect, missing
 from tandem.host.host import Host, find_host
 from tandem.host.packages import refusal, release
 from tandem.installing import IN_A_CHECKOUT, install_command
-from tandem.runners.native.build import cpu_features, prebuilt_library, sources_hash
+from tandem.runners.native.compilation import cpu_features, prebuilt_library, sources_hash
 
 NATIVE_BF16 = ("avx512_bf16", "amx_bf16", "bf16")
 TORCHNEURON_PYTHONS = (3, 12)
@@ -140,14 +140,9 @@ def finding_lines(findings: Findings) -> Iterator[str]:
     yield "Where models can run"
     for name, why in findings.devices.items():
         flag = f"--backend {name}" if name == "nxdi" else f"--device {name}"
-        yield f"  {flag:16} {'yes' if why is None else f'no: {_bare(why)}'}"
+        yield f"  {flag:16} {'yes' if why is None else f'no: {why}'}"
     yield "What to do next"
     yield from (f"  - {step}" for step in findings.next)
-
-
-def _bare(why: str) -> str:
-    """The reason without its flag and without the hint to run the doctor."""
-    return why.partition("is not available here: ")[2].rpartition(";")[0] or why
 
 
 def _neuron_lines(neuron: Neuron) -> Iterator[str]:

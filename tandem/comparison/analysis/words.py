@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tandem.comparison.links.settings import LinkSettings
+from tandem.comparison.links.link_settings import LinkSettings
 from tandem.comparison.measuring.architectures import PLAIN
 from tandem.speculation.types import SamplingParams
 
@@ -23,12 +23,6 @@ def milliseconds(seconds: float | None, digits: int = 1) -> str:
 def times(value: float | None) -> str:
     text = number(value)
     return text if text == MISSING else f"{text}×"
-
-
-def percent(share: float | None, digits: int = 0, sign: bool = False) -> str:
-    if share is None or not math.isfinite(share):
-        return MISSING
-    return f"{100 * share:{'+' if sign else ''}.{digits}f} %".replace("-", "−")
 
 
 def span(interval: Sequence[float] | None, scale: float = 1.0, digits: int = 2) -> str:

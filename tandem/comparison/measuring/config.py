@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, urlsplit
 from tandem.cli.flags import FLAGS
 from tandem.cli.option import COUNT, DIR, FLOATS, INTS, NAME, NAMES, RULES, SECONDS, built, flags_of, option
 from tandem.cli.roles import BACKENDS, REAL, TORCH
-from tandem.comparison.links.settings import LINK_KINDS, TRACE, LinkSettings, traces_named
+from tandem.comparison.links.link_settings import LINK_KINDS, TRACE, LinkSettings, traces_named
 from tandem.comparison.measuring.architectures import (
     ASKED,
     AUTOREGRESSIVE,
@@ -153,7 +153,7 @@ class ComparisonConfig:
         return any("://" in address for name, address in self.connect.items() if name != OPENAI.name)
 
     @property
-    def predicts(self) -> bool:
+    def calibrates(self) -> bool:
         """Whether costs are measured; vLLM reports no step times."""
         drafts = self.speculation_length != 0 and bool(set(self.architectures) - {*NOT_COSTED})
         return drafts and AUTOREGRESSIVE.name in self.architectures and not self.over_http

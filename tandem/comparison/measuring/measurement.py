@@ -17,12 +17,12 @@ from tandem.comparison.measuring.conditions import Condition, Load
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint
 from tandem.comparison.measuring.identity import diverged_prompts
-from tandem.comparison.measuring.loading import load_turns, measure_loads
+from tandem.comparison.measuring.load_runs import load_turns, measure_loads
 from tandem.comparison.measuring.progress import Progress
 from tandem.comparison.measuring.record_log import RecordLog
 from tandem.comparison.measuring.records import Record
-from tandem.comparison.measuring.run import Contender, attempt, measure, rotated, short
 from tandem.comparison.measuring.servers import Fleet
+from tandem.comparison.measuring.timed_request import Contender, attempt, measure, rotated, short
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.speculation.types import Rule
 
@@ -146,7 +146,7 @@ class Measuring:
                     await self._enter(condition, turn / len(turns))
                     record = Record(contender.name, prompt.name, prompt.kind, run, condition=condition.name)
                     self._measured(await attempt(contender, record, prompt.into(condition.request, run)))
-            if config.predicts:
+            if config.calibrates:
                 await self._enter(config.conditions[0], turn / len(turns))
                 await self._calibrate(prompt, itertools.islice(due, each_time))
 

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.checkpoints.family_configs import MATRICES
-from tandem.checkpoints.family_weights import EMBEDDING, HEAD, FamilyWeights, FolderWeights, GgufWeights, matrix_name
+from tandem.checkpoints.family_configs import MATRICES, matrix_name
+from tandem.checkpoints.family_weights import EMBEDDING, HEAD, FamilyWeights, FolderWeights, GgufWeights
 from tandem.checkpoints.gguf_blocks import FORMATS, Blocks
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_unchanged, weights_revision
 from tandem.checkpoints.numbers import Floats, Stored
 from tandem.checkpoints.tensors import Tensors, shards_of, write_tensors
 from tandem.checkpoints.trusted_cache import cache_root, made_once
 from tandem.runners.native import LibraryMissing
-from tandem.runners.native.build import library_path
+from tandem.runners.native.compilation import library_path
 from tandem.runners.native.library import Matrix, load_library
 
 log = logging.getLogger("tandem.engine")

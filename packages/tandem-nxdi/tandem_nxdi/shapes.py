@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.checkpoints.adapter_files import Adapter
-from tandem.runners.loading import Shape
+from tandem.runners.load_runner import Shape
 from tandem_nxdi.adapters import lora_config
+from tandem_nxdi.nxdi_settings import OURS, NxdiSettings
 from tandem_nxdi.refusals import EAGLE3_NEEDS, refuse_broken
-from tandem_nxdi.settings import OURS, NxdiSettings
 
 TILE = 128  # KV caches of fused models are stored in tiles of so many positions where the length allows it
 
@@ -61,10 +61,14 @@ class Build:
     adapters: Mapping[str, str] = field(default_factory=dict)
 
 
+def kind_of(fused: bool, verifies: bool, shape: Shape) -> Kind:
+    return Kind.FUSED if fused else Kind.WINDOW if verifies and shape.max_draft else Kind.PLAIN
+
+
 def check_settings(fused: bool, shape: Shape, settings: NxdiSettings) -> None:
     """Refuses fields that NxD Inference breaks, without needing it; an EAGLE head's are checked with its folder."""
-    kind = Kind.FUSED if fused and settings.pair != "apart" else Kind.WINDOW if shape.max_draft else Kind.PLAIN
     if not settings.eagle:
+        kind = kind_of(fused and settings.pair != "apart", True, shape)
         refuse_broken(_fields(kind, shape, settings, None, eagle3=False))
 
 
