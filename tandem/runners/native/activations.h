@@ -171,9 +171,11 @@ inline uint32_t magnitude(const Values32& values) {
             const vu size = (vu)half[r] & 0x7fffffffu;
             most = size > most ? size : most;
         });
-    uint32_t largest = 0;
-    for (int lane = 0; lane < WIDTH; lane++) largest = std::max(largest, most[lane]);
-    return largest;
+    typedef uint32_t v4u __attribute__((vector_size(16)));
+    v4u parts[WIDTH / 4], largest{};
+    store(parts, most);
+    for (v4u part : parts) largest = part > largest ? part : largest;
+    return std::max(std::max(largest[0], largest[1]), std::max(largest[2], largest[3]));
 }
 
 inline void quantise(const Values32& values, Group8& to) {
