@@ -48,7 +48,6 @@ template <class D> void Transformer<D>::read_features(const HeadInputs& from) {
     const int widest = std::max({2 * shape.hidden, int(width), shape.heads * shape.head_dim, shape.intermediate});
     for (auto& groups : groups8_) groups = Buffer<Group8>(most * Linear<D>::groups(widest));
     for (auto& halves : halves_) halves = Buffer<float>(most * Linear<D>::halves(widest));
-    make_phases();
 }
 
 // Fuses hidden states from the target's features, or takes the head's own.
