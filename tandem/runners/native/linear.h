@@ -64,7 +64,7 @@ public:
         return false;
 #endif
     }
-    static size_t halves(int inputs) { return up(inputs, 2 * BLOCK) / (2 * BLOCK) * HALVES; }  // of a row
+    static size_t halves(int inputs) { return D::PER_UNIT == 1 ? 0 : up(inputs, 2 * BLOCK) / (2 * BLOCK) * HALVES; }  // of a row
     // Row t of `tokens`, block by block of all rows: upper halves, then lower ones.
     void halve(const stored* x, float* to, int t, int tokens) const {
         const int units = inputs_ / D::PER_UNIT;

@@ -82,6 +82,7 @@ private:
         int thread;
         uint32_t phase = 0;
         int claimed = NONE, done = 0, expected = 0;  // pieces of this step: done by the thread; of all phases that have ended
+        Kind kind = EMBED;
     };
     struct Progress {  // of a thread in a step, read by all
         alignas(64) std::atomic<uint64_t> claimed;  // the phase, and how many of the thread's own pieces are claimed
