@@ -15,7 +15,7 @@ from tandem.checkpoints.head_config import read_head_config
 from tandem.checkpoints.locate import find, weights_revision
 from tandem.engine.batcher import Batcher
 from tandem.engine.generators import fused_generator
-from tandem.engine.loading import load_pair
+from tandem.engine.load_models import load_pair
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.runners.eagle.eagle_runner import EagleRunner
 from tandem.runners.eagle.hidden_states import TargetFeatures
@@ -165,7 +165,7 @@ def test_what_does_not_fit_is_refused_by_name(
     target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ValueError, match="holds data of the target"):
-        train(replace(training(target, data, tmp_path), target=None), quiet)
+        train(replace(training(target, data, tmp_path), target_model=None), quiet)
     with pytest.raises(ValueError, match=r"layers: \[1, 2, 9\] are not three of the target's 3"):
         train(training(target, data, tmp_path, layers=(1, 2, 9)), quiet)
     assert train_main(["--data", str(tmp_path / "none"), "--output", str(tmp_path / "x"), "--steps", "0"]) == 2
