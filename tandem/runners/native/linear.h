@@ -136,7 +136,7 @@ private:
         const Panel& panel = panels_[which];
         if (panel.format == DENSE) {
             if (!x.halves) return sized<DENSE_TILE>(count, panel, x.values + at * x.stride, x.stride, then, tiles, sums);
-            const NoDenormals as_products_of_pairs;
+            [[maybe_unused]] const NoDenormals as_products_of_pairs{};
             return sized_halves<HALVES_TILE>(count, panel, x.halves + at * HALVES, x.tokens * HALVES, then, tiles, sums);
         }
         const auto [size, inputs] = with_blocks(panel.format, [](auto blocks) {
