@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.clients.distributed import connect_distributed, open_remote_draft
+from tandem.clients.other_engine import OtherEngine
 from tandem.clients.profile import Profile
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
@@ -97,7 +98,9 @@ class ServerParts:
 
     def finished(self, generator: Generator, defaults: RequestDefaults) -> Generator:
         """Adds start-up time and defaults to a generator and starts its metrics."""
-        generator = replace(generator, info=self.stamped(generator.info), defaults=defaults)
+        behind = self.config.settle and OtherEngine("settle", self.config.settle, self.config.credentials)
+        engine = behind.answer if behind else None
+        generator = replace(generator, info=self.stamped(generator.info), defaults=defaults, engine=engine)
         self.observability.loaded(generator.info)
         generator.encoding.turns.caller = fairness_key
         return generator

@@ -19,15 +19,15 @@ SERVERS = (*TARGETS, "draft_worker")
 APART = ("draft", "draft_worker")  # draft for a target elsewhere
 SESSIONS = ("target", "draft_worker")
 ASKING = ("client", "fused_client", "draft")  # send their own prompts to a server
-CALLING = (*ASKING, *SERVERS)  # show their credentials to servers
+CALLING = (*ASKING, *SERVERS, "settle")  # show their credentials to servers
 ALONE = ("verify_target", "verify_draft")
 PROMPTED = (*ASKING, *ALONE)
 PROMPTS = (*PROMPTED, "accept")
-GENERATING = (*PROMPTS, *SERVERS)
+GENERATING = (*PROMPTS, *SERVERS, "settle")
 DRAFTING = ("fused_target", "draft_worker", "draft", "accept", "compile")
-VERIFYING = (*TARGETS, *ALONE, "accept", "check")
+VERIFYING = (*TARGETS, *ALONE, "accept", "check", "settle")
 LISTENING = (*SERVERS, "prefill")
-LOADING = (*LISTENING, "draft", *ALONE, "accept", "check", "compile")
+LOADING = (*LISTENING, "draft", *ALONE, "accept", "check", "compile", "settle")
 SHAPED = (*LOADING, "plan")
 FUSING = ("fused_target", "compile")
 EVERY = (*LOADING, "client", "fused_client", "advise", "plan", "doctor", "convert")
@@ -51,6 +51,7 @@ ROLES = {
     "verify_draft": "runs the draft alone, without a server, token by token",
     "accept": "measures a draft against a target: acceptance, costs, best speculation length",
     "check": "check RECEIPT --prompt FILE: checks what a server signed of an answer, with the model every token",
+    "settle": "settle INPUT --engine openai=URL --output FILE: another engine answers, the target here makes it exact",
     "compile": "compiles the graphs of target, draft and both ahead of time, for servers to share",
     "convert": "converts a checkpoint for NxD Inference: FP8 range, EAGLE heads, safetensors",
     "advise": "prints the decision of a comparison.json for a round trip and a number of clients",

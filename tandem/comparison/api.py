@@ -9,21 +9,19 @@ from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from rich.console import Console
 
+from tandem.clients.openai_client import OpenAIClient
 from tandem.comparison.analysis.comparison import Comparison, analyse
 from tandem.comparison.measuring.architectures import OPENAI
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.driver import Connect, measure, started
 from tandem.comparison.measuring.interruption import Interruption
-from tandem.comparison.measuring.openai_client import OpenAIClient
 from tandem.comparison.measuring.progress import Progress
 from tandem.comparison.measuring.record_log import RecordLog
 from tandem.comparison.measuring.workloads import Prompt, built_in_prompts, given_prompts
 from tandem.comparison.report.publish import write_files
-from tandem.rpc.credentials import Credentials
 from tandem.rpc.generation_client import GenerationClient
 
 
@@ -83,19 +81,11 @@ def connector(config: ComparisonConfig) -> Connect:
 
     def connect(address: str, service: str) -> GenerationClient | OpenAIClient:
         if service == OPENAI.service:
-            shown = config.credentials if config.credentials.insecure or _hidden(address) else Credentials()
-            token = shown.token()
-            return OpenAIClient(address, token() if token else None)
+            return OpenAIClient.connect(address, config.credentials)
         theirs = address in config.connect.values()
         return GenerationClient.connect(address, service, config.credentials if theirs else None)
 
     return connect
-
-
-def _hidden(url: str) -> bool:
-    """Whether traffic to an OpenAI server is encrypted or stays on this machine."""
-    parts = urlsplit(url)
-    return parts.scheme == "https" or parts.hostname in ("localhost", "127.0.0.1", "::1")
 
 
 def _prompts(prompts: Sequence[str | Prompt]) -> tuple[Prompt, ...]:

@@ -1,0 +1,142 @@
+"""Settles answers of another engine: each is one long draft of the target here, whose own tokens come out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from tandem.clients.background_loop import BackgroundLoop
+from tandem.clients.completion import Completion, Prompt, completion_of, request_of
+from tandem.clients.other_engine import OtherEngine
+from tandem.engine.batcher import Batcher
+from tandem.engine.generator import Generator, RequestDefaults
+from tandem.engine.generators import plain_generator
+from tandem.engine.loading import load, load_adapters
+from tandem.engine.model_config import ModelConfig
+from tandem.receipts.keys import open_keys
+from tandem.rpc.credentials import Credentials
+from tandem.runners.loading import Shape
+from tandem.services.receipts import Receipts, generated
+from tandem.speculation.errors import TandemError
+from tandem.speculation.types import GenerationRequest, SamplingParams, SpeculationStats, common
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tandem.speculation.request import RequestOptions
+
+T = TypeVar("T")
+KEY_DAYS, LENGTH, PATIENCE = 90.0, 2048, 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """`written`: tokens of the engine's answer, of which the first `agreed` stayed. `failure`: why there are none."""
+
+    completion: Completion  # the target's own
+    written: int
+    agreed: int
+    unchanged: bool
+    engine_seconds: float
+    seconds: float  # without the engine's
+    failure: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settler:
+    generator: Generator
+    receipts: Receipts | None
+    engine: OtherEngine
+
+    async def settle(self, request: GenerationRequest) -> Settled:
+        """Raises InvalidField, TooLong."""
+        answer: tuple[tuple[int, ...], str] = ((), "")
+        failure, asked = "", 0.0
+
+        async def ask(whole: GenerationRequest) -> tuple[tuple[int, ...], str]:
+            nonlocal answer, failure, asked
+            began = time.perf_counter()
+            try:
+                answer = await self.engine.answer(whole)
+                return answer
+            except TandemError as error:
+                failure = str(error)
+                raise
+            finally:
+                asked = time.perf_counter() - began
+
+        began, generator = time.perf_counter(), replace(self.generator, engine=ask)
+        found = await completion_of(generated(self.receipts, generator, request, SpeculationStats()))
+        seconds = time.perf_counter() - began - asked
+        written = answer[0] or await generator.predicted_tokens(answer[1])
+        agreed, unchanged = common(written, found.token_ids), not failure and answer[1] == found.text
+        return Settled(found, len(written), agreed, unchanged, asked, seconds, failure)
+
+    async def at_once(self, settle: Callable[[T], Awaitable[None]], items: Iterable[T]) -> None:
+        """Runs `settle` on the items: half of them are written while half are settled."""
+        left = iter(items)
+
+        async def work() -> None:
+            for item in left:
+                await settle(item)
+
+        await asyncio.gather(*(work() for _ in range(2 * self.generator.info.kv_slots)))
+
+
+@asynccontextmanager
+async def settler(
+    models: ModelConfig, engine: OtherEngine, keys: Path | None, defaults: RequestDefaults
+) -> AsyncIterator[Settler]:
+    """Loads the target. Raises ValueError."""
+    opened, batcher = open_keys(keys, KEY_DAYS) if keys else None, Batcher("settle")
+    try:
+        loaded = await load(models, batcher)
+        await load_adapters(models, loaded)
+        receipts = Receipts(opened, "settle", lambda: loaded.engine.adapters.revisions) if opened else None
+        yield Settler(replace(plain_generator(loaded), defaults=defaults), receipts, engine)
+    finally:
+        await batcher.close()
+
+
+def settle(
+    prompts: Sequence[Prompt],
+    *,
+    engine: str,
+    model: str | None = None,
+    sampling: SamplingParams | None = None,
+    stop: str | Sequence[str] = (),
+    receipt_keys: str | Path | None = None,
+    credentials: Credentials | None = None,
+    **options: Unpack[RequestOptions],
+) -> list[Settled]:
+    """Lets `engine` ("openai=URL") answer the prompts; the target `model` here makes each answer its own, to the bit.
+
+    `receipt_keys`: a folder of keys that sign receipts. Other options are those of `Client.generate`. Raises
+    TandemError for a wrong argument, ValueError for a target that cannot be loaded.
+    """
+    options["receipt"] = receipt_keys is not None
+    requests = [request_of(each, sampling, stop, **options) for each in prompts]
+    other = OtherEngine("engine", engine, credentials or Credentials(), PATIENCE)
+    models, keys = ModelConfig(model=model, shape=Shape(max_length=LENGTH)), receipt_keys and Path(receipt_keys)
+
+    found: dict[int, Settled] = {}
+
+    async def settled() -> None:
+        async with settler(models, other, keys or None, RequestDefaults()) as target:
+
+            async def one(item: tuple[int, GenerationRequest]) -> None:
+                found[item[0]] = await target.settle(item[1])
+
+            await target.at_once(one, enumerate(requests))
+
+    loop = BackgroundLoop("settle")
+    try:
+        loop.run(settled())
+    finally:
+        loop.close(asyncio.sleep(0))
+    return [found[i] for i in range(len(requests))]
