@@ -27,8 +27,8 @@ from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, DISTRIBUTE
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint, baseline_of, deploy
 from tandem.comparison.measuring.environment import this_machine
-from tandem.comparison.measuring.run import Contender, measure
 from tandem.comparison.measuring.servers import Fleet
+from tandem.comparison.measuring.timed_request import Contender, measure
 from tandem.comparison.measuring.workloads import BUILT_IN, Prompt, built_in_prompts
 from tandem.rpc.generation_client import GenerationClient
 from tandem.speculation.types import GenerationRequest, ModelInfo, SamplingParams

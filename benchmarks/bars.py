@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from benchmarks.crowds import Load
 from benchmarks.figures import Sample, decoding, end_to_end, speedup
 from benchmarks.formats import AUTOREGRESSIVE, BASE, FORMATS, FUSED, LLAMA, is_ours, ours
-from benchmarks.load import Load
 from benchmarks.prompt_speed import PromptSpeed
 from benchmarks.prompt_speed import speedup as prompt_speedup
 

@@ -24,8 +24,8 @@ from benchmarks.contenders import Ours, encode
 from benchmarks.figures import Sample, decoding
 from benchmarks.keeping import kept
 from tandem.comparison.measuring.environment import this_machine
-from tandem.comparison.measuring.run import rotated
 from tandem.comparison.measuring.servers import Fleet
+from tandem.comparison.measuring.timed_request import rotated
 from tandem.comparison.measuring.workloads import built_in_prompts
 from tandem.rpc.channel import DRAFT, FUSED
 from tandem.rpc.generation_client import GenerationClient

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from benchmarks.figures import Sample, end_to_end
 from tandem.comparison.measuring.deployment import Endpoint
-from tandem.comparison.measuring.run import rotated
+from tandem.comparison.measuring.timed_request import rotated
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.rpc.generation_client import GenerationClient
 from tandem.speculation.types import Chunk, GenerationRequest, ModelInfo

@@ -19,13 +19,13 @@ from rich.console import Console
 
 from benchmarks import against_plain, bandwidth, vllm_peer
 from benchmarks.contenders import Contender, Crowd, Ours, answer_in_turn, connect, describe, encode, ready
+from benchmarks.crowds import measure_load
 from benchmarks.fast_peers import Llama, TargetFiles, prepare_llama, start_openvino, start_vllm, what_llama_said
 from benchmarks.fast_report import Outcome, document, report
 from benchmarks.fast_settings import PROMPT_TOKENS, Settings, parse
 from benchmarks.fast_table import quoted_table
 from benchmarks.formats import DISTRIBUTED, Format
 from benchmarks.keeping import kept
-from benchmarks.load import measure_load
 from benchmarks.others import watch
 from benchmarks.prompt_speed import measure_prompts
 from tandem.comparison.measuring import architectures

@@ -14,10 +14,10 @@ from rich.table import Table
 from benchmarks.against_plain import plain_ratio_bars
 from benchmarks.bandwidth import Limit, Reading
 from benchmarks.bars import Bar, fused_bars, many_bars, plain_bars, prompt_bars
+from benchmarks.crowds import Load
 from benchmarks.fast_settings import PROMPT_TOKENS
 from benchmarks.figures import Sample, decoding, identity
 from benchmarks.formats import BASE, FORMATS, LLAMA, format_of, is_ours
-from benchmarks.load import Load
 from benchmarks.peers import PeerInfo
 from benchmarks.prompt_speed import PromptSpeed
 from tandem.comparison.measuring.environment import this_machine

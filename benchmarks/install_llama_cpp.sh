@@ -24,6 +24,19 @@ if [ ! -f "$folder/$name.tar.gz" ]; then
 fi
 echo "$sha256  $folder/$name.tar.gz" | sha256sum --check --quiet
 tar -xzf "$folder/$name.tar.gz" -C "$folder"
+# GCC's AMX functions do not say that they read memory (seen in 12.2), so tiles would be loaded before they are written:
+# llama.cpp would crash in `ldtilecfg` on a processor with AMX.
+cat > "$folder/tiles.h" <<'TILES'
+#if defined(__AMX_TILE__) && defined(__GNUC__) && !defined(__clang__)
+#undef _tile_loadd
+#define _tile_loadd(tile, base, stride) tandem_load_tile(tile, base, stride)
+#define tandem_load_tile(tile, base, stride) \
+    asm volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"((const void *)(base)), "r"((long)(stride)) : "memory")
+#define _tile_loadconfig(config) asm volatile("ldtilecfg (%0)" ::"r"(config) : "memory")
+#endif
+TILES
+amx="$folder/$name/vendor/llama.cpp/ggml/src/ggml-cpu/amx/mmq.cpp"
+sed -i "s|^#include <type_traits>|&\n#include \"$(cd "$folder" && pwd)/tiles.h\"|" "$amx"
 nice cmake -S "$folder/$name/vendor/llama.cpp" -B "$folder/build" -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON \
     -DBUILD_SHARED_LIBS=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
     -DLLAMA_BUILD_COMMIT="$name"

@@ -26,7 +26,7 @@ from benchmarks.links_judged import LOOKUP, PLAIN, RUNNING, WAITING, bars_of, ce
 from benchmarks.links_page import publish
 from tandem.cli import compare
 from tandem.comparison.analysis.comparison import Comparison, read_comparison
-from tandem.comparison.links.settings import read_trace
+from tandem.comparison.links.link_settings import read_trace
 from tandem.host.device_times import times_named
 from tests.comparison.reference_queue import generated
 

@@ -8,7 +8,7 @@ import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tandem.runners.native.build import find_compiler
+from tandem.runners.native.compilation import find_compiler
 from tandem.runners.native.library import ModelShape
 
 FEWEST_BY_TILES = 9  # tokens from which AMX tiles are used: AVX-512 VNNI takes two passes for them

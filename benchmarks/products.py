@@ -31,8 +31,8 @@ from benchmarks.keeping import kept
 from benchmarks.others import watch
 from benchmarks.peak import Meter, Peaks
 from tandem.checkpoints.gguf_blocks import FORMATS
-from tandem.runners.native import build
-from tandem.runners.native.runner import NativeRunner
+from tandem.runners.native import compilation
+from tandem.runners.native.native_runner import NativeRunner
 from tandem.runners.native.steps import TileState
 
 INPUTS, OUTPUTS = 512, 1536  # of a matrix that stays in a core's own cache
@@ -101,7 +101,7 @@ def measure_steps(versions: dict[str, Path], formats: Sequence[str], runs: int, 
     for form in formats:
         runners: dict[str, NativeRunner] = {}
         for name, sources in versions.items():
-            build.SOURCES = sources
+            compilation.SOURCES = sources
             runners[name] = runner = quantised.load(form, settings)
             for start in range(0, quantised.PREFIX, quantised.CHUNK):
                 runner.model.feed([0], [start], [tokens[start : start + quantised.CHUNK]], 0)
@@ -119,7 +119,9 @@ def built(sources: Path, folder: Path) -> Any:
     """The library of products by these sources."""
     made = folder / f"{len(list(folder.iterdir()))}.so"
     parts = [Path(__file__).with_suffix(".cpp"), sources / "products.cpp"]
-    subprocess.run([build.find_compiler(), *build.FLAGS, "-w", f"-I{sources}", *parts, "-o", made], check=True)
+    subprocess.run(
+        [compilation.find_compiler(), *compilation.FLAGS, "-w", f"-I{sources}", *parts, "-o", made], check=True
+    )
     library = ctypes.CDLL(str(made))
     library.product.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]
     library.product.restype = ctypes.c_void_p
@@ -183,7 +185,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args, outcome = parse(argv), Outcome()
-    versions = {HERE: build.SOURCES} | ({BEFORE: args.against.resolve()} if args.against else {})
+    versions = {HERE: compilation.SOURCES} | ({BEFORE: args.against.resolve()} if args.against else {})
     settings = json.loads(json.dumps(vars(args), default=str))
     with kept(args.output, lambda: {"settings": settings, **asdict(outcome)}, lambda: asdict(outcome)):
         outcome.busy = watch()

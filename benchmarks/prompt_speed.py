@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.contenders import Contender
-from tandem.comparison.measuring.run import rotated
+from tandem.comparison.measuring.timed_request import rotated
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,8 @@ from benchmarks.peak import Meter, Peaks, multiply_adds
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import find
 from tandem.checkpoints.tokenizers import HuggingFaceTokenizer
-from tandem.runners.loading import Execution, Shape, load_runner
-from tandem.runners.native.runner import NativeRunner
+from tandem.runners.load_runner import Execution, Shape, load_runner
+from tandem.runners.native.native_runner import NativeRunner
 from tandem.runners.native.steps import TileState, use_tiles
 
 FORMATS = ("float32", "bfloat16", "int8", "q4", "as-stored")

@@ -26,13 +26,13 @@ from tandem.comparison.report.publish import write_atomically
 from tandem.engine.batcher import Batcher
 from tandem.engine.generator import Generator
 from tandem.engine.generators import plain_generator
-from tandem.engine.loading import Loaded, load
+from tandem.engine.load_models import Loaded, load
 from tandem.engine.model_config import ModelConfig
+from tandem.receipts.check_command import CheckConfig, checked_by
 from tandem.receipts.checking import CheckOutcome, overall
 from tandem.receipts.keys import Keys, open_keys
 from tandem.receipts.receipt import Signed, prefix_digests, read_signed
-from tandem.receipts.run import CheckConfig, checked_by
-from tandem.runners.loading import Execution, Shape
+from tandem.runners.load_runner import Execution, Shape
 from tandem.services.receipts import Receipts, generated
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, SamplingParams, SpeculationStats
 

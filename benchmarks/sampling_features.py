@@ -25,9 +25,9 @@ from benchmarks.keeping import kept
 from tandem.engine.batcher import Batcher
 from tandem.engine.generator import Generator
 from tandem.engine.generators import fused_generator, plain_generator
-from tandem.engine.loading import load_pair
+from tandem.engine.load_models import load_pair
 from tandem.engine.model_config import DraftChoice, ModelConfig
-from tandem.runners.loading import Execution, Shape
+from tandem.runners.load_runner import Execution, Shape
 from tandem.speculation.types import Chunk, GenerationRequest, SamplingParams, Structure, StructureKind
 
 SAMPLED = {

@@ -20,7 +20,7 @@ from tandem.comparison.measuring.workloads import built_in_prompts
 from tandem.engine.generator import RequestDefaults
 from tandem.engine.model_config import ModelConfig
 from tandem.rpc.credentials import Credentials
-from tandem.runners.loading import Execution, Shape
+from tandem.runners.load_runner import Execution, Shape
 from tandem.services.settling import Settled, settler
 from tandem.speculation.types import GenerationRequest, SamplingParams
 

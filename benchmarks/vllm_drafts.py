@@ -28,7 +28,7 @@ from benchmarks.peers import PeerFailed
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import embedded_draft, find
 from tandem.comparison.links.link import DelayLink
-from tandem.comparison.links.settings import LinkSettings
+from tandem.comparison.links.link_settings import LinkSettings
 from tandem.comparison.measuring.environment import this_machine
 from tandem.comparison.measuring.servers import Fleet, ServerFailed
 from tandem.comparison.measuring.workloads import built_in_prompts

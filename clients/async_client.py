@@ -23,9 +23,9 @@ from tandem.clients.completion import (
 from tandem.rpc.channel import check_process, forked
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import EndpointPool, disagreement, parse_addresses
-from tandem.rpc.errors import TandemError
 from tandem.rpc.first_contact import ANSWER_SECONDS, Ask, explained, first_of, service_at
 from tandem.rpc.generation_client import GenerationClient
+from tandem.rpc.received_errors import TandemError
 from tandem.speculation.errors import SILENT, Outcome
 from tandem.speculation.request import RequestOptions
 from tandem.speculation.retry import RetryBudget

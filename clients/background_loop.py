@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from tandem.rpc.channel import check_process, forked
-from tandem.rpc.errors import TandemError
+from tandem.rpc.received_errors import TandemError
 
 T = TypeVar("T")
 

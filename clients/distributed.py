@@ -9,13 +9,13 @@ from functools import partial
 from tandem.checkpoints.tokenizers import same_tokens
 from tandem.engine.generator import Generator, MakeRounds
 from tandem.engine.generators import Drafting, drafted_generator, fixed_length, stop_tokens, worker_info
-from tandem.engine.loading import Loaded
+from tandem.engine.load_models import Loaded
 from tandem.engine.model_config import ModelConfig
 from tandem.rpc.channel import DRAFT
 from tandem.rpc.credentials import Credentials
-from tandem.rpc.errors import TandemError
 from tandem.rpc.first_contact import first_of
 from tandem.rpc.propose_stream import DraftClient, StreamedDrafts, WaitingDrafter
+from tandem.rpc.received_errors import TandemError
 from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.tracing import traced
 from tandem.rpc.verifier_client import VerifierClient

@@ -13,7 +13,7 @@ from tandem.clients.distributed import connect_distributed
 from tandem.clients.terminal import ClientConfig, run_prompts
 from tandem.engine.batcher import Batcher
 from tandem.engine.generators import load_drafting, plain_generator
-from tandem.engine.loading import check_found, load, load_adapters
+from tandem.engine.load_models import check_found, load, load_adapters
 from tandem.engine.model_config import ModelConfig
 from tandem.rpc.channel import TARGET
 from tandem.rpc.first_contact import check_peers

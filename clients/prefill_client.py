@@ -16,7 +16,7 @@ from tandem.engine.prefill import MIN_TOKENS, PageLayout, PageRun, PrefillFailed
 from tandem.rpc.channel import open_channel
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import parse_addresses
-from tandem.rpc.errors import from_rpc
+from tandem.rpc.received_errors import from_rpc
 from tandem.rpc.request_context import outgoing
 from tandem.rpc.wire import printable_fields
 from tandem.runners.capabilities import PAGE

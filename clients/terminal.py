@@ -127,7 +127,7 @@ class PromptRun:
 
     async def run(self, generate: Generate, request: GenerationRequest) -> None:
         from tandem.engine.batcher import DeviceLost
-        from tandem.rpc.errors import TandemError
+        from tandem.rpc.received_errors import TandemError
         from tandem.runners.protocol import RowFailed
         from tandem.speculation.rounds import OutOfStep
 

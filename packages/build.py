@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from tandem.runners.native import LibraryMissing  # noqa: E402
-from tandem.runners.native.build import (  # noqa: E402
+from tandem.runners.native.compilation import (  # noqa: E402
     FLAGS,
     LEVELS,
     PACKAGE,
@@ -34,7 +34,7 @@ from tandem.runners.native.build import (  # noqa: E402
     find_compiler,
     sources_hash,
 )
-from tandem.runners.native.build import build as build_library  # noqa: E402
+from tandem.runners.native.compilation import build as build_library  # noqa: E402
 
 PARTS = ("tandem", "services", "clients", "workshops", "pyproject.toml", "README.md", "LICENSE")
 """The sources of the program."""

@@ -15,11 +15,11 @@ import grpc
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from tandem.rpc.errors import from_status
+from tandem.rpc.received_errors import from_status
 from tandem.rpc.request_context import REQUEST_ID, RequestContext, begin, current, new_id, valid_id
 from tandem.rpc.tracing import Span
-from tandem.services.errors import to_status
-from tandem.services.security.identity import OPEN, identify
+from tandem.services.security.callers import OPEN, identify
+from tandem.services.statuses import to_status
 from tandem.speculation.types import FinishReason
 
 if TYPE_CHECKING:

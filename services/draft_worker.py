@@ -12,11 +12,11 @@ from tandem.engine.generators import Drafting
 from tandem.rpc.channel import DRAFT
 from tandem.rpc.wire_sessions import draft_to_wire, proposing_from_wire
 from tandem.services.calls import Context
-from tandem.services.duplex import Duplex, Incoming, StreamIdle, answered_in_order
 from tandem.services.generation import GenerateMethod, GeneratingService
 from tandem.services.lifecycle import Lifecycle
-from tandem.services.security.identity import ANONYMOUS, caller
+from tandem.services.security.callers import ANONYMOUS, caller
 from tandem.services.security.limits import LimitReached, ServerLimits
+from tandem.services.server_duplex import Duplex, Incoming, StreamIdle, answered_in_order
 from tandem.speculation.ahead import Follower
 from tandem.speculation.drafters import Drafter
 from tandem.speculation.types import MAX_DRAFTED, InvalidField, ModelInfo, Rule, TooLong

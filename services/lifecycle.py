@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 
-from tandem.services.errors import NotAccepting
+from tandem.services.statuses import NotAccepting
 
 
 class Lifecycle:

@@ -13,22 +13,22 @@ from tandem.engine.adapter_registry import Adapters
 from tandem.engine.engine import Engine
 from tandem.engine.generator import check_tokens
 from tandem.engine.generators import target_info
-from tandem.engine.loading import close, load, load_adapters
+from tandem.engine.load_models import close, load, load_adapters
 from tandem.engine.prefill import PageCopies, PrefillPages, RemotePrefill
 from tandem.rpc import wire
 from tandem.runners.capabilities import PAGE
 from tandem.services.calls import Context
-from tandem.services.errors import ModelMismatch, QueueFull
 from tandem.services.lifecycle import Lifecycle
-from tandem.services.security.identity import caller
+from tandem.services.security.callers import caller
 from tandem.services.security.limits import ServerLimits, check_name
 from tandem.services.server import HostedService
+from tandem.services.statuses import ModelMismatch, QueueFull
 from tandem.speculation.types import InvalidField, ModelInfo, Request, TooLong
 from tandem.v1 import prefill_worker_pb2 as pb
 from tandem.v1.prefill_worker_pb2_grpc import PrefillWorkerServicer, add_PrefillWorkerServicer_to_server
 
 if TYPE_CHECKING:
-    from tandem.services.roles import ServerParts
+    from tandem.services.server_roles import ServerParts
 
 log = logging.getLogger("tandem.server")
 QUEUE = 4

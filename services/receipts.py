@@ -21,7 +21,7 @@ from tandem.receipts.receipt import (
     prefix_digests,
     prompt_digest,
 )
-from tandem.runners.native.build import cpu_model
+from tandem.runners.native.compilation import cpu_model
 from tandem.speculation.types import (
     Chunk,
     GenerationEnd,

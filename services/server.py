@@ -29,8 +29,8 @@ from tandem.services.calls import CallObserver
 from tandem.services.health import NOT_SERVING, SERVING, HealthService
 from tandem.services.http.service import HttpService
 from tandem.services.lifecycle import Lifecycle
+from tandem.services.security.access import Security
 from tandem.services.security.call_limits import TransportInterceptor
-from tandem.services.security.config import Security
 from tandem.services.shutdown import STOP_SECONDS, ShutdownDeadline, bounded
 
 if TYPE_CHECKING:  # uvicorn need not be installed

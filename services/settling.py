@@ -16,11 +16,11 @@ from tandem.clients.other_engine import OtherEngine
 from tandem.engine.batcher import Batcher
 from tandem.engine.generator import Generator, RequestDefaults
 from tandem.engine.generators import plain_generator
-from tandem.engine.loading import load, load_adapters
+from tandem.engine.load_models import load, load_adapters
 from tandem.engine.model_config import ModelConfig
 from tandem.receipts.keys import open_keys
 from tandem.rpc.credentials import Credentials
-from tandem.runners.loading import Shape
+from tandem.runners.load_runner import Shape
 from tandem.services.receipts import Receipts, generated
 from tandem.speculation.errors import TandemError
 from tandem.speculation.types import GenerationRequest, SamplingParams, SpeculationStats, common

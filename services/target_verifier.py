@@ -15,12 +15,11 @@ from tandem.rpc.channel import TARGET
 from tandem.rpc.request_context import current
 from tandem.rpc.wire_sessions import distributions_from_wire, session_from_wire
 from tandem.services.calls import Context
-from tandem.services.duplex import answered_in_order
-from tandem.services.errors import ModelMismatch
 from tandem.services.generation import GenerateMethod, GeneratingService
 from tandem.services.lifecycle import Lifecycle
-from tandem.services.security.identity import caller
+from tandem.services.security.callers import caller
 from tandem.services.security.limits import ServerLimits, check_name
+from tandem.services.server_duplex import answered_in_order
 from tandem.services.sessions.table import (
     Checkout,
     Fence,
@@ -30,6 +29,7 @@ from tandem.services.sessions.table import (
     SessionTable,
     session_key,
 )
+from tandem.services.statuses import ModelMismatch
 from tandem.services.verify_runs import VerifyRuns, commit, recorded
 from tandem.speculation.features import FeatureSpec
 from tandem.speculation.run_on import MAX_UNREAD

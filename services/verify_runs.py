@@ -11,8 +11,8 @@ from contextlib import AbstractAsyncContextManager
 from tandem.engine.generator import check_tokens
 from tandem.engine.sequences import RunStepper
 from tandem.rpc.wire_sessions import STEPS_TOGETHER, run_message_from_wire, verdict_to_wire
-from tandem.services.duplex import Duplex, Incoming
-from tandem.services.security.identity import caller
+from tandem.services.security.callers import caller
+from tandem.services.server_duplex import Duplex, Incoming
 from tandem.services.sessions.table import (
     Fence,
     Session,

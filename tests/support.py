@@ -30,7 +30,7 @@ from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.generator import Generator
 from tandem.engine.generators import Drafting, drafting_info, fused_generator, load_drafting, plain_generator
-from tandem.engine.loading import Loaded
+from tandem.engine.load_models import Loaded
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.structures import Structures
 from tandem.rpc import wire
@@ -41,14 +41,14 @@ from tandem.rpc.propose_stream import DraftClient
 from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
 from tandem.rpc.verify_stream import RemoteVerifier
-from tandem.runners.loading import Shape
+from tandem.runners.load_runner import Shape
 from tandem.runners.protocol import Limits, Runner
 from tandem.services.draft_worker import DraftWorkerService
-from tandem.services.errors import DOMAIN
 from tandem.services.generation import GenerateMethod, GeneratingService
 from tandem.services.lifecycle import Lifecycle
-from tandem.services.security.config import Security
+from tandem.services.security.access import Security
 from tandem.services.sessions.table import SessionKey
+from tandem.services.statuses import DOMAIN
 from tandem.services.target_verifier import OPENING_SECONDS, TargetVerifierService
 from tandem.speculation.draws import draw
 from tandem.speculation.rounds import DraftedRounds

@@ -19,10 +19,10 @@ from tandem.clients.prefill_client import PrefillConfig
 from tandem.clients.terminal import ClientConfig
 from tandem.engine.model_config import ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing
-from tandem.runners.loading import Execution, Shape
+from tandem.runners.load_runner import Execution, Shape
 from tandem.speculation.types import SAMPLING_FIELDS, GenerationRequest
 from tandem.workshops.planning.plan import PlanConfig
-from tandem_nxdi.settings import NxdiSettings
+from tandem_nxdi.nxdi_settings import NxdiSettings
 from tests.services.certificates import Authority, token_file
 
 VALUES = {

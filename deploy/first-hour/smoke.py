@@ -84,7 +84,7 @@ def load(kind: str, target: Path, draft: Path, ranks: int, done: Callable[[str],
     """Loads and compiles target, draft and their fused graph; `done` reports progress. Raises what compiling raises."""
     from tandem.checkpoints.locate import find
     from tandem.runners.backends import LoadRequest, backend_named
-    from tandem.runners.loading import Execution, Shape, prepared_platform
+    from tandem.runners.load_runner import Execution, Shape, prepared_platform
     from tandem.runners.startup import Startup
     from tandem.runners.torch.tensor_parallel import RankLink, Ranks
 
@@ -93,7 +93,7 @@ def load(kind: str, target: Path, draft: Path, ranks: int, done: Callable[[str],
     backend.require()
     checkpoints = find(str(target)), find(str(draft))
     if kind == "nxdi":
-        from tandem_nxdi.settings import NxdiSettings
+        from tandem_nxdi.nxdi_settings import NxdiSettings
 
         settings = NxdiSettings(ranks, compiled_dir=str(target.parents[1] / "smoke-compiled"), pair="fused")
         request = LoadRequest(Execution("auto", "float32"), shape, settings)
@@ -187,7 +187,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    from tandem.runners.loading import transformers_logging
+    from tandem.runners.load_runner import transformers_logging
 
     args = parse(argv)
     transformers_logging()

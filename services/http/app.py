@@ -15,12 +15,12 @@ import grpc
 from tandem.hints import meant
 from tandem.services.calls import Call, CallObserver
 from tandem.services.health import HealthService
-from tandem.services.http.errors import HttpError, refused
 from tandem.services.http.exchange import Exchange
 from tandem.services.http.listener import Listener
+from tandem.services.http.refusals import HttpError, refused
 from tandem.services.http.service import HttpService
+from tandem.services.security.access import Security
 from tandem.services.security.call_limits import MessageTimeout, within
-from tandem.services.security.config import Security
 from tandem.services.server import HttpAddress
 
 Handler = Callable[[Call, Exchange], Awaitable[None]]

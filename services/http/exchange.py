@@ -12,7 +12,7 @@ import grpc
 from google.rpc import status_pb2
 
 from tandem.rpc.request_context import REQUEST_ID
-from tandem.services.http.errors import HttpError, refusal
+from tandem.services.http.refusals import HttpError, refusal
 from tandem.services.security.call_limits import MessageTimeout, within
 
 Json = dict[str, Any]

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tandem.hints import meant
-from tandem.services.http.messages import messages, prediction
-from tandem.services.http.tools import response_format, structured_outputs, tool_choice, tools
+from tandem.services.http.chat_messages import messages, prediction
+from tandem.services.http.constraints import response_format, structured_outputs, tool_choice, tools
 from tandem.services.http.values import (
     Parse,
     boolean,

@@ -14,9 +14,9 @@ import uvicorn
 
 from tandem.rpc.endpoint_pool import bare_host, bracketed, joined
 from tandem.services.binding import bound
-from tandem.services.http.errors import refused
+from tandem.services.http.connections import HEADER_BYTES, BoundedProtocol
 from tandem.services.http.exchange import Exchange
-from tandem.services.http.protocol import HEADER_BYTES, BoundedProtocol
+from tandem.services.http.refusals import refused
 from tandem.services.security.tls import TlsConfig, reread
 
 Page = Callable[[str], Awaitable[tuple[bytes, str]]]

@@ -9,10 +9,10 @@ from typing import Any
 
 from tandem.checkpoints.tokenizers import ChatTokenizer, Tokenizer
 from tandem.engine.generator import LONG_TEXT, Generator
-from tandem.services.http.errors import HttpError
+from tandem.services.http.constraints import ToolUse
 from tandem.services.http.fields import MAX_CHOICES
+from tandem.services.http.refusals import HttpError
 from tandem.services.http.tool_calls import FORMATS
-from tandem.services.http.tools import ToolUse
 from tandem.services.security.limits import ServerLimits, check_stops
 from tandem.speculation.request import members
 from tandem.speculation.types import GenerationRequest, InvalidField, SamplingParams, Structure

@@ -13,16 +13,16 @@ from google.protobuf.wrappers_pb2 import StringValue
 import tandem
 from tandem.rpc.request_context import RequestContext, begin, current_span, set_prefix_scope
 from tandem.services.calls import Call
-from tandem.services.errors import NotAccepting, NotOffered, NotRead
 from tandem.services.generation import GenerateMethod, Generations
 from tandem.services.http import fields
 from tandem.services.http.answers import HttpAnswer, models
-from tandem.services.http.errors import HttpError
 from tandem.services.http.exchange import Exchange
+from tandem.services.http.refusals import HttpError
 from tandem.services.http.requests import ParsedRequest, RequestReader, own_names
 from tandem.services.http.values import read_json
 from tandem.services.security.call_limits import MessageTimeout, within
-from tandem.services.security.identity import caller
+from tandem.services.security.callers import caller
+from tandem.services.statuses import NotAccepting, NotOffered, NotRead
 
 LARGE_BODY = 32 * 1024  # bytes; larger bodies are parsed in a thread
 Metrics = Callable[[str], Awaitable[tuple[bytes, str]]]  # page and content type for an Accept header

@@ -9,7 +9,7 @@ from typing import Any
 from google.protobuf import text_format
 
 from tandem.services.calls import Call, CallObserver
-from tandem.services.security.identity import caller
+from tandem.services.security.callers import caller
 from tandem.services.sessions.table import Session
 
 log = logging.getLogger("tandem.request")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tandem.cli.compare_flags import COMPARE_FLAGS, PROMPTS_PER_WORKLOAD, build_parser
 from tandem.cli.option import credentials, flags_of, split_list
-from tandem.comparison.links.settings import LINK_KINDS
+from tandem.comparison.links.link_settings import LINK_KINDS
 from tandem.comparison.measuring.architectures import COMPARED, HEADED
 from tandem.comparison.measuring.config import ONE_LENGTH, STARTED, ComparisonConfig, parse_connect
 from tandem.comparison.measuring.workloads import BUILT_IN, Prompt, built_in_prompts, given_prompts, read_prompt_file
@@ -26,7 +26,7 @@ from tandem.workshops.planning.shapes import holds_head
 
 if TYPE_CHECKING:
     from tandem.comparison.measuring.record_log import RunData
-    from tandem.comparison.report.terminal import Detail
+    from tandem.comparison.report.printed import Detail
 
 SPLIT = {architecture.name for architecture in COMPARED.values() if architecture.split}
 EMULATING = {"rtt_ms", "bandwidth_mbps", "up_mbps", "jitter_ms"}

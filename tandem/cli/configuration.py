@@ -17,12 +17,12 @@ from tandem.engine.step_watch import parse_step_seconds
 from tandem.rpc.endpoint_pool import parse_addresses
 from tandem.runners.startup import Startup
 from tandem.services.role_config import RoleConfig
-from tandem.services.roles import run_role
-from tandem.services.security.config import Security
+from tandem.services.security.access import Security
 from tandem.services.security.limits import MESSAGE_BYTES, ServerLimits, message_bytes
 from tandem.services.security.tls import tls_config
 from tandem.services.security.tokens import AcceptedTokens
 from tandem.services.server import HttpAddress, ServeConfig
+from tandem.services.server_roles import run_role
 from tandem.services.shutdown import ShutdownDeadline
 from tandem.speculation.sampling import SAMPLING_FIELDS, member_named
 from tandem.speculation.verification_mode import Pipeline

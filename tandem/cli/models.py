@@ -9,7 +9,7 @@ from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.host.device_times import times_named
 from tandem.launch import LAUNCH
 from tandem.runners.backends import BackendSettings, backend_named
-from tandem.runners.loading import CHUNK, Execution, Shape
+from tandem.runners.load_runner import CHUNK, Execution, Shape
 
 
 def model_config(args: Options, model: str | None) -> ModelConfig:
@@ -55,8 +55,8 @@ def layers_handed_out(given: str) -> tuple[int, ...] | None:
 
 def nxdi_settings(args: Options, shape: Shape) -> BackendSettings:
     backend_named("nxdi")  # or says what is missing
-    from tandem_nxdi.build import check_settings
-    from tandem_nxdi.settings import NxdiSettings, read_neuron_config
+    from tandem_nxdi.nxdi_settings import NxdiSettings, read_neuron_config
+    from tandem_nxdi.shapes import check_settings
 
     settings = built(
         NxdiSettings,

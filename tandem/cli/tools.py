@@ -72,7 +72,7 @@ def convert(args: Options) -> Run:
 
 
 def advise(args: Options) -> Run:
-    from tandem.comparison.report.terminal import run_advice
+    from tandem.comparison.report.printed import run_advice
 
     if args.report is None:
         raise ValueError("report: give --report comparison.json, which compare_architectures.py writes")
@@ -102,7 +102,7 @@ def plan_config(args: Options) -> PlanConfig:
 
 def check(args: Options) -> Run:
     from tandem.cli.models import model_config
-    from tandem.receipts.run import CheckConfig, run_check
+    from tandem.receipts.check_command import CheckConfig, run_check
 
     if args.receipt is None:
         raise ValueError("receipt: give the receipt's file, as in check RECEIPT --prompt FILE")
@@ -126,7 +126,7 @@ def _prompt_file(path: Path) -> dict[str, Any]:
     import json
 
     from tandem.clients.messages import chat_of
-    from tandem.receipts.run import read_file
+    from tandem.receipts.check_command import read_file
 
     text = read_file("prompt", path)
     try:

@@ -11,7 +11,7 @@ from tandem.engine.model_config import ModelConfig
 from tandem.engine.rank_processes import end_with_rank_0, rank_processes
 from tandem.runners.backends import backend_named
 from tandem.runners.capabilities import Trait
-from tandem.runners.loading import load_runner, prepared_platform
+from tandem.runners.load_runner import load_runner, prepared_platform
 from tandem.runners.startup import Startup
 from tandem.runners.torch.graph_runner import GraphRunner
 from tandem.runners.torch.platforms import Platform
@@ -116,7 +116,7 @@ def _of_models(models: ModelConfig, wanted: tuple[str, ...], startup: Startup) -
 
 
 def _with_head(models: ModelConfig, wanted: tuple[str, ...], head: Checkpoint, startup: Startup) -> Iterator[str]:
-    from tandem.runners.eagle.runner import EagleRunner
+    from tandem.runners.eagle.eagle_runner import EagleRunner
 
     backend, request = backend_named("torch"), models.load_request()
     if "target" in wanted:

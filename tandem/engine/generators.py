@@ -12,7 +12,7 @@ from tandem.engine.compatibility import refusal
 from tandem.engine.engine import Engine
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.generator import Generator
-from tandem.engine.loading import Loaded, Pair, load_adapters, load_draft, load_target_tokenizer
+from tandem.engine.load_models import Loaded, Pair, load_adapters, load_draft, load_target_tokenizer
 from tandem.engine.local_run import LocalRunVerifier, UndraftedRounds
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.model_drafter import DraftSequence, HeadSequence, ModelDrafter

@@ -9,7 +9,7 @@ from tandem.checkpoints.locate import CheckpointError, embedded_draft, embedded_
 from tandem.host.device_times import DeviceTimes
 from tandem.installing import install_command
 from tandem.runners.backends import BACKENDS, BackendSettings, LoadRequest
-from tandem.runners.loading import Execution, Shape
+from tandem.runners.load_runner import Execution, Shape
 from tandem.runners.torch.tensor_parallel import Ranks
 from tandem.speculation.estimate import Estimate
 from tandem.speculation.features import DEFAULT_CONTEXT

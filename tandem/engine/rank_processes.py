@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from tandem import launch
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
-from tandem.engine.loading import load, load_pair
+from tandem.engine.load_models import load, load_pair
 from tandem.engine.model_config import ModelConfig
 from tandem.host.cores import usable_cores
 from tandem.ports import free_port

@@ -70,7 +70,7 @@ def first_processor(root: Path = Path("/")) -> dict[str, str]:
 
 
 def _compiler(environment: Mapping[str, str]) -> str | None:
-    """The compiler that tandem/runners/native/build.py would use."""
+    """The compiler that tandem/runners/native/compilation.py would use."""
     names = (environment.get("CXX"), "g++", "clang++", "c++")
     found = (shutil.which(name, path=environment.get("PATH")) for name in names if name)
     return next((path for path in found if path), None)

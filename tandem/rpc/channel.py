@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import grpc
 
 from tandem.rpc.credentials import Credentials, pem_of
-from tandem.rpc.errors import TandemError, from_rpc
+from tandem.rpc.received_errors import TandemError, from_rpc
 from tandem.speculation.types import SpeculationStats
 from tandem.v1 import (
     draft_worker_pb2,

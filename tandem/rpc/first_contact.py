@@ -11,8 +11,8 @@ from typing import TypeVar
 from tandem.rpc.channel import DRAFT, FUSED, TARGET
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import parse_addresses
-from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
+from tandem.rpc.received_errors import TandemError
 from tandem.speculation.errors import SILENT, Outcome
 
 log = logging.getLogger("tandem.endpoints")

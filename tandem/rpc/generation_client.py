@@ -9,7 +9,7 @@ import grpc
 from tandem.rpc import wire
 from tandem.rpc.channel import MESSAGES, STUBS, open_channel, unary
 from tandem.rpc.credentials import Credentials
-from tandem.rpc.errors import TandemError, contract, from_rpc
+from tandem.rpc.received_errors import TandemError, contract, from_rpc
 from tandem.rpc.request_context import MAX_REQUEST_ID, RequestContext, current, current_span, new_id, outgoing, valid_id
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, InvalidField, ModelInfo
 

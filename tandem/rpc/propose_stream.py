@@ -9,10 +9,10 @@ from typing import Any
 
 from tandem.rpc import wire_checks as check
 from tandem.rpc.channel import DRAFT, STUBS, open_channel
+from tandem.rpc.client_duplex import ClientDuplex, RoundTrips
 from tandem.rpc.credentials import Credentials
-from tandem.rpc.duplex import ClientDuplex, RoundTrips
-from tandem.rpc.errors import BrokenContract, TandemError
 from tandem.rpc.generation_client import GenerationClient
+from tandem.rpc.received_errors import BrokenContract, TandemError
 from tandem.rpc.request_context import outgoing
 from tandem.rpc.wire_sessions import draft_from_wire, proposers_from_wire, proposing_to_wire
 from tandem.speculation.ahead import DraftingAhead

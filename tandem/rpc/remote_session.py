@@ -14,7 +14,7 @@ from typing import Any
 from tandem.rpc import wire_checks as check
 from tandem.rpc.channel import unary
 from tandem.rpc.endpoint_pool import CHECK_SECONDS
-from tandem.rpc.errors import BrokenContract, TandemError, contract
+from tandem.rpc.received_errors import BrokenContract, TandemError, contract
 from tandem.rpc.request_context import outgoing
 from tandem.rpc.verifier_client import VerifierClient, VerifierEndpoint
 from tandem.rpc.wire_sessions import (

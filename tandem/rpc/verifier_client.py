@@ -14,9 +14,9 @@ from tandem.rpc import wire
 from tandem.rpc.channel import STUBS, TARGET, open_channel, unary
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import CHECK_SECONDS, EndpointPool, disagreement, parse_addresses
-from tandem.rpc.errors import TandemError, contract
 from tandem.rpc.first_contact import ANSWER_SECONDS, first_of, together
 from tandem.rpc.generation_client import GenerationClient
+from tandem.rpc.received_errors import TandemError, contract
 from tandem.speculation.errors import WORTH_REPEATING
 from tandem.speculation.retry import RETRY_SECONDS, doubled
 from tandem.speculation.types import ModelInfo

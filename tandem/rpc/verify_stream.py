@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from tandem.rpc import wire_checks as check
-from tandem.rpc.duplex import ClientDuplex, RoundTrips
-from tandem.rpc.errors import TandemError
+from tandem.rpc.client_duplex import ClientDuplex, RoundTrips
+from tandem.rpc.received_errors import TandemError
 from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.wire_sessions import answer_from_wire, run_message_to_wire, run_step_from_wire, steps_from_wire
 from tandem.speculation.errors import LOST

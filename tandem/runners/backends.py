@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from tandem.checkpoints.adapter_files import Adapter, AdapterChoice
     from tandem.checkpoints.locate import Checkpoint
     from tandem.checkpoints.tokenizers import Tokenizer
-    from tandem.runners.loading import Execution, Shape
+    from tandem.runners.load_runner import Execution, Shape
 
 # Each module has a `BACKEND`. tandem_nxdi is packages/tandem-nxdi; the toy backend is there in a checkout alone.
 MODULES: Mapping[str, str] = MappingProxyType(
     {
-        "torch": "tandem.runners.loading",
+        "torch": "tandem.runners.load_runner",
         "nxdi": "tandem_nxdi.backend",
         "toy": "tests.toy",
     }

@@ -13,7 +13,7 @@ from tandem.checkpoints.hub_files import read_configuration
 from tandem.checkpoints.locate import Checkpoint
 from tandem.host.cores import free_bytes, given_on_demand
 from tandem.runners.families import context_length
-from tandem.runners.loading import Execution, Shape, prepared_platform
+from tandem.runners.load_runner import Execution, Shape, prepared_platform
 from tandem.runners.torch.platforms import compile_order
 
 log = logging.getLogger("tandem.engine")

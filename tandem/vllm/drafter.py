@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from tandem.clients.background_loop import BackgroundLoop
 from tandem.vllm.counts import DrafterCounts, Exporter, serve_metrics
 from tandem.vllm.delivery import DraftDelivery
+from tandem.vllm.drafter_settings import Settings, settings_of
 from tandem.vllm.rows import Row, RowMatcher
-from tandem.vllm.settings import Settings, settings_of
 from tandem.vllm.workers import RowWorker, RowWorkers, target_of
 
 log = logging.getLogger("tandem.vllm")

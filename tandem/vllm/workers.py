@@ -6,10 +6,10 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from tandem.rpc.errors import TandemError
 from tandem.rpc.propose_stream import DraftClient, TokenizerMismatch
+from tandem.rpc.received_errors import TandemError
 from tandem.speculation.types import ModelInfo
-from tandem.vllm.settings import Settings
+from tandem.vllm.drafter_settings import Settings
 
 log = logging.getLogger("tandem.vllm")
 

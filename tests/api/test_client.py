@@ -14,7 +14,7 @@ import pytest
 
 import tandem
 from tandem.ports import free_port
-from tandem.services.security.config import Security
+from tandem.services.security.access import Security
 from tandem.services.security.tokens import AcceptedTokens
 from tests.services.certificates import Authority, token_file
 from tests.support import GREEDY, HANG, SAMPLED, fused_site, oracle, run, target_site, toy

@@ -18,7 +18,7 @@ from tandem.cli import main
 from tandem.clients.terminal import ClientConfig, run_client
 from tandem.ports import free_port
 from tandem.rpc.channel import FUSED, TARGET
-from tandem.services.security.config import Security
+from tandem.services.security.access import Security
 from tandem.services.security.tokens import AcceptedTokens
 from tandem.speculation.types import GenerationRequest
 from tests.http.site import door

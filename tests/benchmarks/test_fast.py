@@ -17,12 +17,12 @@ from benchmarks import llama_peer
 from benchmarks.bandwidth import limit_of
 from benchmarks.bars import fused_bars, plain_bars
 from benchmarks.contenders import Answered
+from benchmarks.crowds import Load, measure_load
 from benchmarks.fast import main, parse
 from benchmarks.fast_report import Outcome
 from benchmarks.fast_table import quoted_table
 from benchmarks.figures import Sample, decoding, identity, quantile, speedup
 from benchmarks.llama_peer import Served, command, help_of
-from benchmarks.load import Load, measure_load
 from benchmarks.peers import PeerFailed
 from benchmarks.process_groups import ProcessGroups
 from tandem.comparison.measuring.environment import this_machine

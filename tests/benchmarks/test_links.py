@@ -10,7 +10,7 @@ import pytest
 from benchmarks import links
 from benchmarks.links import main
 from benchmarks.links_judged import Cell, bars_of
-from tandem.comparison.links.settings import read_trace
+from tandem.comparison.links.link_settings import read_trace
 
 GOOD = Cell("20 ms", 0.026, 0.020, 0.018, 4, 4)
 

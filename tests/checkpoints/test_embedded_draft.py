@@ -11,9 +11,9 @@ from tandem.comparison.measuring.workloads import built_in_prompts
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.generators import make_drafter
-from tandem.engine.loading import Loaded as LoadedModel
+from tandem.engine.load_models import Loaded as LoadedModel
 from tandem.engine.model_config import DraftChoice
-from tandem.runners.loading import Execution, Shape, load_runner
+from tandem.runners.load_runner import Execution, Shape, load_runner
 from tandem.speculation.types import Request, SamplingParams
 from tandem_train.replay import Agreement, Continuation, drafts_of
 from tests.runners import real

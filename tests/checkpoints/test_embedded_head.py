@@ -18,9 +18,9 @@ from tandem.checkpoints.locate import (
 from tandem.comparison.measuring.workloads import built_in_prompts
 from tandem.engine.batcher import Batcher
 from tandem.engine.generators import fused_generator
-from tandem.engine.loading import load_pair
+from tandem.engine.load_models import load_pair
 from tandem.engine.model_config import DraftChoice, ModelConfig
-from tandem.runners.loading import Execution, Shape
+from tandem.runners.load_runner import Execution, Shape
 from tandem.speculation.types import GenerationRequest, SamplingParams
 from tests.runners import real
 from tests.runners.modules import read_head

@@ -14,8 +14,8 @@ from tandem.clients.async_client import AsyncClient
 from tandem.clients.terminal import MAX_AT_ONCE, ClientConfig, run_prompts
 from tandem.engine.batcher import DeviceLost
 from tandem.rpc.channel import TARGET
-from tandem.rpc.errors import TandemError
 from tandem.rpc.first_contact import service_at
+from tandem.rpc.received_errors import TandemError
 from tandem.runners.protocol import RowFailed
 from tandem.speculation.types import Chunk, FinishReason, GenerationEnd, GenerationRequest, SpeculationStats
 from tests.support import fused_site, listening, target_site, worker_site

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from random import Random
 
-from tandem.comparison.links.settings import IP_TCP_BYTES, PACKET_BYTES
+from tandem.comparison.links.link_settings import IP_TCP_BYTES, PACKET_BYTES
 
 
 def opportunities(times: Sequence[int]) -> Iterator[float]:

@@ -16,7 +16,7 @@ from tandem.comparison.analysis.comparison import Comparison, analyse, compariso
 from tandem.comparison.measuring.json_form import decoded
 from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.report.page import html
-from tandem.comparison.report.terminal import print_comparison
+from tandem.comparison.report.printed import print_comparison
 from tandem.speculation.types import Rule
 from tests.comparison.made_up import NAMES, POOLS, SHAPES, Shape, measured
 

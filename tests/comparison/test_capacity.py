@@ -11,9 +11,9 @@ from tandem.cli.compare_flags import build_parser
 from tandem.comparison.analysis.capacity import most_clients
 from tandem.comparison.measuring.conditions import Load, plan
 from tandem.comparison.measuring.config import CLIENTS, ComparisonConfig
-from tandem.comparison.measuring.loading import measure_loads
+from tandem.comparison.measuring.load_runs import measure_loads
 from tandem.comparison.measuring.records import Record
-from tandem.comparison.measuring.run import Contender
+from tandem.comparison.measuring.timed_request import Contender
 from tests.comparison.fakes import ASKED, FakeGenerator, prompt
 
 MEASURED = ((1, 0.020, 50.0), (4, 0.040, 100.0), (8, 0.080, 100.0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tandem.comparison.links.settings import LinkSettings
+from tandem.comparison.links.link_settings import LinkSettings
 from tandem.comparison.measuring.conditions import plan
 from tandem.speculation.types import GenerationRequest, Rule, SamplingParams
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from tandem.comparison.links.settings import LinkSettings
+from tandem.comparison.links.link_settings import LinkSettings
 from tests.support import HANG
 from tests.timing import promptly, timed
 

@@ -11,7 +11,7 @@ import pytest
 from tandem.cli.compare import build_config
 from tandem.cli.compare_flags import build_parser
 from tandem.comparison.links.delay_proxy import Wire
-from tandem.comparison.links.settings import (
+from tandem.comparison.links.link_settings import (
     SEGMENT_BYTES,
     LinkSettings,
     TracedLink,

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tandem.comparison.links.link import DelayLink
-from tandem.comparison.links.settings import LinkSettings
+from tandem.comparison.links.link_settings import LinkSettings
 from tests.support import HANG, target_site
 from tests.timing import ROOM
 

@@ -11,12 +11,12 @@ import pytest
 
 from tandem.comparison.analysis.summary import summarize
 from tandem.comparison.analysis.verdict import Decision, loaded_decision
-from tandem.comparison.links.settings import LinkSettings
+from tandem.comparison.links.link_settings import LinkSettings
 from tandem.comparison.measuring.conditions import Condition, Load
 from tandem.comparison.measuring.config import ComparisonConfig
-from tandem.comparison.measuring.loading import arrivals, load_turns, measure_loads
+from tandem.comparison.measuring.load_runs import arrivals, load_turns, measure_loads
 from tandem.comparison.measuring.records import Failure, Record
-from tandem.comparison.measuring.run import Contender
+from tandem.comparison.measuring.timed_request import Contender
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest
 from tests.comparison.fakes import ASKED, FakeGenerator, prompt, record

@@ -26,9 +26,9 @@ from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.measuring.records import Failure, Record, Seconds
 from tandem.comparison.report import sentences
 from tandem.comparison.report.page import html, page_of
+from tandem.comparison.report.printed import Detail, print_comparison
 from tandem.comparison.report.publish import step_times
 from tandem.comparison.report.serving import serving
-from tandem.comparison.report.terminal import Detail, print_comparison
 from tandem.host.device_times import text_of, times_named
 from tandem.speculation.types import Rehearsal
 from tests.comparison.fakes import MEASUREMENT, prompt, record, run_of

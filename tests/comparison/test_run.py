@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tandem.comparison.links.settings import LinkSettings
+from tandem.comparison.links.link_settings import LinkSettings
 from tandem.comparison.measuring.architectures import FUSED
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint
@@ -19,7 +19,7 @@ from tandem.comparison.measuring.measurement import CALIBRATION_TOKENS, CALIBRAT
 from tandem.comparison.measuring.progress import Progress
 from tandem.comparison.measuring.record_log import RecordLog, RunData
 from tandem.comparison.measuring.records import Record
-from tandem.comparison.measuring.run import Contender, measure
+from tandem.comparison.measuring.timed_request import Contender, measure
 from tandem.speculation.types import GenerationRequest, SamplingParams, SpeculationStats
 from tests.comparison.fakes import MODEL, FakeGenerator, prompt
 

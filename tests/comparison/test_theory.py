@@ -8,7 +8,7 @@ import pytest
 
 from tandem.comparison.analysis.summary import summarize
 from tandem.comparison.analysis.theory import Theory, costs_by_architecture, line, theory_of
-from tandem.comparison.links.settings import LinkSettings
+from tandem.comparison.links.link_settings import LinkSettings
 from tandem.comparison.measuring.conditions import plan
 from tandem.comparison.measuring.records import Measurement, Record, Seconds
 from tests.comparison.fakes import ASKED, MEASUREMENT

@@ -20,7 +20,7 @@ from tandem.comparison.analysis.verdict import Decision, Evidence, doubt
 from tandem.comparison.measuring.machine_load import MachineLoad
 from tandem.comparison.measuring.records import Measurement, Record, Seconds
 from tandem.comparison.report.page import html
-from tandem.comparison.report.terminal import print_comparison, run_advice
+from tandem.comparison.report.printed import print_comparison, run_advice
 from tests.comparison.fakes import MEASUREMENT, run_of
 
 IDLE = MachineLoad(load_average=0.8, waiting=0, others=0.01, steal=0.0)

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from tandem.rpc.channel import FUSED, MESSAGES, STUBS, open_channel
-from tandem.rpc.duplex import StreamStatus
+from tandem.rpc.client_duplex import StreamStatus
 from tandem.rpc.generation_client import GenerationClient
 from tandem.speculation.types import GenerationRequest, ModelInfo, SamplingParams
 from tandem.v1 import target_verifier_pb2 as pb

@@ -13,7 +13,7 @@ from typing import Any
 from tandem.engine.model_config import ModelConfig
 from tandem.receipts.keys import open_keys
 from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, TARGET
-from tandem.runners.loading import Execution
+from tandem.runners.load_runner import Execution
 from tandem.services.receipts import Receipts
 from tandem.speculation.run_on import MAX_UNREAD
 from tandem.speculation.types import SamplingParams

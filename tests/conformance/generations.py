@@ -10,7 +10,7 @@ import grpc
 
 from tandem.receipts.keys import signature_right
 from tandem.receipts.receipt import read_signed
-from tandem.rpc.errors import TandemError
+from tandem.rpc.received_errors import TandemError
 from tandem.speculation.chat import ChatMessage
 from tandem.speculation.request import Drafts
 from tandem.speculation.types import Chunk, FinishReason, GenerationRequest, InvalidField, SamplingParams

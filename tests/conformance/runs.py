@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from tandem.rpc import wire
-from tandem.rpc.duplex import StreamStatus
+from tandem.rpc.client_duplex import StreamStatus
 from tandem.v1 import generation_pb2
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.conformance.bench import Bench, LeftOut

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from google.rpc.code_pb2 import Code
 
-from tandem.services.errors import _TABLE
-from tandem.services.http.errors import REASONS
+from tandem.services.http.refusals import REASONS
+from tandem.services.statuses import _TABLE
 from tests.conformance.bench import COMBINATIONS, Combination
 from tests.conformance.cases import CASES, Entry
 from tests.conformance.deployments import deployed

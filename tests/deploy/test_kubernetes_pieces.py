@@ -8,8 +8,8 @@ import pytest
 
 from tandem.cli.command_line import RoleParser
 from tandem.cli.models import nxdi_settings
-from tandem.runners.loading import Shape
-from tandem_nxdi.build import Kind, plan_build
+from tandem.runners.load_runner import Shape
+from tandem_nxdi.shapes import Kind, plan_build
 from tests.deploy.manifests import OVERLAYS, ROOT, filled, flags, of_kind, pods
 
 NXDI = [name for name in OVERLAYS if "nxdi" in name]

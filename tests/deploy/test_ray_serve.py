@@ -15,8 +15,8 @@ from grpc_status import rpc_status
 from tandem.ports import free_port
 from tandem.rpc.channel import DRAFT, FUSED, TARGET
 from tandem.rpc.credentials import Credentials
-from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
+from tandem.rpc.received_errors import TandemError
 from tandem.speculation.types import GenerationEnd
 from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb

@@ -11,7 +11,7 @@ import pytest
 from tandem.checkpoints.adapter_files import AdapterChoice
 from tandem.engine.compatibility import able
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
-from tandem.rpc.errors import TandemError
+from tandem.rpc.received_errors import TandemError
 from tandem.runners.capabilities import PAGE, No, Pages
 from tandem.runners.protocol import RowFailed, VerifyRow
 from tandem.speculation.request import Drafts

@@ -12,7 +12,7 @@ from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.generator import Generator
 from tandem.engine.generators import fused_generator, plain_generator
-from tandem.engine.loading import Loaded
+from tandem.engine.load_models import Loaded
 from tandem.engine.model_config import DraftChoice
 from tandem.runners.protocol import Limits
 from tandem.speculation.types import FinishReason, GenerationRequest, InvalidField, TooLong

@@ -10,7 +10,7 @@ from tandem.engine.engine import Engine
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.sequences import LocalVerifier
 from tandem.runners.protocol import RowFailed
-from tandem.runners.torch.runner import TorchRunner
+from tandem.runners.torch.torch_runner import TorchRunner
 from tandem.speculation.types import Request, SamplingParams
 from tests.runners.compiled import GREEDY, PROMPT, eager
 

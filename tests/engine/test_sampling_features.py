@@ -15,11 +15,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from tandem.engine.batcher import Batcher
 from tandem.engine.generators import fused_generator, plain_generator
-from tandem.engine.loading import load_pair
+from tandem.engine.load_models import load_pair
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.structures import Structures
-from tandem.runners.loading import Execution, Shape
-from tandem.runners.native.runner import NativeRunner
+from tandem.runners.load_runner import Execution, Shape
+from tandem.runners.native.native_runner import NativeRunner
 from tandem.speculation.types import FinishReason, SamplingParams, Structure, StructureKind
 from tests.daily import daily
 from tests.runners.tiny import model_folder

@@ -17,11 +17,11 @@ from tandem.checkpoints.adapter_files import AdapterChoice, read_adapter
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.generators import fused_generator
-from tandem.engine.loading import Loaded
+from tandem.engine.load_models import Loaded
 from tandem.engine.model_config import DraftChoice
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.engine.sequences import LocalVerifier
-from tandem.runners.native.runner import NativeRunner
+from tandem.runners.native.native_runner import NativeRunner
 from tandem.runners.native.weights import UNQUANTISED, packing
 from tandem.runners.protocol import PrefillRow
 from tandem.speculation.types import GenerationRequest, Request, Rule, SamplingParams

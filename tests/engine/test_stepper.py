@@ -12,7 +12,7 @@ import pytest
 from tandem.engine.batcher import Batcher, StepHung
 from tandem.engine.engine import Engine
 from tandem.engine.generators import plain_generator
-from tandem.engine.loading import Loaded
+from tandem.engine.load_models import Loaded
 from tandem.engine.local_run import LocalRunVerifier
 from tandem.engine.sequences import LocalVerifier, RunStepper
 from tandem.engine.stepper import MOST_AHEAD

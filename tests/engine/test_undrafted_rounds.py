@@ -12,7 +12,7 @@ import pytest
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.generators import fused_generator
-from tandem.engine.loading import Loaded
+from tandem.engine.load_models import Loaded
 from tandem.engine.model_config import DraftChoice
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, Rule, SpeculationStats
 from tests.daily import daily

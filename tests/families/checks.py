@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.checkpoints.locate import find
-from tandem.runners.loading import Execution, Shape, load_runner
+from tandem.runners.load_runner import Execution, Shape, load_runner
 from tandem.runners.protocol import PrefillRow, Verdict
 from tandem.speculation.types import SamplingParams
 from tests.rows import verify_row

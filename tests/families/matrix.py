@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from tandem.runners.loading import transformers_logging
+from tandem.runners.load_runner import transformers_logging
 from tests.families.checks import Result, checked
 from tests.families.rows import ROWS, Row, made
 

@@ -17,7 +17,7 @@ from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.generator import RequestDefaults
 from tandem.engine.generators import fused_generator
-from tandem.engine.loading import Loaded
+from tandem.engine.load_models import Loaded
 from tandem.engine.model_config import DraftChoice
 from tandem.engine.structures import Structures
 from tandem.services.generation import GenerateMethod
@@ -26,7 +26,7 @@ from tandem.services.http.app import HttpPort
 from tandem.services.http.service import HttpService
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.request_log import RequestLog
-from tandem.services.security.config import Security
+from tandem.services.security.access import Security
 from tandem.services.server import HttpAddress
 from tandem.v1.fused_speculative_server_pb2 import FusedSpeculativeServerGenerateResponse
 from tests.support import HANG, run, toy

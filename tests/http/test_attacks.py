@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tandem.services.http import protocol
-from tandem.services.http.protocol import HEADER_BYTES, host_of
-from tandem.services.security.config import Security
+from tandem.services.http import connections
+from tandem.services.http.connections import HEADER_BYTES, host_of
+from tandem.services.security.access import Security
 from tandem.services.security.tokens import AcceptedTokens
 from tests.http.site import COMPLETIONS, KEY, Site, at_door, door
 from tests.services.certificates import token_file
@@ -81,7 +81,7 @@ async def test_a_connection_holds_few_bytes_in_every_state(state: str, tmp_path:
 
 @at_door()
 async def test_whoever_takes_all_connections_makes_way_for_others(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "CONNECTIONS", 40)
+    monkeypatch.setattr(connections, "CONNECTIONS", 40)
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(60):
             refused, hostile = await stack.enter_async_context(connected(site, "127.0.0.2"))
@@ -101,7 +101,7 @@ async def test_slow_requests_of_a_host_have_a_share_and_an_upload_of_it_outlives
     site: Site,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(protocol, "CONNECTIONS", 40)
+    monkeypatch.setattr(connections, "CONNECTIONS", 40)
     whole = f"{POST}content-length: {len(BODY)}\r\nconnection: close\r\n\r\n{BODY}".encode()
 
     async def served(site: Site, source: str) -> None:
@@ -115,7 +115,7 @@ async def test_slow_requests_of_a_host_have_a_share_and_an_upload_of_it_outlives
         slow = [await stack.enter_async_context(connected(site, "127.0.0.2")) for _ in range(60)]
         for _, hostile in slow:
             hostile.write(b"GET / HTTP/1.1\r\n")  # and no more
-        oldest = (asyncio.wait_for(reader.read(), protocol.HEADER_SECONDS / 2) for reader, _ in slow[:41])
+        oldest = (asyncio.wait_for(reader.read(), connections.HEADER_SECONDS / 2) for reader, _ in slow[:41])
         ends = await asyncio.gather(*oldest, return_exceptions=True)
         assert all(each == b"" or isinstance(each, ConnectionError) for each in ends), ends
         for source in ("127.0.0.2", "127.0.0.3"):

@@ -14,8 +14,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from tandem.services.http import protocol
-from tandem.services.security.config import Security
+from tandem.services.http import connections
+from tandem.services.security.access import Security
 from tandem.services.security.limits import ServerLimits
 from tandem.services.security.tokens import AcceptedTokens
 from tests.http.site import CHAT, COMPLETIONS, HELLO, KEY, Site, at_door, door
@@ -94,7 +94,7 @@ async def raw(site: Site, *parts: bytes) -> bytes:
 
 
 async def test_bodies_and_headers_that_are_too_large_or_late_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "HEADER_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.2)
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     security = Security(limits=ServerLimits(message_seconds=0.2), max_message_bytes=2048)
     async with door(security=security) as site:

@@ -15,8 +15,8 @@ import openai
 import pytest
 
 from tandem.engine.step_watch import StepBound, StepWatch
+from tandem.services.security.access import Security
 from tandem.services.security.call_limits import fairness_key
-from tandem.services.security.config import Security
 from tandem.services.security.limits import ServerLimits
 from tandem.services.security.tokens import AcceptedTokens
 from tests.http.overload import DRAIN, FULL, HUNG, LOST, Row
@@ -81,7 +81,7 @@ async def test_a_key_that_fills_slots_and_queue_does_not_shut_out_another(tmp_pa
     other = "a-key-of-a-test-2"
     tokens = AcceptedTokens(token_file(tmp_path / "keys", f"ann {KEY}\nbob {other}\n"))
     async with door(SLOW, slots=2, queue=8, drafts=False, security=Security(tokens=tokens)) as site:
-        site.engine.slots.caller = fairness_key  # as services/roles.py sets it
+        site.engine.slots.caller = fairness_key  # as services/server_roles.py sets it
         held = [site.engine.slots.take() for _ in range(2)]
         many = [asyncio.create_task(site.client.completions.create(**{**LONG, "max_tokens": 8})) for _ in range(64)]
         await until(lambda: sum(each.done() for each in many) == 54)

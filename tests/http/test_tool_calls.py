@@ -12,8 +12,8 @@ from tandem.checkpoints.chat_templates import render
 from tandem.checkpoints.tokenizers import ByteText
 from tandem.checkpoints.tool_prompts import INTRODUCTION, Shown, shown_by, with_tools
 from tandem.engine.structures import Structures
+from tandem.services.http.constraints import ToolUse
 from tandem.services.http.tool_calls import FORMATS, MarkedCalls, MarkedText, folded
-from tandem.services.http.tools import ToolUse
 from tandem.speculation.draws import StructureFailed
 from tandem.speculation.stopping import Stopping
 from tandem.speculation.types import InvalidField

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from tandem.runners.native.build import LEVELS, cpu_features
+from tandem.runners.native.compilation import LEVELS, cpu_features
 from tests.openai.door import CHAT, COMPLETIONS, LOG, READY, Door, wait_ready
 from tests.packaging.environments import build_wheels, environment, output, pip, repack, run
 from tests.support import HANG

@@ -25,7 +25,7 @@ from tests.pages.commands import RECIPES, ROOT, Command
 from tests.planning.support import CONFIGS
 
 if TYPE_CHECKING:
-    from tandem_nxdi.build import Build
+    from tandem_nxdi.shapes import Build
 
 LENGTH = 512  # of a server whose command names none
 SERVERS = ("target", "fused_target", "draft_worker")
@@ -113,8 +113,8 @@ def _configured(args: argparse.Namespace) -> None:
 
 def nxdi_build(args: argparse.Namespace) -> Build:
     """The build that --backend nxdi would compile or load, with the checks that it makes before."""
-    from tandem.runners.loading import Shape
-    from tandem_nxdi.build import Kind, plan_build
+    from tandem.runners.load_runner import Shape
+    from tandem_nxdi.shapes import Kind, plan_build
 
     k = args.most_drafts
     shape = Shape(args.batch, args.sequence_length or LENGTH, k)

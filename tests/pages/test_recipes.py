@@ -10,7 +10,7 @@ import pytest
 
 from tandem.cli import main
 from tandem.cli.command_line import RoleParser
-from tandem_nxdi.build import Build
+from tandem_nxdi.shapes import Build
 from tests.pages import checks
 from tests.pages.commands import BLOCK, RECIPES, ROOT, Command, commands_of
 from tests.planning.support import CONFIGS

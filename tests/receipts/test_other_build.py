@@ -17,8 +17,8 @@ from tandem.checkpoints.locate import EMBEDDED_DRAFT
 from tandem.receipts.checking import CheckOutcome
 from tandem.receipts.keys import Keys, open_keys
 from tandem.receipts.receipt import prefix_digests, read_signed
-from tandem.runners.native import build
-from tandem.runners.native.build import LEVELS, PACKAGE, file_name
+from tandem.runners.native import compilation
+from tandem.runners.native.compilation import LEVELS, PACKAGE, file_name
 from tests.support import MAIN, REPOSITORY, ServerProcess
 
 PROMPT = "The rivers of Europe"
@@ -27,17 +27,19 @@ SAMPLED = SamplingParams(temperature=0.8, seed=11, repetition_penalty=1.1)
 
 def other_build(folder: Path) -> dict[str, str]:
     """Compiles the steps for fewer instructions than this CPU has; returns the environment that finds them."""
-    here = frozenset(build.cpu_features().split())
+    here = frozenset(compilation.cpu_features().split())
     level = next(level for level in LEVELS if level.needs <= here)
     march = ["-march=x86-64-v2", "-mfma"] if level.name == "avx2" else ["-march=x86-64-v3"]
     package = folder / PACKAGE
     package.mkdir()
     (package / "__init__.py").touch()
-    library = package / file_name(level, build.sources_hash())
+    library = package / file_name(level, compilation.sources_hash())
     instead = {"-march=native": march, "-O3": ["-O1"]}  # which compiles sooner, to the same bits
-    build.build(build.find_compiler(), [new for flag in build.FLAGS for new in instead.get(flag, [flag])], library)
+    compilation.build(
+        compilation.find_compiler(), [new for flag in compilation.FLAGS for new in instead.get(flag, [flag])], library
+    )
     found = os.environ | {"PYTHONPATH": f"{folder}:{REPOSITORY}"}
-    asked = "from tandem.runners.native.build import library_path; print(library_path())"
+    asked = "from tandem.runners.native.compilation import library_path; print(library_path())"
     said = subprocess.run([sys.executable, "-c", asked], env=found, capture_output=True, text=True, check=True)
     assert said.stdout.strip() == str(library)
     return found

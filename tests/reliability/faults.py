@@ -17,8 +17,8 @@ from typing import Any
 
 import grpc
 
-from tandem.rpc.errors import TandemError
-from tandem.services.errors import to_status
+from tandem.rpc.received_errors import TandemError
+from tandem.services.statuses import to_status
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.reliability.history import Call, History, fields_of
 

@@ -28,8 +28,8 @@ from tandem.clients.distributed import connect_distributed
 from tandem.engine.generators import Drafting
 from tandem.rpc import wire
 from tandem.rpc.channel import STUBS, TARGET, open_channel
-from tandem.rpc.errors import TandemError, from_rpc
 from tandem.rpc.generation_client import GenerationClient
+from tandem.rpc.received_errors import TandemError, from_rpc
 from tandem.speculation.types import Chunk, GenerationRequest, InvalidField, SamplingParams
 from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb

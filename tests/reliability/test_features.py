@@ -14,7 +14,7 @@ from collections import Counter
 import pytest
 
 from tandem.engine.model_config import DraftChoice, ModelConfig
-from tandem.runners.loading import Shape
+from tandem.runners.load_runner import Shape
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.verification_mode import Pipeline
 from tests.daily import daily

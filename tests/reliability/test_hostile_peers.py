@@ -20,10 +20,10 @@ from google.rpc import code_pb2
 from tandem.engine.generator import Generator
 from tandem.engine.model_config import ModelConfig
 from tandem.rpc.channel import DRAFT, FUSED, TARGET
-from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
+from tandem.rpc.received_errors import TandemError
 from tandem.rpc.verifier_client import VerifierClient
-from tandem.services.errors import to_status
+from tandem.services.statuses import to_status
 from tandem.speculation.retry import Backoff
 from tandem.speculation.types import GenerationRequest, Rule
 from tandem.speculation.verification_mode import Pipeline

@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 
 from tandem.rpc import wire
-from tandem.rpc.duplex import ENDED_MEANWHILE
-from tandem.rpc.errors import TandemError, from_rpc
+from tandem.rpc.client_duplex import ENDED_MEANWHILE
+from tandem.rpc.received_errors import TandemError, from_rpc
 from tandem.speculation.types import Chunk, GenerationRequest, Rule, SamplingParams
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.support import oracle

@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from tandem.rpc import wire
-from tandem.rpc.errors import TandemError
+from tandem.rpc.received_errors import TandemError
 from tandem.rpc.verifier_client import Deadlines, SessionCloses, VerifierClient
 from tandem.speculation.types import Request
 from tandem.v1 import target_verifier_pb2 as pb

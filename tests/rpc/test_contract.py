@@ -13,7 +13,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from tandem.rpc import wire
-from tandem.rpc.errors import LEAST_RETRY_SECONDS, BrokenContract, contract, from_rpc
+from tandem.rpc.received_errors import LEAST_RETRY_SECONDS, BrokenContract, contract, from_rpc
 from tandem.rpc.wire import logprobs_from_wire
 from tandem.rpc.wire_checks import MOST_NAME, MOST_ROWS, MOST_TOKENS
 from tandem.rpc.wire_sessions import (

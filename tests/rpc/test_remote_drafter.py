@@ -17,9 +17,9 @@ import pytest
 
 from tandem.rpc import wire
 from tandem.rpc.channel import DRAFT
-from tandem.rpc.errors import TandemError
 from tandem.rpc.propose_stream import DraftClient, WaitingDrafter
-from tandem.services.duplex import StreamIdle
+from tandem.rpc.received_errors import TandemError
+from tandem.services.server_duplex import StreamIdle
 from tandem.speculation.fallible import DrafterRefused
 from tandem.speculation.types import GenerationRequest, Request, SamplingParams, SpeculationStats
 from tandem.speculation.verification_mode import Pipeline

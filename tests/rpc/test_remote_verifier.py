@@ -11,10 +11,10 @@ from typing import Any
 import grpc
 import pytest
 
-from tandem.rpc.errors import TandemError
+from tandem.rpc.received_errors import TandemError
 from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
-from tandem.services.errors import SessionExpired
+from tandem.services.statuses import SessionExpired
 from tandem.speculation.rounds import OutOfStep
 from tandem.speculation.types import Request, SpeculationStats
 from tandem.v1 import generation_pb2

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from tandem.rpc.errors import TandemError
+from tandem.rpc.received_errors import TandemError
 from tandem.rpc.request_context import RequestContext, begin, outgoing
 from tandem.rpc.tracing import Tracing, open_tracing
 from tandem.services.observability.spans import CallSpans

@@ -14,8 +14,8 @@ import grpc
 import pytest
 
 import tandem.clients.distributed
-from tandem.rpc.duplex import ENDED_MEANWHILE, StreamStatus
-from tandem.rpc.errors import TandemError
+from tandem.rpc.client_duplex import ENDED_MEANWHILE, StreamStatus
+from tandem.rpc.received_errors import TandemError
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
 from tandem.rpc.verify_stream import RoundStream
 from tandem.speculation.retry import RetryBudget

@@ -21,9 +21,9 @@ from tandem.runners.torch.graph_model import GraphModel
 from tandem.runners.torch.graph_runner import GraphRunner
 from tandem.runners.torch.graphs import Graph, GraphCompiler
 from tandem.runners.torch.kernels import ATTENTION, register_attention
-from tandem.runners.torch.model import TorchModel
 from tandem.runners.torch.platforms import CUDA
-from tandem.runners.torch.runner import TorchRunner
+from tandem.runners.torch.slot_model import TorchModel
+from tandem.runners.torch.torch_runner import TorchRunner
 from tandem.speculation.types import SamplingParams, Verdict
 from tests.rows import fill, fused_row, propose_row
 

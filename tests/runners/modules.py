@@ -16,8 +16,8 @@ from tandem.checkpoints.numbers import STORAGE, Stored
 from tandem.runners.eagle.hidden_states import TargetFeatures, of_native, tensor_of
 from tandem.runners.eagle.module import EagleHead, head_module
 from tandem.runners.native import NativeUnavailable
-from tandem.runners.native.load import load_native
-from tandem.runners.native.runner import NativeRunner
+from tandem.runners.native.load_native import load_native
+from tandem.runners.native.native_runner import NativeRunner
 from tandem.runners.native.steps import NativeFeatures
 from tandem.runners.native.weights import UNQUANTISED, Packing
 from tandem.runners.protocol import Limits, RunnerIdentity

@@ -9,14 +9,14 @@ from pathlib import Path
 import torch
 
 from tandem.checkpoints.locate import find
-from tandem.runners.loading import Execution, Shape, load_runner
+from tandem.runners.load_runner import Execution, Shape, load_runner
 from tandem.runners.protocol import PrefillRow
 from tandem.runners.torch.graph_model import GraphModel
 from tandem.runners.torch.graph_runner import GraphRunner
 from tandem.runners.torch.graphs import GraphCompiler
 from tandem.runners.torch.platforms import CPU
-from tandem.runners.torch.runner import TorchRunner
 from tandem.runners.torch.tensor_parallel import RankLink, Ranks
+from tandem.runners.torch.torch_runner import TorchRunner
 from tests.rows import verify_row
 from tests.runners.compiled import GREEDY, PROMPT
 from tests.runners.graph_check import StrictBackend

@@ -18,7 +18,7 @@ import torch
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import Checkpoint, find
 from tandem.checkpoints.tokenizers import HuggingFaceTokenizer
-from tandem.runners.loading import Execution, Shape, load_runner
+from tandem.runners.load_runner import Execution, Shape, load_runner
 from tandem.runners.protocol import VerifyRow
 from tandem.speculation.draws import draw
 from tandem.speculation.types import SamplingParams

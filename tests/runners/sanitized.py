@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from tandem.runners.native import build
+from tandem.runners.native import compilation
 
 FLAGS = ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
 def main(arguments: list[str]) -> int:
-    build.FLAGS = (*(flag for flag in build.FLAGS if flag != "-O3"), *FLAGS)
+    compilation.FLAGS = (*(flag for flag in compilation.FLAGS if flag != "-O3"), *FLAGS)
     if arguments[0] == "--sources":
-        build.SOURCES = Path(arguments[1])
+        compilation.SOURCES = Path(arguments[1])
         arguments = arguments[2:]
-    print(f"built: {build.library_path().name}", flush=True)
+    print(f"built: {compilation.library_path().name}", flush=True)
     return int(pytest.main(["-q", "-p", "no:cacheprovider", *arguments]))
 
 

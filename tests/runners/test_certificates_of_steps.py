@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tandem.runners.native import load
+from tandem.runners.native import load_native
 from tandem.runners.protocol import Limits, RunnerIdentity
 
 IDENTITY = RunnerIdentity("m", "sha256:1", "q4_1/float32", "cpu", "native")
@@ -32,7 +32,7 @@ def checked(folder: Path, identity: RunnerIdentity = IDENTITY, passes: bool = Tr
         return passes
 
     given = {"library": folder / "library.so", "threads": 2, "limits": LIMITS, "again": False, **changes}
-    assert load.certified(identity, **given, check=check) is passes
+    assert load_native.certified(identity, **given, check=check) is passes
     return bool(ran)
 
 
@@ -51,7 +51,7 @@ def test_what_was_kept_holds_for_the_same_and_for_nothing_else(
         assert checked(tmp_path, **changes)
     for name in ("cpu_model", "cpu_features"):
         with monkeypatch.context() as elsewhere:
-            elsewhere.setattr(load, name, lambda: "another CPU")
+            elsewhere.setattr(load_native, name, lambda: "another CPU")
             assert checked(tmp_path)
 
 

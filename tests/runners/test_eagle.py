@@ -21,12 +21,12 @@ from tandem.checkpoints.locate import CheckpointError
 from tandem.engine.batcher import Batcher
 from tandem.engine.generator import Generator
 from tandem.engine.generators import fused_generator
-from tandem.engine.loading import Loaded, load, load_pair
+from tandem.engine.load_models import Loaded, load, load_pair
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing, PrefixTree, share_prefixes
 from tandem.runners.capabilities import PAGE
 from tandem.runners.eagle.module import EagleHead, write_head
-from tandem.runners.loading import BACKEND, Execution, Shape
+from tandem.runners.load_runner import BACKEND, Execution, Shape
 from tandem.runners.startup import Startup
 from tandem.speculation.types import Chunk, GenerationRequest, Rule, SamplingParams, SpeculationStats
 from tests.daily import daily

@@ -17,17 +17,17 @@ from tandem.checkpoints.head_config import HeadConfig
 from tandem.cli import main
 from tandem.engine.batcher import Batcher
 from tandem.engine.generators import fused_generator, plain_generator
-from tandem.engine.loading import Loaded, load_pair
+from tandem.engine.load_models import Loaded, load_pair
 from tandem.engine.model_config import DraftChoice, ModelConfig
-from tandem.runners.eagle.runner import EagleRunner
-from tandem.runners.loading import Execution, Shape
+from tandem.runners.eagle.eagle_runner import EagleRunner
+from tandem.runners.load_runner import Execution, Shape
 from tandem.runners.startup import Startup
 from tandem.runners.torch.graph_model import GraphModel
 from tandem.runners.torch.graph_modules import PrefillModule, VerifyModule
 from tandem.runners.torch.graph_runner import GraphRunner
 from tandem.runners.torch.graphs import GraphCompiler
 from tandem.runners.torch.kernels import ATTENTION, register_attention
-from tandem.runners.torch.model import TorchModel
+from tandem.runners.torch.slot_model import TorchModel
 from tandem.speculation.types import Rule, SamplingParams
 from tests.rows import fill, propose_row
 from tests.runners.compiled import CACHE, GREEDY, LIMITS, PROMPT, SIZES, compiler, identity, module, on_graphs

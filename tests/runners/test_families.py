@@ -16,10 +16,10 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tandem.checkpoints.locate import CheckpointError, find
 from tandem.runners.families import served
-from tandem.runners.loading import Execution, Shape, load_runner
+from tandem.runners.load_runner import Execution, Shape, load_runner
 from tandem.runners.protocol import PrefillRow
 from tandem.runners.torch import kernels
-from tandem.runners.torch.runner import TorchRunner
+from tandem.runners.torch.torch_runner import TorchRunner
 from tandem.speculation.types import SamplingParams
 from tests.daily import daily
 from tests.rows import verify_row

@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from tandem.checkpoints.locate import CheckpointError, find
-from tandem.runners.loading import Execution, Shape, load_runner
+from tandem.runners.load_runner import Execution, Shape, load_runner
 from tandem.speculation.draws import draw
 from tandem.speculation.types import SamplingParams
 from tests.rows import fill, propose_row

@@ -15,8 +15,8 @@ from tandem.engine.compatibility import able
 from tandem.runners.capabilities import MemoryOnDemand
 from tandem.runners.protocol import Limits, RunnerIdentity
 from tandem.runners.torch.kernels import ATTENTION, register_attention
-from tandem.runners.torch.model import TorchModel
-from tandem.runners.torch.runner import TorchRunner
+from tandem.runners.torch.slot_model import TorchModel
+from tandem.runners.torch.torch_runner import TorchRunner
 from tandem.speculation.types import SamplingParams
 from tests.rows import fill, verify_row
 from tests.runners.modules import native_of

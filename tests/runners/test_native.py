@@ -14,9 +14,9 @@ import transformers
 from tandem.checkpoints.locate import find
 from tandem.runners.families import UnsupportedModel
 from tandem.runners.fused_step import fused, fused_step
-from tandem.runners.loading import Execution, Shape, load_runner
-from tandem.runners.native import LibraryMissing, NativeUnavailable, build
-from tandem.runners.native.runner import NativeRunner
+from tandem.runners.load_runner import Execution, Shape, load_runner
+from tandem.runners.native import LibraryMissing, NativeUnavailable, compilation
+from tandem.runners.native.native_runner import NativeRunner
 from tandem.runners.native.weights import UNQUANTISED
 from tandem.runners.protocol import (
     FusedResult,
@@ -280,7 +280,7 @@ def test_a_draft_that_ends_outside_the_targets_vocabulary_is_cut_in_the_fused_ro
 
 
 def test_without_a_compiler_auto_falls_back_and_native_says_why(monkeypatch, tmp_path, caplog) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    monkeypatch.setattr(compilation.shutil, "which", lambda name: None)
     source = find(str(model_folder(tmp_path / "m", seed=5)))
     with caplog.at_level("INFO", "tandem.engine"):
         runner = load_runner(source, Execution("cpu", "float32", 2), Shape(1, 64, 2))
@@ -298,16 +298,16 @@ def test_the_library_is_compiled_once(monkeypatch, tmp_path) -> None:  # type: i
         compiled.append(compiler)
         target.write_bytes(b"library")
 
-    monkeypatch.setattr(build, "build", compile_fake)
-    assert build.library_path() == build.library_path()
+    monkeypatch.setattr(compilation, "build", compile_fake)
+    assert compilation.library_path() == compilation.library_path()
     assert len(compiled) == 1
-    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-g"))
-    build.library_path()
+    monkeypatch.setattr(compilation, "FLAGS", (*compilation.FLAGS, "-g"))
+    compilation.library_path()
     assert len(compiled) == 2
 
 
 def test_a_compiler_that_refuses_is_reported_in_one_line(monkeypatch, tmp_path) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setenv("TANDEM_CACHE", str(tmp_path))
-    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "--no-such-flag"))
+    monkeypatch.setattr(compilation, "FLAGS", (*compilation.FLAGS, "--no-such-flag"))
     with pytest.raises(LibraryMissing, match=r"failed: .*no-such-flag"):
-        build.library_path()
+        compilation.library_path()

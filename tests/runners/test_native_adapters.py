@@ -12,7 +12,7 @@ import torch
 
 from tandem.checkpoints.adapter_files import Adapter, LowRank
 from tandem.runners.fused_step import fused, fused_step
-from tandem.runners.native.runner import NativeRunner
+from tandem.runners.native.native_runner import NativeRunner
 from tandem.runners.native.weights import UNQUANTISED, Packing, packing
 from tandem.runners.protocol import (
     FusedResult,

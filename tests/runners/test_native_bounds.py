@@ -13,9 +13,9 @@ import pytest
 
 from tandem.runners.fused_step import fused
 from tandem.runners.native import NativeUnavailable
-from tandem.runners.native.build import SOURCES
+from tandem.runners.native.compilation import SOURCES
 from tandem.runners.native.library import FAULTS, OutOfBounds, RowBatch, ints, zeros
-from tandem.runners.native.runner import NativeRunner
+from tandem.runners.native.native_runner import NativeRunner
 from tandem.runners.protocol import (
     FusedResult,
     PrefillRow,

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tandem.runners.native import build
-from tandem.runners.native.build import LEVELS
+from tandem.runners.native import compilation
+from tandem.runners.native.compilation import LEVELS
 from tandem.runners.native.library import OutOfBounds, RowBatch, Sampling, ints, load_library, pointer, zeros
-from tandem.runners.native.runner import NativeRunner
+from tandem.runners.native.native_runner import NativeRunner
 from tandem.runners.native.steps import Threads
 from tandem.runners.protocol import VerifyRow
 from tandem.runners.protocol import verify_row as verify_here
@@ -40,7 +40,7 @@ PARAMS = (
 
 @pytest.fixture(scope="module")
 def pools() -> list[Threads]:
-    library = load_library(build.library_path())
+    library = load_library(compilation.library_path())
     return [Threads(library, threads) for threads in (1, 2, 3)]
 
 
@@ -172,7 +172,7 @@ def targets() -> list[tuple[str, ...]]:
     """Compilations that this CPU can run: its own, without optimisation, and on x86-64 for older kinds."""
     found: list[tuple[str, ...]] = [("-march=native",), ("-march=native", "-O0")]
     if platform.machine() == "x86_64":
-        here = frozenset(build.cpu_features().split())
+        here = frozenset(compilation.cpu_features().split())
         found += [("-march=x86-64",), *(level.flags for level in LEVELS if level.needs <= here)]
     return found
 
@@ -183,11 +183,11 @@ def targets() -> list[tuple[str, ...]]:
 def test_exp_and_log_have_the_bits_of_the_definition(target: tuple[str, ...], tmp_path: Path) -> None:
     made = tmp_path / "elementary.so"
     try:
-        compiler = build.find_compiler()
-    except build.LibraryMissing as error:
+        compiler = compilation.find_compiler()
+    except compilation.LibraryMissing as error:
         pytest.skip(str(error))
-    flags = [flag for flag in build.FLAGS if flag != "-march=native"]
-    command = [compiler, *flags, "-w", *target, f"-I{build.SOURCES}", str(PROGRAM), "-o", str(made)]
+    flags = [flag for flag in compilation.FLAGS if flag != "-march=native"]
+    command = [compiler, *flags, "-w", *target, f"-I{compilation.SOURCES}", str(PROGRAM), "-o", str(made)]
     subprocess.run(command, check=True, timeout=120)
     library, chance = ctypes.CDLL(str(made)), np.random.default_rng(1)
     edges = [0.0, -0.0, -708.0, np.nextafter(-708, -709), -709.0, 709.0, 710.0, -1e300, -np.inf, np.inf, 5e-324]

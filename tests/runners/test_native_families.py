@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from tandem.checkpoints.family_configs import UnsupportedFamily, read_family
 from tandem.checkpoints.locate import CheckpointError, find
-from tandem.runners.loading import Execution, Shape, load_runner
+from tandem.runners.load_runner import Execution, Shape, load_runner
 from tandem.runners.native import NativeUnavailable
-from tandem.runners.native.model import check
-from tandem.runners.native.runner import NativeRunner
+from tandem.runners.native.native_runner import NativeRunner
+from tandem.runners.native.packed_model import check
 from tandem.runners.native.weights import packing
 from tests.runners.test_native import FAMILY, LIMITS, VOCAB, check_bits, made_module, native, sequence
 from tests.runners.test_native import SIZES as SMALL

@@ -13,12 +13,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tandem.engine.compatibility import able
-from tandem.runners.eagle.load import load_head
+from tandem.runners.eagle.eagle_runner import EagleRunner
+from tandem.runners.eagle.load_head import load_head
 from tandem.runners.eagle.module import EagleHead, write_head
-from tandem.runners.eagle.runner import EagleRunner
-from tandem.runners.loading import BACKEND, Execution
+from tandem.runners.load_runner import BACKEND, Execution
 from tandem.runners.native.head import NativeHead, NativeHeadRunner, load_native_head
-from tandem.runners.native.runner import NativeRunner
+from tandem.runners.native.native_runner import NativeRunner
 from tandem.runners.native.steps import NativeFeatures
 from tandem.runners.native.weights import UNQUANTISED, packing
 from tandem.runners.protocol import TAIL, Limits, Proposal, ProposeRow, RunnerIdentity

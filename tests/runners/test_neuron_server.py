@@ -20,13 +20,13 @@ import pytest
 
 from tandem.engine.batcher import Batcher
 from tandem.engine.generators import plain_generator
-from tandem.engine.loading import load
+from tandem.engine.load_models import load
 from tandem.engine.model_config import ModelConfig
 from tandem.ports import free_port
 from tandem.rpc.channel import DRAFT, FUSED, TARGET
 from tandem.rpc.generation_client import GenerationClient
 from tandem.runners.eagle.module import write_head
-from tandem.runners.loading import Execution, Shape
+from tandem.runners.load_runner import Execution, Shape
 from tandem.speculation.types import GenerationRequest, Rule
 from tests.runners.test_eagle import a_head
 from tests.runners.tiny import model_folder

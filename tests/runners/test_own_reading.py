@@ -16,12 +16,12 @@ from tandem.checkpoints.family_weights import FolderWeights, GgufWeights, check_
 from tandem.checkpoints.head_config import read_head_weights
 from tandem.checkpoints.locate import EMBEDDED_DRAFT, EMBEDDED_HEAD, CheckpointError, find
 from tandem.checkpoints.numbers import Stored, from_bfloat16, to_bfloat16
-from tandem.runners.eagle.load import load_head
+from tandem.runners.eagle.load_head import load_head
 from tandem.runners.eagle.module import head_module
-from tandem.runners.loading import Execution, Shape, load_runner
-from tandem.runners.native.load import load_native
+from tandem.runners.load_runner import Execution, Shape, load_runner
+from tandem.runners.native.load_native import load_native
+from tandem.runners.native.native_runner import NativeRunner
 from tandem.runners.native.rotary import rotary_tables
-from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.weights import packing
 from tandem.runners.startup import Startup
 from tests.runners import real
@@ -127,7 +127,7 @@ def test_weights_that_are_replaced_while_they_are_packed_are_refused(
         model_folder(folder, seed=6)
         return runner
 
-    monkeypatch.setattr("tandem.runners.native.load.load_native", replaced)
+    monkeypatch.setattr("tandem.runners.native.load_native.load_native", replaced)
     with pytest.raises(CheckpointError, match="m: was replaced or written to while it was read"):
         load_runner(find(str(folder)), Execution("cpu", "float32", 1), Shape(1, 64, 2))
 

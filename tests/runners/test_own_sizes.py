@@ -10,7 +10,7 @@ import pytest
 
 from tandem.checkpoints.locate import Checkpoint
 from tandem.runners import own_sizes as module
-from tandem.runners.loading import Execution, Shape
+from tandem.runners.load_runner import Execution, Shape
 from tandem.runners.own_sizes import own_length, own_sizes
 
 MIB = 2**20

@@ -14,7 +14,7 @@ import pytest
 from transformers import LlamaForCausalLM
 
 from tandem.cli import main
-from tandem.runners.loading import Execution, prepared_platform
+from tandem.runners.load_runner import Execution, prepared_platform
 from tandem.runners.protocol import StepShapes
 from tandem.runners.torch import platforms
 from tandem.runners.torch.graph_runner import GraphRunner
@@ -172,7 +172,7 @@ def test_every_rank_on_a_neuron_device_sees_its_own_core_alone(monkeypatch: pyte
 def test_on_a_cpu_cores_are_those_that_every_thread_of_the_process_may_use() -> None:
     code = (
         "import os, threading, torch\n"
-        "from tandem.runners.loading import Execution, prepared_platform\n"
+        "from tandem.runners.load_runner import Execution, prepared_platform\n"
         "torch.randn(300, 300) @ torch.randn(300, 300)\n"
         "first = sorted(os.sched_getaffinity(0))[0]\n"
         "prepared_platform(Execution('cpu', cores=str(first)))\n"

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from tandem.checkpoints.locate import EMBEDDED_DRAFT, find
-from tandem.runners import loading
-from tandem.runners.native import LibraryMissing, build, load
-from tandem.runners.native.build import LEVELS, PACKAGE, file_name, prebuilt_library
+from tandem.runners import load_runner
+from tandem.runners.native import LibraryMissing, compilation, load_native
+from tandem.runners.native.compilation import LEVELS, PACKAGE, file_name, prebuilt_library
 
 SOURCES = "0123456789abcdef" * 4
 BF16, VNNI, AVX2 = LEVELS
@@ -40,20 +40,24 @@ def test_a_cpu_gets_the_best_level_whose_instructions_it_has(tmp_path: Path, mon
 
 
 def test_a_library_of_these_sources_spares_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "cpu_features", lambda: " ".join(AVX2.needs))
-    monkeypatch.setattr(build, "find_compiler", lambda: pytest.fail("asked for a compiler"))
-    installed(monkeypatch, tmp_path, build.sources_hash())
-    assert build.library_path() == tmp_path / file_name(AVX2, build.sources_hash())
+    monkeypatch.setattr(compilation, "cpu_features", lambda: " ".join(AVX2.needs))
+    monkeypatch.setattr(compilation, "find_compiler", lambda: pytest.fail("asked for a compiler"))
+    installed(monkeypatch, tmp_path, compilation.sources_hash())
+    assert compilation.library_path() == tmp_path / file_name(AVX2, compilation.sources_hash())
 
 
 def test_without_library_and_compiler_the_refusal_says_what_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(build.LibraryMissing, match=r"^no C\+\+ compiler: install g\+\+ or clang\+\+, or set CXX$"):
-        build.find_compiler()
-    monkeypatch.setattr(build, "install_command", "pip install 'tandem-speculative[{}]'".format)
-    with pytest.raises(build.LibraryMissing, match=r"compiled already: pip install 'tandem-speculative\[serve\]'$"):
-        build.find_compiler()
+    with pytest.raises(
+        compilation.LibraryMissing, match=r"^no C\+\+ compiler: install g\+\+ or clang\+\+, or set CXX$"
+    ):
+        compilation.find_compiler()
+    monkeypatch.setattr(compilation, "install_command", "pip install 'tandem-speculative[{}]'".format)
+    with pytest.raises(
+        compilation.LibraryMissing, match=r"compiled already: pip install 'tandem-speculative\[serve\]'$"
+    ):
+        compilation.find_compiler()
 
 
 def test_a_model_that_lacks_the_library_alone_warns(
@@ -63,11 +67,11 @@ def test_a_model_that_lacks_the_library_alone_warns(
         raise LibraryMissing("no C++ compiler: install g++")
 
     module = SimpleNamespace(config=SimpleNamespace(vocab_size=256), parameters=list)
-    monkeypatch.setattr(load, "load_checkpoint", missing)
-    monkeypatch.setattr(loading, "_load_module", lambda *rest: module)
-    monkeypatch.setattr(loading, "_runner", lambda *rest: None)
+    monkeypatch.setattr(load_native, "load_checkpoint", missing)
+    monkeypatch.setattr(load_runner, "_load_module", lambda *rest: module)
+    monkeypatch.setattr(load_runner, "_runner", lambda *rest: None)
     with caplog.at_level(logging.INFO):
-        loading.load_runner(find(str(EMBEDDED_DRAFT)), loading.Execution("cpu"), loading.Shape())
+        load_runner.load_runner(find(str(EMBEDDED_DRAFT)), load_runner.Execution("cpu"), load_runner.Shape())
     assert ("WARNING", "no C++ compiler: install g++") in [
         (record.levelname, record.getMessage().partition("could: ")[2]) for record in caplog.records
     ]

@@ -19,7 +19,7 @@ from tandem.engine.batcher import Batcher
 from tandem.engine.prefill import PageCopies, PageRun, PrefillFailed
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.runners.capabilities import PAGE
-from tandem.runners.native.runner import page_format
+from tandem.runners.native.native_runner import page_format
 from tandem.runners.protocol import Runner
 from tandem.speculation.types import Request
 from tests.daily import daily

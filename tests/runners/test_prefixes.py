@@ -12,7 +12,7 @@ import torch
 
 from tandem.engine.compatibility import able
 from tandem.runners.capabilities import PAGE, Pages
-from tandem.runners.native.runner import NativeRunner
+from tandem.runners.native.native_runner import NativeRunner
 from tandem.runners.native.weights import packing
 from tandem.speculation.types import SamplingParams
 from tests.daily import daily

@@ -16,10 +16,10 @@ import torch
 
 from tandem.checkpoints.gguf_blocks import FORMATS, StoredWeights
 from tandem.checkpoints.locate import CheckpointError, find
-from tandem.runners.loading import Execution, Shape, choose_dtype, load_runner
-from tandem.runners.native import build
+from tandem.runners.load_runner import Execution, Shape, choose_dtype, load_runner
+from tandem.runners.native import compilation
 from tandem.runners.native.library import load_library
-from tandem.runners.native.runner import NativeRunner
+from tandem.runners.native.native_runner import NativeRunner
 from tandem.runners.native.weights import Packing, encoded, packing
 from tandem.runners.torch.platforms import CPU
 from tests.daily import daily
@@ -154,7 +154,7 @@ def test_a_tokens_bits_depend_on_no_width_row_slot_neighbour_or_number_of_thread
 @pytest.mark.parametrize("form", ["q8_0", "q4_1"])
 def test_blocks_are_as_near_to_their_weights_as_arithmetic_promises(form: str) -> None:
     """Q8_0: within half a step. Q4_1: a block's squared error is at most that of its whole range kept."""
-    library = load_library(build.library_path())
+    library = load_library(compilation.library_path())
     for scale, middle in ((1.0, 0.0), (1e-3, 0.0), (0.1, 3.0), (1e-9, 0.0), (1000.0, 0.0)):
         dense = np.random.default_rng(5).standard_normal((40, 96), dtype=np.float32) * np.float32(scale) + np.float32(
             middle
@@ -193,9 +193,9 @@ def test_every_cpu_computes_the_same_bits(flags: str, tmp_path: Path) -> None:
     compiler, emulator = shutil.which("aarch64-linux-gnu-g++" if arm else "g++"), shutil.which("qemu-aarch64-static")
     if not compiler or (arm and not emulator) or ("x86" in flags and platform.machine() != "x86_64"):
         pytest.skip("needs g++, or qemu-user-static and g++-aarch64-linux-gnu")
-    kept = [flag for flag in build.FLAGS if flag not in ("-march=native", "-shared", "-fPIC")]
-    sources = [PROGRAM, build.SOURCES / "products.cpp"]
-    made = [compiler, *kept, "-w", *flags.split(), *(["-static"] if arm else []), f"-I{build.SOURCES}", *sources]
+    kept = [flag for flag in compilation.FLAGS if flag not in ("-march=native", "-shared", "-fPIC")]
+    sources = [PROGRAM, compilation.SOURCES / "products.cpp"]
+    made = [compiler, *kept, "-w", *flags.split(), *(["-static"] if arm else []), f"-I{compilation.SOURCES}", *sources]
     subprocess.run([*made, "-o", tmp_path / "bits"], check=True)
     command = [*([emulator] if arm and emulator else []), tmp_path / "bits"]
     assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout == BITS
@@ -235,7 +235,7 @@ def test_what_does_not_go_together_is_refused(given: dict[str, Any], message: st
 
 def test_quantised_weights_never_run_as_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a compiler, auto runs module code; int8 is refused."""
-    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    monkeypatch.setattr(compilation.shutil, "which", lambda name: None)
     with pytest.raises(ValueError, match="weights: int8 needs native steps: no C"):
         load_runner(real.checkpoint(), Execution("cpu", "float32", 2, weights="int8"), Shape(1, 64, 2))
 
@@ -245,7 +245,7 @@ def test_a_gguf_file_is_unpacked_where_native_steps_cannot_run_or_a_dtype_is_ask
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert load_runner(real.checkpoint(), Execution("cpu", "float32", 2), Shape(1, 64, 2)).identity.dtype == "float32"
-    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    monkeypatch.setattr(compilation.shutil, "which", lambda name: None)
     identity = load_runner(real.checkpoint(), Execution("cpu", threads=2), Shape(1, 64, 2)).identity
     assert (identity.backend, identity.dtype) == ("torch", str(choose_dtype("auto", "cpu")).removeprefix("torch."))
 
@@ -263,7 +263,7 @@ def test_a_file_with_a_format_that_native_steps_do_not_read_is_not_run_as_stored
 
 def test_quantised_weights_are_refused_where_auto_finds_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "tandem.runners.loading.choose_platform", lambda name: replace(CPU, name="cuda", automatic=("off",))
+        "tandem.runners.load_runner.choose_platform", lambda name: replace(CPU, name="cuda", automatic=("off",))
     )
     with pytest.raises(ValueError, match="weights: q4 runs on the CPU, and the device is cuda"):
         load_runner(real.checkpoint(), Execution(weights="q4"), Shape(1, 64, 2))

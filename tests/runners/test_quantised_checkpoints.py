@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from tandem.checkpoints.locate import CheckpointError, find
 from tandem.checkpoints.scaled_weights import ScaledWeights, quantisation_of
-from tandem.runners.loading import Execution, Shape, load_runner
+from tandem.runners.load_runner import Execution, Shape, load_runner
 from tandem.runners.native import weights as native_weights
-from tandem.runners.native.runner import NativeRunner
+from tandem.runners.native.native_runner import NativeRunner
 from tandem.runners.native.weights import packing
 from tests.daily import daily
 from tests.runners.test_native import module_of, native, sequence

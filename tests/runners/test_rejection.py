@@ -9,7 +9,7 @@ import pytest
 
 from tandem.runners.fused_step import fused_step
 from tandem.runners.protocol import FusedResult, Proposal, ProposeRow
-from tandem.runners.torch.runner import TorchRunner
+from tandem.runners.torch.torch_runner import TorchRunner
 from tandem.speculation.types import Rule, SamplingParams, Verdict
 from tests.rows import fill, fused_row, propose_row, verify_row
 from tests.runners.compiled import PROMPT, eager

@@ -14,7 +14,7 @@ import torch
 
 from tandem.checkpoints.locate import CheckpointError
 from tandem.engine.batcher import Batcher
-from tandem.engine.loading import Loaded, load
+from tandem.engine.load_models import Loaded, load
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.engine.sequences import TargetSequence

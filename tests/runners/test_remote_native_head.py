@@ -13,13 +13,13 @@ import torch
 
 from tandem.checkpoints.locate import Checkpoint
 from tandem.runners.capabilities import FeaturesIn
+from tandem.runners.eagle.eagle_runner import EagleRunner
 from tandem.runners.eagle.hidden_states import TargetFeatures
-from tandem.runners.eagle.load import load_head, load_remote_head
+from tandem.runners.eagle.load_head import load_head, load_remote_head
 from tandem.runners.eagle.module import write_head
-from tandem.runners.eagle.runner import EagleRunner
-from tandem.runners.loading import BACKEND, Execution, Shape
+from tandem.runners.load_runner import BACKEND, Execution, Shape
 from tandem.runners.native.head import NativeHead, NativeHeadRunner
-from tandem.runners.native.runner import NativeRunner
+from tandem.runners.native.native_runner import NativeRunner
 from tandem.runners.protocol import TAIL, PrefillRow, Proposal, ProposeRow
 from tandem.runners.startup import Startup
 from tandem.runners.torch.platforms import platform_of

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.runners.native.build import SOURCES, LibraryMissing, find_compiler
+from tandem.runners.native.compilation import SOURCES, LibraryMissing, find_compiler
 from tests.support import REPOSITORY
 
 TESTS = (

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tandem.runners.fused_step import fused
-from tandem.runners.native.runner import NativeRunner
+from tandem.runners.native.native_runner import NativeRunner
 from tandem.runners.protocol import PrefillRow, RowFailed, VerifyRow
 from tests.rows import fill, fused_row, propose_row, verify_row
 from tests.runners.test_native import GREEDY, SAMPLED, SLOTS, every_dtype, module_of, native, sequence

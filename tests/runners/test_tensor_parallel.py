@@ -16,10 +16,10 @@ from transformers import LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from tandem.checkpoints.locate import find
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
-from tandem.engine.loading import _structures
+from tandem.engine.load_models import _structures
 from tandem.runners.families import UnsupportedModel, check_fits
 from tandem.runners.fused_step import fused
-from tandem.runners.loading import Execution, Shape, load_runner
+from tandem.runners.load_runner import Execution, Shape, load_runner
 from tandem.runners.protocol import PrefillRow
 from tandem.runners.startup import Startup
 from tandem.runners.torch.tensor_parallel import DRAFT, TARGET, Leader, RankLink, Ranks, follow

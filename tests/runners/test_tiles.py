@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tandem.checkpoints.gguf_blocks import FORMATS
-from tandem.runners.native import build
-from tandem.runners.native.build import LEVELS
+from tandem.runners.native import compilation
+from tandem.runners.native.compilation import LEVELS
 from tandem.runners.native.steps import TileState, log_tiles
 
 PROGRAM = Path(__file__).with_name("tile_bits.cpp")
@@ -26,8 +26,16 @@ needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
 
 def compiled(folder: Path, *flags: str) -> Path:
     """The program that compares, at once with its kernels."""
-    sources = [PROGRAM, build.SOURCES / "products.cpp"]
-    own = ["-std=c++20", "-march=native", "-ffp-contract=off", "-pthread", "-w", "-Wno-psabi", f"-I{build.SOURCES}"]
+    sources = [PROGRAM, compilation.SOURCES / "products.cpp"]
+    own = [
+        "-std=c++20",
+        "-march=native",
+        "-ffp-contract=off",
+        "-pthread",
+        "-w",
+        "-Wno-psabi",
+        f"-I{compilation.SOURCES}",
+    ]
     processes = []
     for source in sources:
         made = folder / f"{source.stem}.o"
@@ -84,7 +92,7 @@ def test_tiles_touch_nothing_but_their_memory(tmp_path: Path) -> None:
     assert all_right(rows), rows
 
 
-@pytest.mark.skipif("amx_int8" not in build.cpu_features().split(), reason="needs a CPU with AMX")
+@pytest.mark.skipif("amx_int8" not in compilation.cpu_features().split(), reason="needs a CPU with AMX")
 @needs_compiler
 def test_the_instructions_themselves_give_the_same_bits(tmp_path: Path) -> None:
     state, rows = compared(compiled(tmp_path, "-O3"))

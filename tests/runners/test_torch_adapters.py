@@ -13,8 +13,8 @@ import torch
 
 from tandem.checkpoints.adapter_files import Adapter, LowRank
 from tandem.runners.protocol import Proposal, VerifyRow
-from tandem.runners.torch.model import TorchModel
-from tandem.runners.torch.runner import TorchRunner
+from tandem.runners.torch.slot_model import TorchModel
+from tandem.runners.torch.torch_runner import TorchRunner
 from tandem.speculation.types import Verdict
 from tests.adapters import applied, made_adapter
 from tests.rows import fill, propose_row, verify_row

@@ -15,7 +15,7 @@ import pytest
 from tandem.checkpoints import gguf_cache, trusted_cache
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, find
 from tandem.checkpoints.trusted_cache import Untrusted, hash_file, locked, private_folder, seal, seal_error
-from tandem.runners.native import build
+from tandem.runners.native import compilation
 from tests.support import REPOSITORY
 
 NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
@@ -164,8 +164,8 @@ def test_a_cache_that_cannot_be_used_costs_time_and_nothing_else(tmp_path: Path,
     file = tmp_path / "weights"
     file.write_bytes(b"12345678")
     assert hash_file(file)
-    with pytest.raises(build.LibraryMissing):
-        build.library_path()
+    with pytest.raises(compilation.LibraryMissing):
+        compilation.library_path()
 
 
 def test_unpacked_weights_that_are_damaged_are_unpacked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import tandem.engine.loading
+import tandem.engine.load_models
 import tandem.services.server
 import tests.toy
 from tandem.cli import main
@@ -65,13 +65,13 @@ def install(gate: Path) -> None:
 
 def install_load(gate: Path) -> None:
     """Loading hangs on the device thread, as a device that is not there does."""
-    load = tandem.engine.loading._load
+    load = tandem.engine.load_models._load
 
     async def hanging(config: Any, model: Any, request: Any, batcher: Any, *rest: Any, **more: Any) -> Any:
         await batcher.on_device(wait_while, gate, "load")
         return await load(config, model, request, batcher, *rest, **more)
 
-    tandem.engine.loading._load = hanging
+    tandem.engine.load_models._load = hanging
 
 
 def failing(method: Callable[..., Any], gate: Path, word: str) -> Callable[..., Any]:

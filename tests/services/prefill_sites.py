@@ -12,7 +12,7 @@ from tandem.clients.prefill_client import PrefillClient, PrefillConfig
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.generators import target_info
-from tandem.engine.loading import Loaded
+from tandem.engine.load_models import Loaded
 from tandem.engine.prefill import PageCopies, PrefillPages, RemotePrefill
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.rpc.credentials import Credentials
@@ -20,7 +20,7 @@ from tandem.rpc.request_context import prefix_scope
 from tandem.runners.protocol import PrefillRow, Runner
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.prefill_worker import QUEUE, PrefillWorkerService
-from tandem.services.security.config import Security
+from tandem.services.security.access import Security
 from tandem.v1.prefill_worker_pb2_grpc import add_PrefillWorkerServicer_to_server
 from tests.support import engine_of, listening, toy
 from tests.toy import ToyRunner, ToyTokenizer

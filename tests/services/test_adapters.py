@@ -12,7 +12,7 @@ import pytest
 from tandem import Client, DraftSession
 from tandem.checkpoints.adapter_files import AdapterChoice
 from tandem.rpc import wire
-from tandem.rpc.errors import TandemError
+from tandem.rpc.received_errors import TandemError
 from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verifier_client import VerifierClient
 from tandem.services.target_verifier import TargetVerifierService

@@ -13,7 +13,7 @@ from cryptography.x509.oid import NameOID, ObjectIdentifier
 from tandem import installing
 from tandem.rpc.channel import TARGET
 from tandem.rpc.credentials import Credentials
-from tandem.services.security.config import Security
+from tandem.services.security.access import Security
 from tandem.services.security.tls import TlsConfig
 from tests.services.certificates import Authority
 from tests.support import opening, raw_stub, target_site, toy

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tandem.clients.completion import request_of
-from tandem.rpc.errors import TandemError
+from tandem.rpc.received_errors import TandemError
 from tandem.speculation.request import Drafts, GenerationRequest
 from tandem.speculation.types import InvalidField, Proposer, Request, Rule, SamplingParams
 from tandem.speculation.verification_mode import Pipeline

@@ -22,8 +22,8 @@ import grpc
 import pytest
 
 from tandem.rpc.channel import FUSED, TARGET
-from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
+from tandem.rpc.received_errors import TandemError
 from tandem.services.health import NOT_SERVING
 from tandem.services.shutdown import ShutdownDeadline, bounded, bounded_call
 from tandem.v1 import generation_pb2

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from google.rpc import code_pb2, error_details_pb2
 
-from tandem.rpc.errors import TandemError
-from tandem.services.errors import _TABLE, to_status
+from tandem.rpc.received_errors import TandemError
+from tandem.services.statuses import _TABLE, to_status
 from tandem.speculation.errors import Outcome, outcome_of
 from tests.support import answer, ids, opening, raw_stub, refusal, target_site, until, worker_site
 

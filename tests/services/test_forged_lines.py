@@ -13,8 +13,8 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from tandem.rpc import wire
 from tandem.rpc.channel import DRAFT, FUSED, TARGET
-from tandem.rpc.errors import from_rpc
 from tandem.rpc.logs import MAX_BYTES, printable
+from tandem.rpc.received_errors import from_rpc
 from tandem.v1 import draft_worker_pb2, fused_speculative_server_pb2, generation_pb2, target_verifier_pb2
 from tests.daily import daily
 from tests.support import GREEDY, raw_stub, run, server_process

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tandem.comparison.links.link import DelayLink
-from tandem.comparison.links.settings import LinkSettings
+from tandem.comparison.links.link_settings import LinkSettings
 from tandem.engine.generator import Generator
 from tandem.speculation.types import SamplingParams
 from tandem.speculation.verification_mode import Pipeline

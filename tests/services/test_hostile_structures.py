@@ -18,7 +18,7 @@ import pytest
 
 from tandem.rpc import wire
 from tandem.rpc.channel import FUSED, STUBS, open_channel
-from tandem.rpc.errors import TandemError
+from tandem.rpc.received_errors import TandemError
 from tandem.rpc.request_context import PREFIX_SCOPE
 from tandem.speculation.types import GenerationRequest, InvalidField, SamplingParams, Structure
 from tandem.v1 import fused_speculative_server_pb2 as fused_pb

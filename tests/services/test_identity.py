@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_g
 from tandem.rpc import wire
 from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, TARGET, open_channel
 from tandem.rpc.credentials import Credentials
-from tandem.services.security.config import Security
+from tandem.services.security.access import Security
 from tandem.services.security.tokens import AcceptedTokens
 from tandem.v1 import draft_worker_pb2, target_verifier_pb2
 from tests.services.certificates import Authority, token_file

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tandem.rpc.errors import TandemError
-from tandem.services.security.config import Security
+from tandem.rpc.received_errors import TandemError
+from tandem.services.security.access import Security
 from tandem.services.security.limits import ServerLimits
 from tandem.services.security.tokens import AcceptedTokens
 from tandem.speculation.types import GenerationRequest

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tandem import AsyncClient
-from tandem.rpc.errors import TandemError
-from tandem.services.errors import MAX_PARTIAL, Interrupted, QueueFull, to_status
+from tandem.rpc.received_errors import TandemError
+from tandem.services.statuses import MAX_PARTIAL, Interrupted, QueueFull, to_status
 from tandem.v1 import generation_pb2
 from tests.gate import Gate
 from tests.support import GREEDY, HANG, Site, answer, fused_site, ids, oracle, target_site, toy, until, worker_site

@@ -15,12 +15,12 @@ import grpc
 import pytest
 
 from tandem.comparison.links.link import DelayLink
-from tandem.comparison.links.settings import LinkSettings
+from tandem.comparison.links.link_settings import LinkSettings
 from tandem.engine.generator import Generator
-from tandem.rpc.errors import TandemError
-from tandem.services.duplex import MAX_AHEAD
-from tandem.services.errors import ModelMismatch, VocabularyMismatch
+from tandem.rpc.received_errors import TandemError
+from tandem.services.server_duplex import MAX_AHEAD
 from tandem.services.sessions.table import SessionConflict
+from tandem.services.statuses import ModelMismatch, VocabularyMismatch
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.types import Chunk, InvalidField, TooLong
 from tandem.speculation.verification_mode import Pipeline

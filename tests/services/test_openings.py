@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from tandem.engine.slots import limit_kv_memory
-from tandem.services.security.config import Security
+from tandem.services.security.access import Security
 from tandem.services.security.limits import ServerLimits
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.support import answer, ids, opening, raw_stub, refusal, target_site, toy, until

@@ -16,11 +16,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tandem.engine.engine import Engine
-from tandem.engine.loading import Loaded
+from tandem.engine.load_models import Loaded
 from tandem.rpc.channel import DRAFT, FUSED, TARGET, open_channel
-from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
-from tandem.services.roles import run_role
+from tandem.rpc.received_errors import TandemError
+from tandem.services.server_roles import run_role
 from tests.daily import daily
 from tests.support import (
     GREEDY,
@@ -143,7 +143,7 @@ async def test_nothing_is_ready_before_the_warm_up_is_over(tmp_path: Path, monke
         seen.append(ready_file.exists())
         return Loaded(Engine(runner, batcher), ToyTokenizer())
 
-    monkeypatch.setattr("tandem.services.roles.load", slow_load)
+    monkeypatch.setattr("tandem.services.server_roles.load", slow_load)
 
     config = role_configured("target", ready_file=str(ready_file))
     server = asyncio.create_task(run_role("target", config))
@@ -164,7 +164,7 @@ async def test_a_signal_while_the_model_loads_ends_the_server(tmp_path: Path, mo
         await asyncio.sleep(10 * HANG)
         raise AssertionError
 
-    monkeypatch.setattr("tandem.services.roles.load", load_forever)
+    monkeypatch.setattr("tandem.services.server_roles.load", load_forever)
 
     server = asyncio.create_task(run_role("target", role_configured("target")))
     await asyncio.wait_for(loading.wait(), HANG)

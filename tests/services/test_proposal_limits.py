@@ -8,7 +8,7 @@ import pytest
 
 from tandem.rpc.channel import DRAFT
 from tandem.services.draft_worker import BYTES_PER_TOKEN, ProposalSessions
-from tandem.services.security.config import Security
+from tandem.services.security.access import Security
 from tandem.services.security.limits import LimitReached, ServerLimits
 from tests.services.test_proposals import Caller, asked_once, asking, further
 from tests.support import Site, raw_stub, refusal, worker_site

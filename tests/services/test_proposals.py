@@ -10,7 +10,7 @@ import pytest
 
 from tandem.rpc import wire
 from tandem.rpc.channel import DRAFT
-from tandem.rpc.errors import TandemError
+from tandem.rpc.received_errors import TandemError
 from tandem.speculation.types import SamplingParams
 from tandem.v1 import draft_worker_pb2 as pb
 from tests.support import GREEDY, SAMPLED, Refusal, Site, answer, ids, oracle, raw_stub, refusal, until, worker_site

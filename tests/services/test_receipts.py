@@ -17,11 +17,11 @@ import pytest
 from tandem.checkpoints.adapter_files import AdapterChoice
 from tandem.cli.main import main
 from tandem.engine.batcher import Batcher
-from tandem.engine.loading import Loaded
+from tandem.engine.load_models import Loaded
+from tandem.receipts.check_command import CheckConfig, check, checked_by
 from tandem.receipts.checking import CheckOutcome, Finding, overall
 from tandem.receipts.keys import Keys, open_keys, signature_right
 from tandem.receipts.receipt import Receipt, Signed, prefix_digests, prompt_digest, read_signed
-from tandem.receipts.run import CheckConfig, check, checked_by
 from tandem.rpc.channel import DRAFT
 from tandem.services.receipts import Receipts, generated
 from tandem.speculation.types import FinishReason, GenerationRequest, SpeculationStats, Structure, StructureKind

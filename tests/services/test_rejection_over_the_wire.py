@@ -13,9 +13,9 @@ import grpc
 import numpy as np
 import pytest
 
-from tandem.rpc.errors import TandemError
+from tandem.rpc.received_errors import TandemError
 from tandem.rpc.wire_sessions import distributions_to_wire
-from tandem.services.security.identity import ANONYMOUS
+from tandem.services.security.callers import ANONYMOUS
 from tandem.services.sessions.table import SessionKey
 from tandem.speculation.rejection import draft_token
 from tandem.speculation.request import Drafts

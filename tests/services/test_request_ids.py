@@ -13,9 +13,9 @@ import grpc
 import pytest
 
 from tandem.rpc.channel import DRAFT, TARGET
-from tandem.rpc.errors import TandemError, from_rpc
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.logs import JsonFormatter, TextFormatter
+from tandem.rpc.received_errors import TandemError, from_rpc
 from tandem.rpc.request_context import valid_id
 from tandem.speculation.types import InvalidField
 from tandem.v1 import target_verifier_pb2 as pb

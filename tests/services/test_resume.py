@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.rpc.errors import TandemError
+from tandem.rpc.received_errors import TandemError
 from tandem.speculation.verification_mode import Pipeline
 from tests.daily import daily
 from tests.support import SAMPLED, ServerProcess, distributed, ids, oracle, run, server_process, target_site, toy

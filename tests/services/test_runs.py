@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tandem.rpc.errors import TandemError
+from tandem.rpc.received_errors import TandemError
 from tandem.services.lifecycle import NotAccepting
 from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb

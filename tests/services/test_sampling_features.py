@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tandem.engine.structure_worker import grammar, vocabulary_of
-from tandem.rpc.errors import TandemError
+from tandem.rpc.received_errors import TandemError
 from tandem.rpc.wire_sessions import answer_from_wire
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.draws import draw

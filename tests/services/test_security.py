@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tandem.cli import main
-from tandem.services.errors import to_status
+from tandem.services.statuses import to_status
 from tests.daily import daily
 from tests.services.certificates import Authority, token_file
 from tests.support import REPOSITORY, ServerProcess, command, run_client, server_process

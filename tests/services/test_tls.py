@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tandem.rpc.credentials import Credentials
-from tandem.rpc.errors import TandemError
-from tandem.services.security.config import Security
+from tandem.rpc.received_errors import TandemError
+from tandem.services.security.access import Security
 from tandem.services.security.tls import TlsConfig
 from tests.services.certificates import Authority
 from tests.support import GREEDY, HANG, answer, ids, oracle, run, target_site

@@ -10,8 +10,8 @@ import pytest
 
 from tandem.rpc.channel import open_channel
 from tandem.rpc.credentials import Credentials, on_this_machine
-from tandem.rpc.errors import TandemError
-from tandem.services.security.config import Security
+from tandem.rpc.received_errors import TandemError
+from tandem.services.security.access import Security
 from tandem.services.security.tokens import AcceptedTokens
 from tests.services.certificates import token_file
 from tests.support import GREEDY, answer, ids, oracle, run, target_site, worker_site

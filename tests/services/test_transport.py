@@ -17,11 +17,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.rpc import wire
 from tandem.rpc.channel import TARGET, open_channel
-from tandem.services.duplex import StreamIdle, answered_in_order
 from tandem.services.health import SERVING, HealthService
+from tandem.services.security.access import Security
 from tandem.services.security.call_limits import TransportInterceptor
-from tandem.services.security.config import Security
 from tandem.services.security.limits import ServerLimits
+from tandem.services.server_duplex import StreamIdle, answered_in_order
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.reliability import frames
 from tests.services.test_identity import ByToken

@@ -6,7 +6,7 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator
 
-from tandem.services.duplex import MAX_AHEAD, answered_in_order
+from tandem.services.server_duplex import MAX_AHEAD, answered_in_order
 from tests.support import PROMPT, opening, raw_stub, target_site, until, verifying
 
 

@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from tandem.rpc.errors import BrokenContract
+from tandem.rpc.received_errors import BrokenContract
 from tandem.speculation.errors import InvalidField, NoSuchOption, TandemError, TooLong, WrongType
 from tandem.speculation.types import GenerationRequest, Proposer, SamplingParams, SpeculationStats, Verdict
 

@@ -18,7 +18,7 @@ from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.model_drafter import ModelDrafter
 from tandem.engine.sequences import LocalVerifier
 from tandem.host.device_times import times_named
-from tandem.runners.loading import Shape
+from tandem.runners.load_runner import Shape
 from tandem.speculation.length import FixedLength
 from tandem.speculation.loop import speculate
 from tandem.speculation.rounds import DraftedRounds

@@ -16,20 +16,20 @@ from tandem.checkpoints.head_config import read_head_config
 from tandem.checkpoints.locate import find, weights_revision
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.engine.model_config import DraftChoice, ModelConfig
+from tandem.runners.eagle.eagle_runner import EagleRunner
 from tandem.runners.eagle.hidden_states import TargetFeatures
 from tandem.runners.eagle.module import EagleHead
-from tandem.runners.eagle.runner import EagleRunner
-from tandem.runners.loading import Execution, Shape
+from tandem.runners.load_runner import Execution, Shape
 from tandem.runners.protocol import Limits, PrefillRow, RunnerIdentity
 from tandem.runners.torch.platforms import platform_of
 from tandem.speculation.types import SamplingParams
 from tandem_train.accept import AcceptConfig, measure
-from tandem_train.heads.train import FeatureTarget, HeadTraining, head_states, train
-from tandem_train.heads.train import main as train_main
-from tandem_train.loop import make_batch
-from tandem_train.settings import HeadTrainConfig
+from tandem_train.heads.train_head import FeatureTarget, HeadTraining, head_states, train
+from tandem_train.heads.train_head import main as train_main
 from tandem_train.shards import ShardFolder, TrainingSequence
 from tandem_train.train import read_data
+from tandem_train.train_loop import make_batch
+from tandem_train.training_settings import HeadTrainConfig
 from tests.rows import propose_row
 from tests.runners.modules import read_head
 from tests.runners.tiny import byte_tokenizer

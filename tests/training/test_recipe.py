@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from tandem.comparison.measuring.workloads import built_in_prompts
 from tandem_train.generate import GenerateConfig, generate
 from tandem_train.prompts import grammar, training_prompt
-from tandem_train.settings import TrainConfig
 from tandem_train.shards import ShardFolder
 from tandem_train.train import train
+from tandem_train.training_settings import TrainConfig
 from tests.runners.tiny import byte_tokenizer
 
 TEMPLATE = "{% for m in messages %}<u>{{ m['content'] }}</u>{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from tandem_train.loop import Softmax, copies, loss_of, make_batch
-from tandem_train.settings import TrainConfig
 from tandem_train.shards import TrainingSequence
 from tandem_train.train import build
+from tandem_train.train_loop import Softmax, copies, loss_of, make_batch
+from tandem_train.training_settings import TrainConfig
 
 VOCABULARY = 600
 

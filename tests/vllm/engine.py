@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from tandem.vllm import RemoteDrafter
-from tandem.vllm.settings import Settings
+from tandem.vllm.drafter_settings import Settings
 from tests.support import HANG, MAIN, ServerProcess, server_process
 from tests.toy import VOCAB_SIZE, ToyConfig, toy_logits
 

@@ -14,8 +14,8 @@ import pytest
 
 from tandem.speculation.errors import InvalidField
 from tandem.vllm import RemoteDrafter
+from tandem.vllm.drafter_settings import Settings, settings_of
 from tandem.vllm.rows import Held, RowMatcher
-from tandem.vllm.settings import Settings, settings_of
 from tests.vllm.engine import drafter, vllm_config
 
 WORKERS = {"TANDEM_DRAFT_WORKERS": "a:1, b:2"}

@@ -10,7 +10,7 @@ from tandem.host.detect import TORCHNEURON_PIP, Neuron, Stack, detect, missing
 from tandem.host.host import Host, find_host
 from tandem.host.packages import refusal, release
 from tandem.installing import IN_A_CHECKOUT, install_command
-from tandem.runners.native.build import cpu_features, prebuilt_library, sources_hash
+from tandem.runners.native.compilation import cpu_features, prebuilt_library, sources_hash
 
 NATIVE_BF16 = ("avx512_bf16", "amx_bf16", "bf16")
 TORCHNEURON_PYTHONS = (3, 12)

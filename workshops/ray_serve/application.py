@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from tandem.cli.command_line import RoleParser
 from tandem.cli.configuration import role_config
 from tandem.installing import install_command
-from tandem.workshops.ray_serve import calls
+from tandem.workshops.ray_serve import forwarding
 
 
 def parser() -> argparse.ArgumentParser:
@@ -33,20 +33,20 @@ def start(port: int, http_port: int = 8000, location: str = "EveryNode") -> None
     from ray import serve
     from ray.serve.config import gRPCOptions
 
-    grpc = gRPCOptions(port=port, grpc_servicer_functions=[f"{calls.__name__}.register"])
+    grpc = gRPCOptions(port=port, grpc_servicer_functions=[f"{forwarding.__name__}.register"])
     serve.start(proxy_location=location, http_options={"host": "127.0.0.1", "port": http_port}, grpc_options=grpc)
 
 
 def run(flags: Sequence[str], neuron_cores: int = 0, cpus: float = 1.0, replicas: tuple[int, int] = (1, 1)) -> None:
     """Deploys a role and waits for a replica. Raises ValueError."""
     args = RoleParser().parse_args(flags)
-    if args.role not in calls.SERVICES:
-        raise ValueError(f"role: {args.role} is not one of {', '.join(calls.SERVICES)}")
+    if args.role not in forwarding.SERVICES:
+        raise ValueError(f"role: {args.role} is not one of {', '.join(forwarding.SERVICES)}")
     slots = role_config(args, args.model).models.shape.slots
     from ray import serve
     from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
-    replica = calls.replica_of(args.role)
+    replica = forwarding.replica_of(args.role)
     deployment = serve.deployment(
         name=replica.__name__,
         ray_actor_options={"num_cpus": cpus, "resources": {"neuron_cores": neuron_cores} if neuron_cores else {}},

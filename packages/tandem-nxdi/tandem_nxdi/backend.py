@@ -22,13 +22,13 @@ from tandem.runners.backends import Backend, LoadRequest
 from tandem.runners.protocol import Limits, Runner, RunnerIdentity
 from tandem.runners.startup import Startup
 from tandem_nxdi.adapters import NxdiAdapters, read_adapters
-from tandem_nxdi.build import Build, Kind, plan_build
 from tandem_nxdi.checkpoint import ModelFacts, facts, local, text_config
 from tandem_nxdi.compiled import CompiledModel, check_store, compiled_model
 from tandem_nxdi.fused import FusedDraft, FusedRunner
+from tandem_nxdi.nxdi_runner import NxdiRunner
+from tandem_nxdi.nxdi_settings import NxdiSettings, apart, draft_apart
 from tandem_nxdi.quantisation import check_target, fp8_environment, with_draft_kept
-from tandem_nxdi.runner import NxdiRunner
-from tandem_nxdi.settings import NxdiSettings, apart, draft_apart
+from tandem_nxdi.shapes import Build, Kind, plan_build
 
 if TYPE_CHECKING:
     from tandem_nxdi.sdk import Application

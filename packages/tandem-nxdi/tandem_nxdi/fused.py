@@ -27,7 +27,7 @@ from tandem.runners.protocol import (
 from tandem.runners.startup import Startup
 from tandem.speculation.types import Verdict
 from tandem_nxdi.lines import LineError
-from tandem_nxdi.runner import Array, NxdiRunner
+from tandem_nxdi.nxdi_runner import Array, NxdiRunner
 
 UNKNOWN = -1  # a draft token that was rejected on the device and never copied to the host
 

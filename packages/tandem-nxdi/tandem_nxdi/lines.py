@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tandem_nxdi.build import Layout
+from tandem_nxdi.shapes import Layout
 
 Ids = Sequence[int]
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from tandem.checkpoints.locate import CheckpointError
 from tandem.checkpoints.tensors import INDEX, SAFETENSORS, Tensors
-from tandem_nxdi.build import Build
 from tandem_nxdi.checkpoint import ModelFacts
+from tandem_nxdi.shapes import Build
 
 QUANTISING = ("quantized", "quantized_mlp_kernel_enabled", "activation_quantization_type")
 """Each of these makes NxDI convert linear modules (config.py, is_mlp_quantized)."""

@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tandem_nxdi.build import Build, Kind
 from tandem_nxdi.checkpoint import ModelFacts, older_rope
 from tandem_nxdi.compiled import CompiledModel
 from tandem_nxdi.lines import ForwardCall
+from tandem_nxdi.nxdi_runner import Array
 from tandem_nxdi.quantisation import fp8_environment
-from tandem_nxdi.runner import Array
+from tandem_nxdi.shapes import Build, Kind
 
 log = logging.getLogger("tandem.engine")
 PACKAGE = "neuronx_distributed_inference"

@@ -19,7 +19,7 @@ from tandem.checkpoints.tokenizers import same_tokens
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.engine.batcher import Batcher
 from tandem.engine.generators import drafts_for, is_head, plain_generator
-from tandem.engine.loading import Loaded, load, load_adapters, load_draft, named_head
+from tandem.engine.load_models import Loaded, load, load_adapters, load_draft, named_head
 from tandem.engine.model_config import ModelConfig
 from tandem.engine.model_drafter import ModelDrafter
 from tandem.engine.sequences import TargetSequence

@@ -24,10 +24,10 @@ from torch import Tensor
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import find, weights_revision
 from tandem.comparison.measuring.workloads import Prompt
-from tandem.runners.loading import end_ids
+from tandem.runners.load_runner import end_ids
 from tandem_train.prompts import grammar, training_prompt
-from tandem_train.settings import run_command, setting, show
 from tandem_train.shards import ShardFolder, TrainingSequence
+from tandem_train.training_settings import run_command, setting, show
 
 Own = Mapping[str, Sequence[str]]
 
@@ -122,7 +122,7 @@ class _Target:
     def __init__(self, config: GenerateConfig) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        from tandem.runners.loading import choose_dtype, transformers_logging
+        from tandem.runners.load_runner import choose_dtype, transformers_logging
         from tandem.runners.torch.platforms import choose_platform
 
         transformers_logging()

@@ -27,9 +27,9 @@ from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import FREQUENT_TOKENS, find, weights_revision
 from tandem.checkpoints.tensors import save_whole
 from tandem.checkpoints.tokenizers import write_tokenizer
-from tandem_train.loop import Softmax, Training, agreement
-from tandem_train.settings import HELD_OUT, TrainConfig, run_command, show
 from tandem_train.shards import ShardFolder, TrainingSequence
+from tandem_train.train_loop import Softmax, Training, agreement
+from tandem_train.training_settings import HELD_OUT, TrainConfig, run_command, show
 
 ROPE_THETA = 1e6
 
@@ -169,7 +169,7 @@ def train(config: TrainConfig, show: Callable[[str], None]) -> dict[str, Any]:
     """Trains, writes config.output, returns its training.json."""
     from transformers import AutoModelForCausalLM
 
-    from tandem.runners.loading import transformers_logging
+    from tandem.runners.load_runner import transformers_logging
     from tandem.runners.torch.platforms import choose_platform
 
     transformers_logging()

@@ -15,7 +15,7 @@ from tandem.comparison.analysis.theory import Theory, theory_of
 from tandem.comparison.analysis.verdict import Decision, host_of, loaded_decision, measured_decision, predicted_decision
 from tandem.comparison.analysis.words import joined, name_in_sentence, plural
 from tandem.comparison.links.link import LinkOverhead
-from tandem.comparison.links.settings import MAX_RTT_MS, LinkSettings
+from tandem.comparison.links.link_settings import MAX_RTT_MS, LinkSettings
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE
 from tandem.comparison.measuring.attempt import tried
 from tandem.comparison.measuring.conditions import BASE, LINK, LOAD, SAMPLING, Condition, Load

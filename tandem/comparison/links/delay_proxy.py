@@ -29,7 +29,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from random import Random
 
-from tandem.comparison.links.settings import (
+from tandem.comparison.links.link_settings import (
     IP_TCP_BYTES,
     SEGMENT_BYTES,
     LinkSettings,

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tandem.comparison.links.settings import SMALL_BYTES, LinkSettings
+from tandem.comparison.links.link_settings import SMALL_BYTES, LinkSettings
 
 PROXY = "tandem.comparison.links.delay_proxy"
 ROOT = Path(__file__).resolve().parents[3]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tandem.comparison.links.settings import LinkSettings
+from tandem.comparison.links.link_settings import LinkSettings
 from tandem.speculation.types import GenerationRequest, Rule
 
 BASE, LINK, SAMPLING, LOAD = "base", "link", "sampling", "load"

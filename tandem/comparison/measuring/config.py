@@ -12,7 +12,7 @@ from tandem.cli.flags import FLAGS
 from tandem.cli.option import COUNT, DIR, FLOATS, INTS, NAME, NAMES, RULES, SECONDS, built, flags_of, option
 from tandem.cli.roles import BACKENDS, REAL, TORCH
 from tandem.clients.openai_client import server_url
-from tandem.comparison.links.settings import LINK_KINDS, TRACE, LinkSettings, traces_named
+from tandem.comparison.links.link_settings import LINK_KINDS, TRACE, LinkSettings, traces_named
 from tandem.comparison.measuring.architectures import (
     ASKED,
     AUTOREGRESSIVE,

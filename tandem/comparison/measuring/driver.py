@@ -22,11 +22,11 @@ from tandem.comparison.measuring.measurement import Measuring, ServerDied, Unmea
 from tandem.comparison.measuring.progress import Progress
 from tandem.comparison.measuring.record_log import RecordLog, RunData
 from tandem.comparison.measuring.records import failure_of
-from tandem.comparison.measuring.run import Contender
 from tandem.comparison.measuring.servers import Fleet, ServerFailed
+from tandem.comparison.measuring.timed_request import Contender
 from tandem.comparison.measuring.vllm import Counters
-from tandem.rpc.errors import TandemError
 from tandem.rpc.first_contact import explained
+from tandem.rpc.received_errors import TandemError
 from tandem.speculation.types import ModelInfo
 
 if TYPE_CHECKING:

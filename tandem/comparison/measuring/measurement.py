@@ -17,12 +17,12 @@ from tandem.comparison.measuring.conditions import Condition, Load
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint
 from tandem.comparison.measuring.identity import diverged_prompts
-from tandem.comparison.measuring.loading import load_turns, measure_loads
+from tandem.comparison.measuring.load_runs import load_turns, measure_loads
 from tandem.comparison.measuring.progress import Progress
 from tandem.comparison.measuring.record_log import RecordLog
 from tandem.comparison.measuring.records import Record
-from tandem.comparison.measuring.run import Contender, attempt, measure, rotated, short
 from tandem.comparison.measuring.servers import Fleet
+from tandem.comparison.measuring.timed_request import Contender, attempt, measure, rotated, short
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.speculation.types import Rule
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from tandem.comparison.links.link import LinkOverhead
-from tandem.comparison.links.settings import LinkSettings
+from tandem.comparison.links.link_settings import LinkSettings
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint
 from tandem.comparison.measuring.environment import Machine

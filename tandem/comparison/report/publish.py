@@ -21,7 +21,7 @@ from tandem.comparison.measuring.driver import FAILED, OK
 from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.measuring.records import Measurement
 from tandem.comparison.report.page import html
-from tandem.comparison.report.terminal import TABLE_WIDTH, Detail, print_comparison
+from tandem.comparison.report.printed import TABLE_WIDTH, Detail, print_comparison
 from tandem.host.device_times import DeviceTimes, StepTime, StepTimes, text_of
 
 

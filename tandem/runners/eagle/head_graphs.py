@@ -19,10 +19,10 @@ from tandem.runners.torch.graph_model import DraftGraphs
 from tandem.runners.torch.graph_modules import Buffers, likeliest, propose_row
 from tandem.runners.torch.graph_runner import GraphRunner
 from tandem.runners.torch.kernels import attention_rows, slot_attention
-from tandem.runners.torch.model import to_host
 from tandem.runners.torch.platforms import Platform
-from tandem.runners.torch.runner import tail_buckets
 from tandem.runners.torch.slot_cache import GatheredSlots, SlotCache
+from tandem.runners.torch.slot_model import to_host
+from tandem.runners.torch.torch_runner import tail_buckets
 
 
 class HeadStep(nn.Module):

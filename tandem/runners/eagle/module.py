@@ -71,7 +71,7 @@ class HeadLayer(nn.Module):
 
 
 class EagleHead(nn.Module):
-    """The head without attention, which `runner.py` computes over slots and training over a sequence."""
+    """The head without attention, which `eagle_runner.py` computes over slots and training over a sequence."""
 
     d2t: Tensor  # int64 [draft vocabulary]: logits column c is token c + d2t[c]
     t2d: Tensor  # bool [vocabulary]: tokens with a column

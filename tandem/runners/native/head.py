@@ -13,20 +13,20 @@ from tandem.checkpoints.numbers import DTYPES as NAMES
 from tandem.checkpoints.numbers import Stored, of_floats
 from tandem.host.cores import default_threads
 from tandem.runners.capabilities import UNABLE, Capabilities, No, Trait
-from tandem.runners.loading import SMALL
-from tandem.runners.native.build import library_path
+from tandem.runners.load_runner import SMALL
+from tandem.runners.native.compilation import library_path
 from tandem.runners.native.library import HeadInputs, LayerWeights, Matrix, RowBatch, StoredRows, load_library
-from tandem.runners.native.model import NativeModel
+from tandem.runners.native.native_runner import NativeRunner
+from tandem.runners.native.packed_model import NativeModel
 from tandem.runners.native.rotary import rotary_tables
-from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.steps import NativeFeatures, NativeSteps, Threads, check_steps, features_of
 from tandem.runners.native.weights import UNQUANTISED, Packing, packing
 from tandem.runners.protocol import TAIL, Limits, PrefillRow, ProposeRow, RunnerIdentity, VerifyRow
 from tandem.speculation.features import FeatureInbox
 
 if TYPE_CHECKING:
-    from tandem.runners.eagle.load import RemoteHead
-    from tandem.runners.loading import Execution
+    from tandem.runners.eagle.load_head import RemoteHead
+    from tandem.runners.load_runner import Execution
 
 
 def load_native_head(
@@ -61,7 +61,7 @@ def load_remote_native_head(made: RemoteHead, execution: Execution, in_blocks: b
 
 def head_format(execution: Execution, in_blocks: bool) -> tuple[str, Packing]:
     """A head's dtype and packing: by flags, else int8 if the target is in blocks, else the fastest dtype here."""
-    from tandem.runners.loading import dtype_name
+    from tandem.runners.load_runner import dtype_name
 
     weights, dtype = execution.weights, execution.number_format
     if weights not in ("int8", "q4") and (dtype != "auto" or not in_blocks):

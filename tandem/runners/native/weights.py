@@ -21,7 +21,7 @@ from tandem.checkpoints.numbers import Floats, Stored
 from tandem.checkpoints.tensors import Tensors, shards_of, write_tensors
 from tandem.checkpoints.trusted_cache import cache_root, made_once
 from tandem.runners.native import LibraryMissing
-from tandem.runners.native.build import library_path
+from tandem.runners.native.compilation import library_path
 from tandem.runners.native.library import Matrix, load_library
 
 log = logging.getLogger("tandem.engine")

@@ -21,9 +21,9 @@ from tandem.runners.torch.graph_modules import (
     propose_row,
 )
 from tandem.runners.torch.graphs import Graph, GraphCompiler, GraphRefused
-from tandem.runners.torch.model import TorchModel, to_host
 from tandem.runners.torch.platforms import Platform
-from tandem.runners.torch.runner import draft_rows
+from tandem.runners.torch.slot_model import TorchModel, to_host
+from tandem.runners.torch.torch_runner import draft_rows
 
 
 class DraftGraphs(ABC):

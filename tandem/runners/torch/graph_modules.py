@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tandem.runners.protocol import TAIL, ProposeRow, RowFailed, VerifyRow
-from tandem.runners.torch.model import TorchModel
+from tandem.runners.torch.slot_model import TorchModel
 from tandem.speculation.types import Verdict
 
 Buffers = Sequence[Tensor]

@@ -38,9 +38,9 @@ from tandem.runners.startup import Startup
 from tandem.runners.torch.graph_model import GraphModel
 from tandem.runners.torch.graph_modules import FusedModule, fused_row, verdict_of, verify_row
 from tandem.runners.torch.graphs import Graph, GraphCompiler, buckets_for
-from tandem.runners.torch.model import to_host
 from tandem.runners.torch.platforms import COMPILE_ONLY, compiles_only
-from tandem.runners.torch.runner import TorchRunner, batch_buckets, length_buckets, tail_buckets
+from tandem.runners.torch.slot_model import to_host
+from tandem.runners.torch.torch_runner import TorchRunner, batch_buckets, length_buckets, tail_buckets
 from tandem.speculation.types import Verdict
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tandem.runners.families import UnsupportedModel
 from tandem.runners.torch.kernels import ATTENTION
-from tandem.runners.torch.model import TorchModel
+from tandem.runners.torch.slot_model import TorchModel
 
 _SHAPELESS = frozenset(
     """

@@ -219,7 +219,7 @@ def field_names() -> dict[str, list[str]]:
 
     from neuronx_distributed_inference.models import config
 
-    from tandem_nxdi.settings import names
+    from tandem_nxdi.nxdi_settings import names
 
     named = names()
 
@@ -246,16 +246,16 @@ async def scenarios(folder: Path) -> dict[str, Any]:
     from tandem.engine.batcher import Batcher
     from tandem.engine.engine import Engine
     from tandem.engine.generators import drafted_generator, fused_generator, plain_generator
-    from tandem.engine.loading import Loaded
+    from tandem.engine.load_models import Loaded
     from tandem.engine.model_config import DraftChoice
     from tandem.engine.model_drafter import ModelDrafter
     from tandem.runners.backends import LoadRequest
-    from tandem.runners.loading import Execution, Shape
+    from tandem.runners.load_runner import Execution, Shape
     from tandem.runners.startup import Startup
     from tandem.speculation.types import GenerationRequest, SamplingParams
     from tandem.speculation.verification_mode import Pipeline
     from tandem_nxdi.backend import BACKEND
-    from tandem_nxdi.settings import NxdiSettings
+    from tandem_nxdi.nxdi_settings import NxdiSettings
     from tests.toy import ToyTokenizer
 
     target = tiny(folder / "target", "llama", 1)

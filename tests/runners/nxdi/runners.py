@@ -11,16 +11,16 @@ from tandem.checkpoints.locate import find
 from tandem.engine.engine import Engine
 from tandem.engine.generator import Generator
 from tandem.engine.generators import drafted_generator
-from tandem.engine.loading import Loaded
+from tandem.engine.load_models import Loaded
 from tandem.engine.model_drafter import ModelDrafter
 from tandem.runners.backends import LoadRequest
-from tandem.runners.loading import Execution, Shape
+from tandem.runners.load_runner import Execution, Shape
 from tandem.runners.startup import Startup
 from tandem.speculation.verification_mode import Pipeline
 from tandem_nxdi.backend import BACKEND
 from tandem_nxdi.fused import FusedDraft, FusedRunner
-from tandem_nxdi.runner import NxdiRunner
-from tandem_nxdi.settings import NxdiSettings
+from tandem_nxdi.nxdi_runner import NxdiRunner
+from tandem_nxdi.nxdi_settings import NxdiSettings
 from tests.runners.nxdi import simulated
 from tests.runners.nxdi.simulated import Application, model_folder
 

@@ -15,12 +15,12 @@ from tandem.checkpoints.locate import CheckpointError
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.generators import plain_generator
-from tandem.engine.loading import Loaded
+from tandem.engine.load_models import Loaded
 from tandem.engine.sequences import LocalVerifier
 from tandem.runners.protocol import RowFailed
 from tandem.speculation.types import GenerationRequest, Request, SamplingParams
 from tandem_nxdi.backend import BACKEND
-from tandem_nxdi.runner import NxdiRunner
+from tandem_nxdi.nxdi_runner import NxdiRunner
 from tests.adapters import write_adapter
 from tests.rows import verify_row
 from tests.runners.nxdi.runners import SHAPE, Bench, application, bench, drafted  # noqa: F401
@@ -164,7 +164,7 @@ def test_a_fused_graph_takes_none_and_is_refused_by_name(bench: Bench, tmp_path:
 def test_other_adapters_are_another_compiled_folder(bench: Bench, tmp_path: Path) -> None:  # noqa: F811
     from tandem.checkpoints.locate import find
     from tandem.runners.backends import LoadRequest
-    from tandem.runners.loading import Execution
+    from tandem.runners.load_runner import Execution
 
     def compiled(*chosen: AdapterChoice) -> str:
         settings = bench.settings({"adapters": chosen})

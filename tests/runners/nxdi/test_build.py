@@ -11,10 +11,10 @@ import torch
 from huggingface_hub import constants
 
 from tandem.checkpoints.locate import CheckpointError
-from tandem.runners.loading import Shape
+from tandem.runners.load_runner import Shape
 from tandem_nxdi.backend import BACKEND
-from tandem_nxdi.build import Kind, plan_build
-from tandem_nxdi.settings import NxdiSettings, read_neuron_config
+from tandem_nxdi.nxdi_settings import NxdiSettings, read_neuron_config
+from tandem_nxdi.shapes import Kind, plan_build
 from tests.runners.nxdi import simulated
 from tests.runners.nxdi.runners import Bench, application, bench  # noqa: F401
 

@@ -16,7 +16,7 @@ import pytest
 from tandem.checkpoints.locate import find
 from tandem.checkpoints.trusted_cache import NOTE
 from tandem.runners.backends import LoadRequest
-from tandem.runners.loading import Execution, Shape
+from tandem.runners.load_runner import Execution, Shape
 from tandem_nxdi import backend
 from tandem_nxdi.backend import BACKEND
 from tandem_nxdi.compiled import MANIFEST, CompiledModel, compiled_model

@@ -13,7 +13,7 @@ import pytest
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.generators import drafted_generator, plain_generator
-from tandem.engine.loading import Loaded
+from tandem.engine.load_models import Loaded
 from tandem.engine.model_drafter import ModelDrafter
 from tandem.runners.protocol import Runner
 from tandem.speculation.verification_mode import Pipeline

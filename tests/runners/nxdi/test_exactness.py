@@ -9,7 +9,7 @@ import pytest
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.generators import plain_generator
-from tandem.engine.loading import Loaded
+from tandem.engine.load_models import Loaded
 from tandem.runners.protocol import Runner
 from tandem.speculation.types import (
     GenerationRequest,

@@ -18,10 +18,10 @@ from tandem.checkpoints.locate import CheckpointError, find
 from tandem.engine.batcher import Batcher, DeviceLost
 from tandem.engine.generator import Generator
 from tandem.engine.generators import fused_generator
-from tandem.engine.loading import load_draft, load_pair, load_unfused
+from tandem.engine.load_models import load_draft, load_pair, load_unfused
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.runners.backends import LoadRequest
-from tandem.runners.loading import Execution, Shape
+from tandem.runners.load_runner import Execution, Shape
 from tandem.runners.startup import Startup
 from tandem.speculation.types import GenerationRequest, Rule
 from tandem_nxdi.backend import BACKEND

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tandem.runners.loading import Shape
+from tandem.runners.load_runner import Shape
 from tandem.runners.protocol import PrefillRow, RowFailed
 from tandem.speculation.types import Verdict
 from tandem_nxdi.fused import UNKNOWN

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from tandem.checkpoints.locate import CheckpointError
 from tandem_nxdi import quantisation
-from tandem_nxdi.settings import NxdiSettings, draft_apart
+from tandem_nxdi.nxdi_settings import NxdiSettings, draft_apart
 from tests.runners.nxdi import simulated
 from tests.runners.nxdi.runners import Bench, application, bench  # noqa: F401
 from tests.support import REPOSITORY

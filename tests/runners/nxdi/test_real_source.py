@@ -15,11 +15,11 @@ import pytest
 from tandem.checkpoints.convert import run_convert
 from tandem.engine.batcher import Batcher
 from tandem.engine.generators import fused_generator
-from tandem.engine.loading import load_pair
+from tandem.engine.load_models import load_pair
 from tandem.engine.model_config import DraftChoice, ModelConfig
-from tandem.runners.loading import Execution, Shape
+from tandem.runners.load_runner import Execution, Shape
 from tandem.speculation.types import GenerationRequest
-from tandem_train.heads.train import train
+from tandem_train.heads.train_head import train
 from tests.support import REPOSITORY, answer, run
 from tests.training.test_heads import make_data, make_target, quiet, training
 

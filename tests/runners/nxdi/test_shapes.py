@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tandem.runners.loading import Shape
+from tandem.runners.load_runner import Shape
 from tandem.runners.protocol import PrefillRow
 from tests.rows import verify_row
 from tests.runners.nxdi.runners import Bench, bench  # noqa: F401

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from tandem_train.settings import RunConfig, TrainConfig
 from tandem_train.shards import TrainingSequence
+from tandem_train.training_settings import RunConfig, TrainConfig
 
 
 @dataclass(frozen=True, slots=True)

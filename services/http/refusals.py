@@ -8,7 +8,7 @@ from typing import Any
 
 from google.rpc import code_pb2, status_pb2
 
-from tandem.rpc.errors import from_status
+from tandem.rpc.received_errors import from_status
 from tandem.speculation.errors import Outcome
 
 RETRY_SECONDS = 1  # Retry-After, if the status has none

@@ -17,7 +17,7 @@ from tandem.engine.structures import Structures
 from tandem.installing import check_installed
 from tandem.runners.backends import Backend, LoadRequest, backend_named
 from tandem.runners.capabilities import No, Trait
-from tandem.runners.loading import prepared_platform
+from tandem.runners.load_runner import prepared_platform
 from tandem.runners.own_sizes import draft_shape
 from tandem.runners.protocol import Runner
 from tandem.runners.rehearsal import bare, rehearsed

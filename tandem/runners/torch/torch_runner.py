@@ -32,8 +32,8 @@ from tandem.runners.protocol import (
 )
 from tandem.runners.startup import Startup
 from tandem.runners.torch.graph_modules import padded, verdict_of, verify_greedy
-from tandem.runners.torch.model import TorchModel, to_host
 from tandem.runners.torch.module_pages import TorchPages, page_bytes, page_format
+from tandem.runners.torch.slot_model import TorchModel, to_host
 from tandem.speculation.types import Request, SparseDistribution, Verdict
 
 

@@ -13,12 +13,12 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from tandem.engine.batcher import DeviceLost, StepHung
 from tandem.engine.fair_turns import TooManyWaiting
 from tandem.engine.slots import NoFreeSlot
-from tandem.rpc.errors import TandemError
 from tandem.rpc.logs import printable
+from tandem.rpc.received_errors import TandemError
 from tandem.runners.protocol import RowFailed
-from tandem.services.duplex import StreamIdle
-from tandem.services.http.errors import HttpError
+from tandem.services.http.refusals import HttpError
 from tandem.services.security.limits import LimitReached
+from tandem.services.server_duplex import StreamIdle
 from tandem.services.sessions.table import SessionConflict, SessionExpired, SessionNotFound
 from tandem.speculation.errors import Outcome, outcome_of
 from tandem.speculation.rounds import OutOfStep

@@ -1,6 +1,6 @@
 """Trains an EAGLE-3 head on the target's continuations with the training-time test, for Tandem, vLLM and SGLang.
 
-    python -m tandem_train.heads.train --data DIR --output HEAD
+    python -m tandem_train.heads.train_head --data DIR --output HEAD
 
 An interrupted run, started again with the same arguments, resumes from its last saved step.
 """
@@ -23,10 +23,10 @@ from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.head_config import HeadConfig, default_layers
 from tandem.checkpoints.locate import find, weights_revision
 from tandem.runners.eagle.module import EagleHead, write_head
-from tandem_train.loop import Resumable, TrainingBatch, make_batch
-from tandem_train.settings import HeadTrainConfig, run_command, show
 from tandem_train.shards import TrainingSequence
 from tandem_train.train import best_counts, most_frequent, read_data
+from tandem_train.train_loop import Resumable, TrainingBatch, make_batch
+from tandem_train.training_settings import HeadTrainConfig, run_command, show
 
 
 def head_states(head: EagleHead, embedding: Tensor, batch: TrainingBatch, steps: int) -> list[Tensor]:
@@ -99,7 +99,7 @@ class FeatureTarget:
         from transformers import AutoModelForCausalLM
 
         from tandem.runners.eagle.hidden_states import decoder_layers, tap
-        from tandem.runners.loading import choose_dtype, transformers_logging
+        from tandem.runners.load_runner import choose_dtype, transformers_logging
         from tandem.runners.torch.platforms import choose_platform
 
         transformers_logging()
@@ -211,7 +211,7 @@ def train(config: HeadTrainConfig, show: Callable[[str], None]) -> dict[str, Any
     """Trains, writes config.output, returns its training.json. Raises ValueError."""
     from transformers import AutoModelForCausalLM
 
-    from tandem.runners.loading import transformers_logging
+    from tandem.runners.load_runner import transformers_logging
     from tandem.runners.torch.platforms import choose_platform
 
     transformers_logging()

@@ -40,8 +40,8 @@ from tandem.runners.startup import Startup
 from tandem.speculation.rules import agree
 from tandem.speculation.types import SparseDistribution, Verdict
 from tandem_nxdi.adapters import NxdiAdapters
-from tandem_nxdi.build import Layout
 from tandem_nxdi.lines import LineError, Lines
+from tandem_nxdi.shapes import Layout
 
 if TYPE_CHECKING:
     from tandem_nxdi.sdk import Application

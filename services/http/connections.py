@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from tandem.services.http.errors import RETRY_SECONDS, refused
+from tandem.services.http.refusals import RETRY_SECONDS, refused
 
 HEADER_BYTES = 32 * 1024  # of headers, a chunk line, trailers
 HEADER_SECONDS = 10.0

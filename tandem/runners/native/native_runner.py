@@ -18,9 +18,9 @@ from tandem.checkpoints.adapter_files import Adapter
 from tandem.runners.batch_invariance import check_batch_invariance
 from tandem.runners.capabilities import Capabilities, FeaturesOut, MemoryOnDemand, Pages, Trait
 from tandem.runners.fused_step import to_verify
-from tandem.runners.native.build import sources_hash
+from tandem.runners.native.compilation import sources_hash
 from tandem.runners.native.library import DRAW, Drawing, Ints, RowBatch, Sampling, each_alone, ints, pointer, zeros
-from tandem.runners.native.model import NativeModel
+from tandem.runners.native.packed_model import NativeModel
 from tandem.runners.native.steps import NativeFeatures, NativeSteps
 from tandem.runners.protocol import (
     TAIL,

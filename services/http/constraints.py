@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.engine.structure_schemas import CALLS, arguments_of, call_schema, definitions
-from tandem.services.http.messages import annotated
+from tandem.services.http.chat_messages import annotated
 from tandem.services.http.tool_calls import FORMATS, Format, MarkedCalls, NamedCall, Parser, RequiredCalls
 from tandem.services.http.values import Parse, boolean, known, listed, mapping, one_of, only, sequence, string
 from tandem.speculation.types import InvalidField, Structure, StructureKind

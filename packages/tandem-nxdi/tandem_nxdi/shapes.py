@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.checkpoints.adapter_files import Adapter
-from tandem.runners.loading import Shape
+from tandem.runners.load_runner import Shape
 from tandem_nxdi.adapters import lora_config
+from tandem_nxdi.nxdi_settings import OURS, NxdiSettings
 from tandem_nxdi.refusals import EAGLE3_NEEDS, refuse_broken
-from tandem_nxdi.settings import OURS, NxdiSettings
 
 TILE = 128  # KV caches of fused models are stored in tiles of so many positions where the length allows it
 

@@ -134,7 +134,7 @@ def load_runner(
     with startup.stage("importing"):
         import torch
 
-        import tandem.runners.torch.model  # noqa: F401  (else its import counts as "loading")
+        import tandem.runners.torch.slot_model  # noqa: F401  (else its import counts as "loading")
     if threads := execution.threads or (execution.cores and platform.packs and usable_cores()):
         torch.set_num_threads(threads)
     elif torch.get_num_threads() > usable_cores() and "OMP_NUM_THREADS" not in os.environ:
@@ -170,9 +170,9 @@ def _runner(
     from tandem.runners.torch.graph_model import GraphModel
     from tandem.runners.torch.graph_runner import GraphRunner
     from tandem.runners.torch.graphs import GraphCompiler, buckets_for
-    from tandem.runners.torch.model import TorchModel
     from tandem.runners.torch.module_checks import check_own_forward
-    from tandem.runners.torch.runner import TorchRunner
+    from tandem.runners.torch.slot_model import TorchModel
+    from tandem.runners.torch.torch_runner import TorchRunner
 
     chunk, vocab_size = min(shape.chunk, shape.max_length), int(module.config.vocab_size)
     limits = Limits(shape.slots, shape.max_length, shape.max_draft, chunk, vocab_size)
@@ -207,7 +207,7 @@ def _runner(
 def _load_native(
     checkpoint: Checkpoint, execution: Execution, order: Sequence[str], shape: Shape, verifies: bool, startup: Startup
 ) -> Runner | None:
-    from tandem.runners.native.load import load_checkpoint
+    from tandem.runners.native.load_native import load_checkpoint
 
     own = in_own_format(execution, checkpoint, order)
     threads = own.threads or (own.cores and usable_cores()) or None
@@ -304,8 +304,8 @@ def _load_module(checkpoint: Checkpoint, dtype: Any, platform: Platform, ranks: 
 
 
 def _module(checkpoint: Checkpoint, dtype: Any, platform: Platform, ranks: int, scaled: bool) -> Any:
-    from tandem.runners.torch.model import load_module, module_from
     from tandem.runners.torch.module_checks import refuse_fields
+    from tandem.runners.torch.slot_model import load_module, module_from
 
     if scaled and platform.name == "cpu":
         if ranks > 1:
@@ -361,7 +361,7 @@ class TorchBackend(Backend):
         more = (request.shape, request.verifies, request.sole_model, startup)
         runner = load_runner(checkpoint, request.execution, *more)
         if request.head is not None:
-            from tandem.runners.eagle.load import expect_head
+            from tandem.runners.eagle.load_head import expect_head
 
             expect_head(request.head, runner)
         return runner
@@ -372,7 +372,7 @@ class TorchBackend(Backend):
     def load_head(
         self, checkpoint: Checkpoint, target: Runner | Checkpoint, request: LoadRequest, startup: Startup
     ) -> Runner:
-        from tandem.runners.eagle.load import load_head, load_remote_head
+        from tandem.runners.eagle.load_head import load_head, load_remote_head
 
         if isinstance(target, Checkpoint):
             return load_remote_head(checkpoint, target, request.execution, request.shape, startup)

@@ -13,7 +13,7 @@ from tandem.comparison.measuring.conditions import Condition, Load
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.distributions import distribution
 from tandem.comparison.measuring.records import Record
-from tandem.comparison.measuring.run import Contender, attempt, rotated, short
+from tandem.comparison.measuring.timed_request import Contender, attempt, rotated, short
 from tandem.comparison.measuring.workloads import Prompt
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 
 from tandem.rpc.channel import received, sent
-from tandem.rpc.errors import BrokenContract, TandemError, from_rpc
+from tandem.rpc.received_errors import BrokenContract, TandemError, from_rpc
 from tandem.speculation.types import InvalidField, SpeculationStats
 
 Request = TypeVar("Request")

@@ -11,14 +11,14 @@ from pathlib import Path
 from tandem.engine.batcher import Batcher
 from tandem.engine.generator import chat_tokens
 from tandem.engine.generators import target_info
-from tandem.engine.loading import Loaded, load, load_adapters
+from tandem.engine.load_models import Loaded, load, load_adapters
 from tandem.engine.model_config import ModelConfig
 from tandem.receipts import checking
 from tandem.receipts.checking import CheckOutcome, Finding, overall
 from tandem.receipts.keys import read_keys
 from tandem.receipts.receipt import MOST_BYTES, Receipt, Signed, read_signed
 from tandem.receipts.redraw import Redrawn, redraw, same_adapter, same_arithmetic, same_model, spans
-from tandem.runners.loading import WEIGHTS
+from tandem.runners.load_runner import WEIGHTS
 from tandem.speculation.chat import ChatMessage
 from tandem.speculation.types import InvalidField
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import grpc
 
 from tandem.rpc.request_context import PREFIX_SCOPE, set_prefix_scope
-from tandem.services.errors import Unauthenticated
 from tandem.services.security.tokens import AcceptedTokens
+from tandem.services.statuses import Unauthenticated
 
 if TYPE_CHECKING:
     from tandem.services.calls import Call

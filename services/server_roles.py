@@ -23,7 +23,7 @@ from tandem.engine.generators import (
     load_drafting,
     plain_generator,
 )
-from tandem.engine.loading import (
+from tandem.engine.load_models import (
     Loaded,
     check_found,
     close,
@@ -47,7 +47,7 @@ from tandem.services.draft_worker import DraftWorkerService
 from tandem.services.generation import GenerateMethod, GeneratingService
 from tandem.services.http.service import HttpService
 from tandem.services.lifecycle import Lifecycle
-from tandem.services.observability.setup import Observability
+from tandem.services.observability.wiring import Observability
 from tandem.services.prefill_worker import connect_remote_prefill, prefill
 from tandem.services.receipts import Receipts
 from tandem.services.role_config import RoleConfig, defaults_in_force

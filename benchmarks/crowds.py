@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from benchmarks.contenders import Crowd
-from tandem.comparison.measuring.run import rotated
+from tandem.comparison.measuring.timed_request import rotated
 
 WARM_UP_TOKENS = 6
 

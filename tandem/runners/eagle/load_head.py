@@ -15,7 +15,7 @@ from tandem.checkpoints.locate import Checkpoint, CheckpointError, weights_revis
 from tandem.checkpoints.numbers import Stored
 from tandem.checkpoints.tensors import Tensors
 from tandem.runners.capabilities import FeaturesIn, HandedOut, No
-from tandem.runners.loading import QUANTISED, Execution, Shape, dtype_name, in_own_format, prepared_platform
+from tandem.runners.load_runner import QUANTISED, Execution, Shape, dtype_name, in_own_format, prepared_platform
 from tandem.runners.native import NativeUnavailable
 from tandem.runners.native.steps import NativeFeatures
 from tandem.runners.protocol import Limits, Runner, RunnerIdentity
@@ -74,7 +74,7 @@ def load_head(checkpoint: Checkpoint, target: Runner, startup: Startup, executio
     platform = platform_of(target.identity.device)
     if isinstance(features, NativeFeatures):
         from tandem.runners.native.head import load_native_head
-        from tandem.runners.native.runner import NativeRunner
+        from tandem.runners.native.native_runner import NativeRunner
 
         assert isinstance(target, NativeRunner)
         embedding = features.embedding if own_embedding is None else own_embedding.to(target.model.dtype).own()
@@ -95,9 +95,9 @@ def _load_module_code(
     target: Runner,
     platform: Platform,
 ) -> Runner:
+    from tandem.runners.eagle.eagle_runner import EagleRunner
     from tandem.runners.eagle.hidden_states import TargetFeatures, of_native, tensor_of
     from tandem.runners.eagle.module import head_module
-    from tandem.runners.eagle.runner import EagleRunner
     from tandem.runners.torch.graph_runner import GraphRunner
 
     if isinstance(handed, NativeFeatures):
@@ -144,7 +144,7 @@ def load_remote_head(
     need(f"{checkpoint.name}: compile {execution.compile} on {platform.name}", "torch", "transformers")
     import torch
 
-    from tandem.runners.eagle.runner import EagleRunner
+    from tandem.runners.eagle.eagle_runner import EagleRunner
 
     if execution.threads:
         torch.set_num_threads(execution.threads)

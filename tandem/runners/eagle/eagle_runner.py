@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tandem.runners.capabilities import UNABLE, Capabilities, Trait
 from tandem.runners.eagle.head_graphs import HeadGraphs
 from tandem.runners.eagle.hidden_states import TargetFeatures, tensor_of
-from tandem.runners.eagle.load import RemoteHead
+from tandem.runners.eagle.load_head import RemoteHead
 from tandem.runners.eagle.module import EagleHead, head_module, llama_config
 from tandem.runners.protocol import (
     TAIL,
@@ -31,8 +31,8 @@ from tandem.runners.startup import Startup
 from tandem.runners.torch.graph_modules import padded
 from tandem.runners.torch.graph_runner import GraphRunner
 from tandem.runners.torch.platforms import Platform
-from tandem.runners.torch.runner import draft_rows
 from tandem.runners.torch.slot_cache import SlotCache
+from tandem.runners.torch.torch_runner import draft_rows
 from tandem.speculation.features import FeatureInbox
 from tandem.speculation.types import Request, Verdict
 

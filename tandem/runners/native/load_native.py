@@ -22,20 +22,20 @@ from tandem.checkpoints.tensors import Tensors
 from tandem.checkpoints.trusted_cache import cache_root, hash_file, made_once, private_folder
 from tandem.host.cores import default_threads
 from tandem.runners.families import check_fits
-from tandem.runners.loading import SMALL, WHEN_LOADED
+from tandem.runners.load_runner import SMALL, WHEN_LOADED
 from tandem.runners.native import NativeUnavailable
-from tandem.runners.native.build import cpu_features, cpu_model, library_path
+from tandem.runners.native.compilation import cpu_features, cpu_model, library_path
 from tandem.runners.native.library import load_library
-from tandem.runners.native.model import NativeModel, check
+from tandem.runners.native.native_runner import NativeRunner
+from tandem.runners.native.packed_model import NativeModel, check
 from tandem.runners.native.rotary import BY_LENGTH
-from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.steps import Threads
 from tandem.runners.native.weights import UNQUANTISED, Packing, packing, quantised
 from tandem.runners.protocol import TAIL, Limits, RunnerIdentity
 from tandem.runners.startup import Startup
 
 if TYPE_CHECKING:
-    from tandem.runners.loading import Execution, Shape
+    from tandem.runners.load_runner import Execution, Shape
 
 log = logging.getLogger("tandem.engine")
 _HERE = Path(__file__).parent
