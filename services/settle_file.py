@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -40,16 +41,16 @@ async def settle_file(source: Path, output: Path, settler: AbstractAsyncContextM
 
             async def answer(name: str) -> None:
                 nonlocal refused
-                line, error = await _line(target, reader, requests[name])
-                whole = json.dumps({"custom_id": name, "request": digests[name], "error": error, **line})
-                file.write(whole.encode() + b"\n")
+                async with target.room:
+                    line = await _line(target, reader, requests[name])
+                file.write(json.dumps({"custom_id": name, "request": digests[name], **line}).encode() + b"\n")
                 file.flush()
                 done.add(name)
-                refused += error is not None
+                refused += (error := line["error"]) is not None
                 shown(len(done), len(requests), f"{name}: {error['message']}" if error else "")
 
             shown(len(done), len(requests), "")
-            await target.at_once(answer, [name for name in requests if name not in done])
+            await asyncio.gather(*(answer(name) for name in requests if name not in done))
     return int(refused > 0)
 
 
@@ -128,18 +129,15 @@ def _lines(file: BinaryIO, what: str) -> Iterator[tuple[int, bytes]]:
             yield number, line
 
 
-async def _line(
-    target: Settler, reader: RequestReader, given: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, str] | None]:
-    """Returns the fields of an answer's line, and the error."""
+async def _line(target: Settler, reader: RequestReader, given: Mapping[str, Any]) -> dict[str, Any]:
     try:
         parsed = await (reader.chat(given) if PROMPTS["chat"] in given else reader.completion(given))
         settled = await target.settle(parsed.requests[0])
     except TandemError as error:
-        return {"response": None}, {"code": error.code, "message": error.message}
+        return {"response": None, "error": {"code": error.code, "message": error.message}}
     found, answer = settled.completion, HttpAnswer(parsed, reader.tokenizer, target.generator.info, new_id())
     answer.parts(0, Chunk(found.token_ids, found.text, logprobs=found.logprobs))
     end = found.finish_reason, found.prompt_tokens, found.output_tokens, found.statistics, found.receipt
     answer.parts(0, GenerationEnd(*end))
     figures = {each.name: getattr(settled, each.name) for each in fields_of(Settled)[1:]}
-    return {"response": {"status_code": 200, "body": answer.whole()}, "settled": figures}, None
+    return {"response": {"status_code": 200, "body": answer.whole()}, "error": None, "settled": figures}

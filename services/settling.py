@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from tandem.clients.background_loop import BackgroundLoop
+from tandem.clients.background_loop import run_apart
 from tandem.clients.completion import Completion, Prompt, completion_of, request_of
 from tandem.clients.other_engine import OtherEngine
 from tandem.engine.batcher import Batcher
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from tandem.speculation.request import RequestOptions
 
-T = TypeVar("T")
 KEY_DAYS, LENGTH, PATIENCE = 90.0, 2048, 60.0
 
 
@@ -52,6 +51,7 @@ class Settler:
     generator: Generator
     receipts: Receipts | None
     engine: OtherEngine
+    room: asyncio.Semaphore  # half of the answers are written while half are settled
 
     async def settle(self, request: GenerationRequest) -> Settled:
         """Raises InvalidField, TooLong."""
@@ -77,16 +77,6 @@ class Settler:
         agreed, unchanged = common(written, found.token_ids), not failure and answer[1] == found.text
         return Settled(found, len(written), agreed, unchanged, asked, seconds, failure)
 
-    async def at_once(self, settle: Callable[[T], Awaitable[None]], items: Iterable[T]) -> None:
-        """Runs `settle` on the items: half of them are written while half are settled."""
-        left = iter(items)
-
-        async def work() -> None:
-            for item in left:
-                await settle(item)
-
-        await asyncio.gather(*(work() for _ in range(2 * self.generator.info.kv_slots)))
-
 
 @asynccontextmanager
 async def settler(
@@ -98,7 +88,8 @@ async def settler(
         loaded = await load(models, batcher)
         await load_adapters(models, loaded)
         receipts = Receipts(opened, "settle", lambda: loaded.engine.adapters.revisions) if opened else None
-        yield Settler(replace(plain_generator(loaded), defaults=defaults), receipts, engine)
+        generator = replace(plain_generator(loaded), defaults=defaults)
+        yield Settler(generator, receipts, engine, asyncio.Semaphore(2 * models.shape.slots))
     finally:
         await batcher.close()
 
@@ -124,19 +115,13 @@ def settle(
     other = OtherEngine("engine", engine, credentials or Credentials(), PATIENCE)
     models, keys = ModelConfig(model=model, shape=Shape(max_length=LENGTH)), receipt_keys and Path(receipt_keys)
 
-    found: dict[int, Settled] = {}
-
-    async def settled() -> None:
+    async def settled() -> list[Settled]:
         async with settler(models, other, keys or None, RequestDefaults()) as target:
 
-            async def one(item: tuple[int, GenerationRequest]) -> None:
-                found[item[0]] = await target.settle(item[1])
+            async def one(request: GenerationRequest) -> Settled:
+                async with target.room:
+                    return await target.settle(request)
 
-            await target.at_once(one, enumerate(requests))
+            return await asyncio.gather(*map(one, requests))
 
-    loop = BackgroundLoop("settle")
-    try:
-        loop.run(settled())
-    finally:
-        loop.close(asyncio.sleep(0))
-    return [found[i] for i in range(len(requests))]
+    return run_apart(settled())

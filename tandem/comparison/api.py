@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import tempfile
-from collections.abc import Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from tandem.clients.background_loop import run_apart
 from tandem.clients.openai_client import OpenAIClient
 from tandem.comparison.analysis.comparison import Comparison, analyse
 from tandem.comparison.measuring.architectures import OPENAI
@@ -53,7 +52,7 @@ def compare(
     config = ComparisonConfig(prompts=_prompts(prompts), output_dir=folder, **settings)
     shown = Progress(None if progress else Console(quiet=True))
     with RecordLog(started(config)) as log:
-        _run(measure(log, connector(config), Interruption(), shown))
+        run_apart(measure(log, connector(config), Interruption(), shown))
     comparison = analyse(log.measured)
     if output_dir is None:
         shutil.rmtree(folder, ignore_errors=True)
@@ -63,17 +62,6 @@ def compare(
         if remarks:
             raise OSError("; ".join(remarks))
     return comparison
-
-
-def _run(work: Coroutine[Any, Any, object]) -> None:
-    """Runs a coroutine in an event loop of its own, in a thread if a loop runs here."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        asyncio.run(work)
-        return
-    with ThreadPoolExecutor(1) as thread:
-        thread.submit(asyncio.run, work).result()
 
 
 def connector(config: ComparisonConfig) -> Connect:
