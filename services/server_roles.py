@@ -98,9 +98,7 @@ class ServerParts:
 
     def finished(self, generator: Generator, defaults: RequestDefaults) -> Generator:
         """Adds start-up time and defaults to a generator and starts its metrics."""
-        behind = self.config.settle and OtherEngine("settle", self.config.settle, self.config.credentials)
-        engine = behind.answer if behind else None
-        generator = replace(generator, info=self.stamped(generator.info), defaults=defaults, engine=engine)
+        generator = replace(generator, info=self.stamped(generator.info), defaults=defaults)
         self.observability.loaded(generator.info)
         generator.encoding.turns.caller = fairness_key
         return generator
@@ -114,7 +112,9 @@ class ServerParts:
         watch, queue = self.observability.watch, self.config.queue
         observe = self.profile.add if self.profile else None
         receipts = Receipts(self.keys, self.role.service, adapters) if self.keys else None
-        return GenerateMethod(generator, reply, self.lifecycle, observe, queue, watch, self.limits, receipts)
+        settle = self.config.settle
+        engine = OtherEngine("settle", settle, self.config.credentials) if settle else None
+        return GenerateMethod(generator, reply, self.lifecycle, observe, queue, watch, self.limits, receipts, engine)
 
     async def share(self, serving: Mapping[str, Engine], *keeping: Engine, **watched: Any) -> list[Close]:
         """Shares memory and prefixes among `keeping`, and callers' turns among `serving`, by metric label; watches all.

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -92,9 +92,11 @@ def _digest(target: Settler, given: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps([given, model], sort_keys=True, default=repr).encode()).hexdigest()
 
 
-def opened(field: str, path: Path, mode: str) -> BinaryIO:
+@contextmanager
+def opened(field: str, path: Path, mode: str) -> Iterator[BinaryIO]:
     try:
-        return path.open(mode)  # type: ignore[return-value]
+        with path.open(mode) as file:
+            yield file  # type: ignore[misc]
     except OSError as error:
         raise InvalidField(field, f"{path}: {error.strerror}") from None
 
@@ -114,7 +116,7 @@ def _resumed(file: BinaryIO, path: Path, digests: Mapping[str, str]) -> set[str]
         except InvalidField as error:
             raise ValueError(f"output: {path}, line {number}: {error}; name another file") from None
         done.add(name)
-        whole += len(line)
+        whole = file.tell()
     file.truncate(whole)
     return done
 

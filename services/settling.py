@@ -21,8 +21,7 @@ from tandem.engine.model_config import ModelConfig
 from tandem.receipts.keys import open_keys
 from tandem.rpc.credentials import Credentials
 from tandem.runners.load_runner import Shape
-from tandem.services.receipts import Receipts, generated
-from tandem.speculation.errors import TandemError
+from tandem.services.receipts import Receipts, generated, written
 from tandem.speculation.types import GenerationRequest, SamplingParams, SpeculationStats, common
 
 if TYPE_CHECKING:
@@ -55,27 +54,13 @@ class Settler:
 
     async def settle(self, request: GenerationRequest) -> Settled:
         """Raises InvalidField, TooLong."""
-        answer: tuple[tuple[int, ...], str] = ((), "")
-        failure, asked = "", 0.0
-
-        async def ask(whole: GenerationRequest) -> tuple[tuple[int, ...], str]:
-            nonlocal answer, failure, asked
-            began = time.perf_counter()
-            try:
-                answer = await self.engine.answer(whole)
-                return answer
-            except TandemError as error:
-                failure = str(error)
-                raise
-            finally:
-                asked = time.perf_counter() - began
-
-        began, generator = time.perf_counter(), replace(self.generator, engine=ask)
-        found = await completion_of(generated(self.receipts, generator, request, SpeculationStats()))
-        seconds = time.perf_counter() - began - asked
-        written = answer[0] or await generator.predicted_tokens(answer[1])
-        agreed, unchanged = common(written, found.token_ids), not failure and answer[1] == found.text
-        return Settled(found, len(written), agreed, unchanged, asked, seconds, failure)
+        began = time.perf_counter()
+        request, text, failure = await written(self.engine, self.generator, request)
+        asked = time.perf_counter()
+        found = await completion_of(generated(self.receipts, self.generator, request, SpeculationStats()))
+        agreed, unchanged = common(request.predicted, found.token_ids), not failure and text == found.text
+        seconds = asked - began, time.perf_counter() - asked
+        return Settled(found, len(request.predicted), agreed, unchanged, *seconds, failure)
 
 
 @asynccontextmanager

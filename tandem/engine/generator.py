@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 from tandem.checkpoints.tokenizers import ChatTokenizer, Tokenizer
 from tandem.engine.fair_turns import FairThread
 from tandem.speculation.chat import ChatMessage
-from tandem.speculation.errors import TandemError
 from tandem.speculation.estimate import Estimate
 from tandem.speculation.length import AdaptiveLength, FixedLength
 from tandem.speculation.loop import Rounds, speculate
@@ -34,9 +32,6 @@ LONG_TEXT = 1024  # characters; shorter texts are tokenized directly, within a m
 LONG_TEXTS = 1024  # limit of a caller's texts that wait
 
 MakeRounds = Callable[[GenerationRequest, SpeculationStats], Rounds]
-OtherAnswer = Callable[[GenerationRequest], Awaitable[tuple[tuple[int, ...], str]]]  # token ids, if known, and text
-
-log = logging.getLogger("tandem.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +92,6 @@ class Generator:
     fallback: Generator | None = None  # for requests that `answers` rejects
     answers: Callable[[GenerationRequest], bool] = lambda request: True
     placement: str = ""
-    engine: OtherAnswer | None = None  # writes answers, which the target here settles
 
     async def generate(
         self, request: GenerationRequest, stats: SpeculationStats | None = None
@@ -105,12 +99,10 @@ class Generator:
         """Yields chunks, then the end. Raises InvalidField or TooLong before any work."""
         prompt = await self.prompt_tokens(request)
         request = self.defaults.complete(request, self._total(request) - len(prompt))
-        stopping = self._stopping(request, len(prompt))
         if request.prediction:
             request = replace(request, predicted=await self.predicted_tokens(request.prediction))
-        elif self.engine and request.takes_prediction and not request.drafts_sample:
-            request = replace(request, predicted=await self._written(self.engine, request, prompt))
         stats = SpeculationStats() if stats is None else stats
+        stopping = self._stopping(request, len(prompt))
         chosen = self.fallback if self.fallback and not self.answers(request) else self
         stats.placement = chosen.placement
         lengths = chosen._lengths(request)
@@ -139,18 +131,6 @@ class Generator:
             raise InvalidField("prompt", "empty: at least one token is needed")
         check_tokens("prompt", prompt, self.info.vocab_size)
         return prompt
-
-    async def _written(self, engine: OtherAnswer, request: GenerationRequest, prompt: list[int]) -> tuple[int, ...]:
-        # none if it fails: then the request is answered without it, with the same tokens
-        most = request.max_new_tokens or self._total(request) - len(prompt)
-        whole = replace(request, text=None, messages=None, token_ids=tuple(prompt), chat=False, max_new_tokens=most)
-        try:
-            ids, text = await engine(whole)
-            check_tokens("engine", ids, self.info.vocab_size)
-        except TandemError as error:
-            log.warning("the engine behind: %s; its answer is written here", error)
-            return ()
-        return ids or await self.predicted_tokens(text)
 
     async def predicted_tokens(self, text: str) -> tuple[int, ...]:
         encode = self.tokenizer.tokens if isinstance(self.tokenizer, ChatTokenizer) else self.tokenizer.encode
