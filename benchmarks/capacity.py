@@ -23,7 +23,7 @@ from benchmarks.links_judged import how_measured, late_steps, measured
 from benchmarks.links_page import CAPACITY, write
 from tandem.cli import compare
 from tandem.cli.option import numbers
-from tandem.comparison.analysis.capacity import gain_of
+from tandem.comparison.analysis.capacity import gain_of, law_of
 from tandem.comparison.analysis.comparison import Comparison, read_comparison
 from tandem.host.device_times import DeviceTimes, StepTime, StepTimes, text_of
 
@@ -79,7 +79,8 @@ def times_of(ratio: float, step_ms: float) -> DeviceTimes:
 
 def knee_of(ratio: float, comparison: Comparison) -> Knee:
     """Reads a comparison. Raises ValueError if an architecture met the bound with all clients or none."""
-    gain, law = gain_of(comparison.capacity), comparison.theory.capacity_gain if comparison.theory else None
+    fused = comparison.base.of("fused")
+    gain, law = gain_of(comparison.capacity), law_of(fused) if fused else None
     if gain is None or law is None:
         raise ValueError(f"t_d / t_v {ratio:g}: no knee of both, or no law: see the report")
     clients = {one.architecture: one.clients for one in comparison.capacity}

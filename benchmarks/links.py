@@ -30,7 +30,7 @@ from tandem.comparison.links.link_settings import read_trace
 from tandem.host.device_times import times_named
 from tests.comparison.reference_queue import generated
 
-RIVALS = f"{PLAIN},{LOOKUP},{RUNNING}"  # without waiting rounds, whose costs the formula needs
+RIVALS = f"{PLAIN},{LOOKUP},{RUNNING}"
 RTTS = (10, 20, 50, 100, 200)
 OTHER_RTT = "20"
 GENERATED_MBPS = (0.5, 1, 2, 3, 4, 6, 8, 12)

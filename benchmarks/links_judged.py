@@ -42,7 +42,7 @@ class Cell:
     def row(self) -> Row:
         waiting = None if self.waiting_s is None else self.waiting_s / self.plain_s
         lookup = self.lookup_s / self.plain_s
-        return Row(self.link, 1000 * self.plain_s, lookup, waiting, self.of_plain, None, self.late)
+        return Row(self.link, 1000 * self.plain_s, lookup, waiting, self.of_plain, self.late)
 
 
 def cells_of(comparison: Comparison) -> Iterator[Cell]:

@@ -19,8 +19,8 @@ MARK, END = "<!-- written by {} --page -->", "<!-- end -->"
 LINKS, CAPACITY = "benchmarks.links", "benchmarks.capacity"
 NOTHING = "–"
 HEAD = (
-    "| link | plain, ms a token | lookup | rounds that wait | never waiting | formula off | late steps |",
-    "|---|---|---|---|---|---|---|",
+    "| link | plain, ms a token | lookup | rounds that wait | never waiting | late steps |",
+    "|---|---|---|---|---|---|",
 )
 # colors and markers of the report's plots
 LOOKS = {"lookup": ("#9b2d5e", "<"), "rounds that wait": ("#0b6fb3", "o"), "never waiting": ("#7a6a00", ">")}
@@ -35,14 +35,12 @@ class Row:
     lookup: float
     waiting: float | None
     running: float
-    off: float | None  # the formula's error
     late: float  # share of late steps
 
     def __str__(self) -> str:
         waiting = NOTHING if self.waiting is None else f"{self.waiting:.2f}"
-        off = NOTHING if self.off is None else f"{100 * self.off:+.0f} %".replace("-", "−")
         ratios = f"{self.lookup:.2f} | {waiting} | {self.running:.2f}"
-        return f"| {self.link} | {self.plain_ms:.1f} | {ratios} | {off} | {100 * self.late:.0f} % |"
+        return f"| {self.link} | {self.plain_ms:.1f} | {ratios} | {100 * self.late:.0f} % |"
 
 
 Points = dict[str, dict[str, float]]  # times over plain decoding's, by link and way

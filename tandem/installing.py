@@ -15,15 +15,6 @@ IN_A_CHECKOUT = "make setup"
 _ROOT = Path(__file__).resolve().parents[1]
 
 
-_PACKAGES = {"tandem_nxdi": "tandem-nxdi", "tandem_train": "tandem-train"}
-
-
-def missing_package(module: str | None) -> str | None:
-    """The distribution (packages/) of a module; None for other modules."""
-    name = _PACKAGES.get((module or "").partition(".")[0])
-    return name and f"{name} is not installed: pip install {name} (in a checkout: pip install ./packages/{name})"
-
-
 def install_command(extra: str) -> str:
     """The command that adds an extra to this installation, or to a checkout's environment.
 

@@ -74,7 +74,6 @@ WITH = {
 }
 NEEDED = {
     **{role: ["--prompt", "a"] for role in ("client", "fused_client", "draft", "verify_target", "verify_draft")},
-    "accept": ["--prompt", "a"],
     "check": ["--receipt", "receipt.json", "--prompt", "prompt.txt"],
     "plan": ["--instance", "trn2.48xlarge"],
     "advise": ["--report", "comparison.json"],

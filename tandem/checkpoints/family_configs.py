@@ -16,6 +16,10 @@ ROPE: Mapping[str, Any] = MappingProxyType({"rope_type": "default", "rope_theta"
 NO_ROPE = -1
 
 
+def matrix_name(layer: int, name: str) -> str:
+    return f"model.layers.{layer}.{'self_attn' if name in 'qkvo' else 'mlp'}.{name}_proj.weight"
+
+
 class UnsupportedFamily(ValueError):
     """Native steps cannot compute a model; the message names family or field."""
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from tandem.checkpoints.family_configs import MATRICES, FamilyConfig, read_family
+from tandem.checkpoints.family_configs import MATRICES, FamilyConfig, matrix_name, read_family
 from tandem.checkpoints.gguf_blocks import MATRIX_NAMES, Blocks, StoredWeights
 from tandem.checkpoints.gguf_family import FREQUENCIES, LONG, SHORT, family_of_gguf
 from tandem.checkpoints.locate import CheckpointError
@@ -21,10 +21,6 @@ _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _MATRIX = re.compile(r"(?:self_attn|mlp)\.(q|k|v|o|gate|up|down)_proj")
 _BUFFER = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|masked_bias|attn\.bias|attn\.masked_bias)")
 """Buffers that old transformers saved, derived from the configuration."""
-
-
-def matrix_name(layer: int, name: str) -> str:
-    return f"model.layers.{layer}.{'self_attn' if name in 'qkvo' else 'mlp'}.{name}_proj.weight"
 
 
 def rows_together(config: FamilyConfig, name: str) -> slice:

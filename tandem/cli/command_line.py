@@ -123,11 +123,9 @@ def without_effect(args: Options) -> Iterator[tuple[tuple[str, ...], str]]:
         yield ("target_model", "draft_model"), "is for --convert eagle"
     if role == "convert" and args.convert == "eagle":
         yield ("model",), "--convert eagle takes --draft_model, the head"
-    if role == "accept" and not (args.prompt or args.prompt_text):
-        yield ("chat",), "is for your own prompts"
     if role == "plan" and args.quantization in ("auto", "none"):
         yield ("modules_to_not_convert",), "needs a --quantization other than auto and none"
-    if role in (*TARGETS, "verify_target", "accept", "compile", "plan") and args.model is not None:
+    if role in (*TARGETS, "verify_target", "compile", "plan") and args.model is not None:
         yield ("target_model",), "the same as --model here; give one of them"
     if role == "verify_draft" and args.model is not None:
         yield ("draft_model",), "the same as --model here; give one of them"

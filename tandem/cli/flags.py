@@ -36,7 +36,6 @@ from tandem.cli.roles import (
     NXDI,
     OURS,
     PROMPTED,
-    PROMPTS,
     REAL,
     SERVERS,
     SESSIONS,
@@ -47,7 +46,7 @@ from tandem.cli.roles import (
 )
 
 SETTLING = (*TARGETS, "settle")
-ADAPTED = (*TARGETS, "prefill", *ALONE, "accept", "check")
+ADAPTED = (*TARGETS, "prefill", *ALONE, "check")
 MODELS = "models (default: the embedded SmolLM2-135M-Instruct)"
 _CALLING = {"nxdi": (*ASKING, *SESSIONS)}  # a fused_target calls PrefillWorkers alone
 
@@ -72,7 +71,7 @@ class Options:
     adapters: ADAPTERS | None = option(
         "LoRA adapters of the target (PEFT's folders)", (*ADAPTED, "compile"), only={"torch": ADAPTED, "toy": ADAPTED}
     )
-    draft_adapters: ADAPTERS | None = option("LoRA adapters of the draft", ("fused_target", *APART, "accept"), OURS)
+    draft_adapters: ADAPTERS | None = option("LoRA adapters of the draft", ("fused_target", *APART), OURS)
     backend: str = choice("nxdi: NxD Inference, on Neuron; toy: for tests", "torch|nxdi|toy", SHAPED)
     device: str = choice("where models run; neuron: Trn2, Trn3", "auto|cpu|cuda|neuron", LOADING, TORCH)
     dtype: str = choice("format of activations, KV cache and weights", "auto|float32|bfloat16|float16", SHAPED, REAL)
@@ -95,7 +94,7 @@ class Options:
     kv_cache_mb: int | None = option("MiB of KV shared by all slots (default: each has its full length)", SERVERS, OURS)
     speculation_length: str | None = option(
         "draft tokens per round; auto (default): by measurement. Clients: the server's choice",
-        (*SERVERS, *ASKING, "accept", "compile", "plan"),
+        (*SERVERS, *ASKING, "compile", "plan"),
         also="gamma",
         metavar="auto|K",
     )
@@ -176,13 +175,13 @@ class Options:
 
     prompt: tuple[str, ...] = option(
         "a prompt; may be repeated (check: its file: text, or JSON token ids or a chat)",
-        (*PROMPTS, "check"),
+        (*PROMPTED, "check"),
         default=(),
         group="requests (on a server: their defaults)",
     )
-    prompt_text: FILE | None = option("a file with one prompt per line", PROMPTS, also="prompt_file")
+    prompt_text: FILE | None = option("a file with one prompt per line", PROMPTED, also="prompt_file")
     messages: FILE | None = option("a file with a chat in its place: a JSON list of OpenAI's messages", PROMPTED)
-    chat: bool = switch("put each prompt into the model's chat template", PROMPTS)
+    chat: bool = switch("put each prompt into the model's chat template", PROMPTED)
     max_new_tokens: int | None = option("maximum to generate (default: a server's, else up to the length)", GENERATING)
     temperature: float | None = option("0 is greedy (default: a server's, else 0)", GENERATING)
     top_k: int | None = option("keep the k most likely tokens; 0 keeps all (default: a server's, else 0)", GENERATING)
@@ -194,7 +193,7 @@ class Options:
     )
     generation_config: str = choice("auto: defaults are those of generation_config.json", "auto|none", SERVERS)
     logprobs: int | None = option("print log-probabilities, and the N likeliest tokens of each (0 to 20)", PROMPTED)
-    adapter: NAME | None = option("the server's LoRA adapter to use, or one of --adapters (default: none)", PROMPTS)
+    adapter: NAME | None = option("the server's LoRA adapter to use, or one of --adapters (default: none)", PROMPTED)
     rule: str = choice("how drafts are verified", "agreement|rejection", ASKING)
     drafts: str = choice("what drafts; auto: the server's choice", "auto|none|lookup|model|head", PROMPTED)
     stop: tuple[str, ...] = option("a string that ends the output; may be repeated", PROMPTED, default=())
@@ -212,7 +211,7 @@ class Options:
     profile: bool = switch("write performance_*.csv and .json: a row for each request", (*SERVERS, *PROMPTED))
     debug: bool = switch("log more, and show tracebacks", EVERY)
 
-    output: str | None = option("file; convert: empty folder", ("accept", "convert", "settle"), group="tools")
+    output: str | None = option("file; convert: empty folder", ("convert", "settle"), group="tools")
     input: FILE | None = option("requests, one per line; also without --input, after the role", ("settle",))
     report: str | None = option("the comparison.json to use", ("advise",))
     rtt_ms: float | None = option("round trip between client and target (default: the base's)", ("advise",))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from tandem.cli.command_line import RoleParser
 from tandem.cli.roles import COMPARE, SERVE, start
 from tandem.hints import hinted
-from tandem.installing import install_command, missing_package
+from tandem.installing import install_command
 from tandem.rpc.logs import printable, set_up
 from tandem.speculation.errors import TandemError
 
@@ -93,8 +93,6 @@ def with_role(argv: Sequence[str]) -> list[str]:
 
 def _missing(error: ModuleNotFoundError) -> str | None:
     """The install hint for a missing library; None if no extra has it."""
-    if package := missing_package(error.name):
-        return package
     library = (error.name or "").partition(".")[0]
     extra = next((extra for extra, libraries in EXTRAS.items() if library in libraries), None)
     return extra and f"{library} is not installed; {install_command(extra)}"

@@ -22,12 +22,11 @@ ASKING = ("client", "fused_client", "draft")  # send their own prompts to a serv
 CALLING = (*ASKING, *SERVERS, "settle")  # show their credentials to servers
 ALONE = ("verify_target", "verify_draft")
 PROMPTED = (*ASKING, *ALONE)
-PROMPTS = (*PROMPTED, "accept")
-GENERATING = (*PROMPTS, *SERVERS, "settle")
-DRAFTING = ("fused_target", "draft_worker", "draft", "accept", "compile")
-VERIFYING = (*TARGETS, *ALONE, "accept", "check", "settle")
+GENERATING = (*PROMPTED, *SERVERS, "settle")
+DRAFTING = ("fused_target", "draft_worker", "draft", "compile")
+VERIFYING = (*TARGETS, *ALONE, "check", "settle")
 LISTENING = (*SERVERS, "prefill")
-LOADING = (*LISTENING, "draft", *ALONE, "accept", "check", "compile", "settle")
+LOADING = (*LISTENING, "draft", *ALONE, "check", "compile", "settle")
 SHAPED = (*LOADING, "plan")
 FUSING = ("fused_target", "compile")
 EVERY = (*LOADING, "client", "fused_client", "advise", "plan", "doctor", "convert")
@@ -49,7 +48,6 @@ ROLES = {
     "draft": "drafts for its own prompts and verifies at --target_host",
     "verify_target": "runs the target alone, without a server, token by token",
     "verify_draft": "runs the draft alone, without a server, token by token",
-    "accept": "measures a draft against a target: acceptance, costs, best speculation length",
     "check": "check RECEIPT --prompt FILE: checks what a server signed of an answer, with the model every token",
     "settle": "settle INPUT --engine openai=URL --output FILE: another engine answers, the target here makes it exact",
     "compile": "compiles the graphs of target, draft and both ahead of time, for servers to share",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tandem.cli.flags import Options
-from tandem.cli.option import auto_or_count, built, credentials, split_list
+from tandem.cli.option import built, credentials, split_list
 
 if TYPE_CHECKING:
     from tandem.engine.model_config import ModelConfig
@@ -19,27 +19,6 @@ Run = Coroutine[Any, Any, Any]
 
 async def _at_once(role: Callable[..., int], *config: object) -> int:
     return role(*config)
-
-
-def accept(args: Options) -> Run:
-    from tandem.cli.asking import sampling
-    from tandem.cli.models import model_config
-    from tandem.comparison.measuring.workloads import built_in_prompts, given_prompts, read_prompt_file
-    from tandem_train.accept import AcceptConfig, run_accept
-
-    prompts = given_prompts(args.prompt, args.chat)
-    prompts += read_prompt_file(Path(args.prompt_text), args.chat) if args.prompt_text else ()
-    asked = auto_or_count("speculation_length", args.speculation_length)
-    longest = 8 if asked is None else asked
-    config = built(
-        AcceptConfig,
-        args,
-        models=model_config(replace(args, speculation_length=str(max(1, longest))), args.target_model or args.model),
-        prompts=prompts or built_in_prompts(),
-        sampling=sampling(args),
-        longest=longest,
-    )
-    return run_accept(config, Path(args.output) if args.output else None)
 
 
 def compile_config(args: Options) -> tuple[ModelConfig, tuple[str, ...], tuple[str, ...]]:

@@ -67,7 +67,7 @@ def _stack(packages: Sequence[Package]) -> Stack:
 
 
 def missing(backend: str, compile_only: bool = False, found: Neuron | None = None) -> str | None:
-    """Why `neuron` (--device) or `nxdi` (--backend) cannot run here, in one line; None if it can.
+    """Why `neuron` (--device) or `nxdi` (--backend) cannot run here; None if it can.
 
     `compile_only`: needs no device. Raises ValueError for another name.
     """
@@ -75,12 +75,7 @@ def missing(backend: str, compile_only: bool = False, found: Neuron | None = Non
         raise ValueError(f"backend: {backend!r} is neither neuron nor nxdi")
     found = found or detect()
     why = (_no_torchneuron(found) if backend == "neuron" else _no_nxdi(found)) or refusal(found.clashes)
-    if why is None and not compile_only and not found.devices.count:
-        why = _no_device(found)
-    if why is None:
-        return None
-    flag = "device: neuron" if backend == "neuron" else "backend: nxdi"
-    return f"{flag} is not available here: {why}; {DOCTOR}"
+    return why or (None if compile_only or found.devices.count else _no_device(found))
 
 
 def _no_torchneuron(found: Neuron) -> str | None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
-from tandem.installing import missing_package
 from tandem.runners.protocol import Runner
 from tandem.runners.startup import Startup
 
@@ -28,6 +27,11 @@ MODULES: Mapping[str, str] = MappingProxyType(
     }
 )
 BACKENDS = tuple(MODULES)
+ABSENT = {
+    "tests": "toy is among the tests of a checkout",
+    "tandem_nxdi": "tandem-nxdi is not installed: pip install tandem-nxdi"
+    " (in a checkout: pip install ./packages/tandem-nxdi)",
+}
 
 
 class BackendSettings(Protocol):
@@ -116,8 +120,7 @@ def backend_named(name: str) -> Backend:
     try:
         backend: Backend = importlib.import_module(MODULES[name]).BACKEND
     except ModuleNotFoundError as error:
-        here = (error.name or "").partition(".")[0] == "tests"
-        missing = f"{name} is among the tests of a checkout" if here else missing_package(error.name)
+        missing = ABSENT.get((error.name or "").partition(".")[0])
         if missing is None:
             raise
         raise ValueError(f"backend: {missing}") from None

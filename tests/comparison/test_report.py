@@ -79,9 +79,9 @@ def test_files_that_are_not_of_this_version_are_refused_in_one_line(tmp_path: Pa
     for text, said in (
         (None, "does not exist"),
         ("{", "cannot be read"),
-        (json.dumps({**whole, "schema_version": 3}), "has schema version 3, and 4 is needed: measure again"),
+        (json.dumps({**whole, "schema_version": 3}), "has schema version 3, and 5 is needed: measure again"),
         (json.dumps({**whole, "more": 1}), "is not what this version writes: .*unknown more"),
-        (json.dumps({"schema_version": 4}), "is not what this version writes"),
+        (json.dumps({"schema_version": 5}), "is not what this version writes"),
     ):
         path.unlink(missing_ok=True)
         if text is not None:

@@ -152,9 +152,9 @@ def test_every_length_is_calibrated_often_enough_by_short_requests_however_few_t
     assert {request.max_new_tokens for _, request in calls} == {8, 64, CALIBRATION_TOKENS}
 
 
-def test_plain_decoding_and_drafts_of_known_cost_are_needed_for_a_prediction() -> None:
-    def predicts(*names: str, **more: Any) -> bool:
-        return ComparisonConfig((prompt("a"),), Path("nowhere"), architectures=names, **more).predicts
+def test_plain_decoding_and_drafts_of_known_cost_are_needed_for_step_times() -> None:
+    def calibrates(*names: str, **more: Any) -> bool:
+        return ComparisonConfig((prompt("a"),), Path("nowhere"), architectures=names, **more).calibrates
 
-    assert predicts("autoregressive", "fused") and not predicts("autoregressive", "fused", speculation_length=0)
-    assert not predicts("fused", "distributed") and not predicts("autoregressive", "lookup")
+    assert calibrates("autoregressive", "fused") and not calibrates("autoregressive", "fused", speculation_length=0)
+    assert not calibrates("fused", "distributed") and not calibrates("autoregressive", "lookup")

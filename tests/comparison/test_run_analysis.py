@@ -67,11 +67,7 @@ def test_the_emulated_round_trip_is_measured_and_paid_by_every_round_of_distribu
             assert of.seconds_by_cause.network >= 0.012 * rounds
 
 
-def test_theory_stands_beside_every_link_and_each_link_and_load_has_a_verdict(found: Comparison, folder: Path) -> None:
-    assert found.theory is not None
-    predicted = {(p.architecture, p.condition) for p in found.theory.predictions if p.error is not None}
-    names = ("autoregressive", "distributed", "fused", "remote_draft")
-    assert predicted == {(name, condition) for name in names for condition in ("base", "RTT 12 ms")}
+def test_each_link_and_load_has_a_verdict(found: Comparison, folder: Path) -> None:
     assert [verdict.condition for verdict in found.decisions] == ["base", "RTT 12 ms", *LOADS]
     page = (folder / "report.html").read_text().replace("\u00a0", " ")
     assert all(verdict.sentence in page for verdict in found.decisions) and "Latency against throughput" in page

@@ -114,14 +114,11 @@ def _configured(args: argparse.Namespace) -> None:
 def nxdi_build(args: argparse.Namespace) -> Build:
     """The build that --backend nxdi would compile or load, with the checks that it makes before."""
     from tandem.runners.load_runner import Shape
-    from tandem_nxdi.shapes import Kind, plan_build
+    from tandem_nxdi.shapes import kind_of, plan_build
 
-    k = args.most_drafts
-    shape = Shape(args.batch, args.sequence_length or LENGTH, k)
+    shape = Shape(args.batch, args.sequence_length or LENGTH, args.most_drafts)
     part = args.compile_for or args.role
-    kind = {"fused_target": Kind.FUSED, "fused": Kind.FUSED, "draft_worker": Kind.PLAIN, "draft": Kind.PLAIN}.get(
-        part, Kind.WINDOW if k else Kind.PLAIN
-    )
+    kind = kind_of(part.startswith("fused"), not part.startswith("draft"), shape)
     dtype = None if args.dtype == "auto" else args.dtype
     return plan_build(kind, shape, models.nxdi_settings(args, shape), dtype)
 

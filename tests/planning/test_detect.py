@@ -171,7 +171,6 @@ def test_what_is_missing_is_one_line(
 ):
     why = missing(backend, found=found(tmp_path, packages, instance, nodes, driver=driver))
     assert why is not None and says in why and "\n" not in why
-    assert why.startswith(("device: neuron", "backend: nxdi")[backend == "nxdi"]) and why.endswith("doctor says more")
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def process(plan: Pair, kind: str, degree: int) -> Process:
 def test_one_core_holds_the_whole_model(name: str):
     whole = shape(name)
     assert weight_bytes(whole, 1, nxdi=False) == 2 * whole.parameters
-    untied = whole.vocabulary * whole.hidden if whole.tied else 0
+    untied = whole.config.vocab_size * whole.config.hidden_size if whole.config.tie_word_embeddings else 0
     assert weight_bytes(whole, 1, nxdi=True) == 2 * (whole.parameters + untied)
 
 
@@ -65,8 +65,9 @@ def test_nxd_inference_pads_query_heads_and_repeats_kv_heads(name: str, degree: 
 def test_eight_bits_are_counted_where_the_checkpoint_has_them():
     whole = shape("Llama-3.1-405B-FP8")
     plain, eight = (weight_bytes(replace(whole, kept=kept), 1, nxdi=True) for kept in (None, whole.kept))
-    matrices = 124 * 3 * whole.hidden * whole.intermediate  # the MLPs of all layers but the first and the last
-    scales = 124 * 4 * (2 * whole.intermediate + whole.hidden)
+    hidden, intermediate = whole.config.hidden_size, whole.config.intermediate_size
+    matrices = 124 * 3 * hidden * intermediate  # the MLPs of all layers but the first and the last
+    scales = 124 * 4 * (2 * intermediate + hidden)
     assert plain - eight == matrices - scales
 
 

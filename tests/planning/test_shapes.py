@@ -57,10 +57,10 @@ def test_a_tiny_models_parameters_are_those_that_transformers_makes(tmp_path: Pa
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"hidden_size": None}, "hidden_size: is missing"),
-        ({"num_hidden_layers": "80"}, "num_hidden_layers: '80' is not a positive whole number"),
+        ({"hidden_size": None}, "hidden_size: None is not a whole number above 0"),
+        ({"num_hidden_layers": "80"}, "num_hidden_layers: '80' is not a whole number above 0"),
         ({"max_position_embeddings": 0}, "max_position_embeddings: 0 is not"),
-        ({"num_key_value_heads": 7}, "num_key_value_heads: 7 does not divide num_attention_heads 32"),
+        ({"num_key_value_heads": 7}, "num_key_value_heads: 7 do not divide 32 heads"),
         ({"model_type": "mixtral"}, "model_type: 'mixtral' is not one of llama, mistral, qwen2, qwen3"),
         ({"quantization_config": {"quant_method": "awq"}}, "quant_method: 'awq' is not fbgemm_fp8 or fp8"),
         ({"quantization_config": "fp8"}, "quant_method: 'fp8' is not"),

@@ -119,7 +119,7 @@ def install() -> None:
     here["collectives"] = CPU.collectives
     if platforms.compiles_only():  # AWS's wheels are there, as it were, and no device
         del here["absent"]
-        platforms._neuron_package, platforms._neuron = lambda: None, no_runtime
+        platforms.missing, platforms._neuron = lambda *asked: None, no_runtime
     platforms.PLATFORMS["neuron"] = replace(NEURON, device="cpu", **here)
     os.environ.update({str(NEURON.code): "", **dict.fromkeys(NEURON.environment, "")})
     compiled, announce = GraphCompiler.graph, server._announce

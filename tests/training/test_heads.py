@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qw
 
 from tandem.checkpoints.head_config import read_head_config
 from tandem.checkpoints.locate import find, weights_revision
-from tandem.comparison.measuring.workloads import Prompt
+from tandem.engine.batcher import Batcher
+from tandem.engine.generators import fused_generator
+from tandem.engine.load_models import load_pair
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.runners.eagle.eagle_runner import EagleRunner
 from tandem.runners.eagle.hidden_states import TargetFeatures
@@ -22,8 +23,7 @@ from tandem.runners.eagle.module import EagleHead
 from tandem.runners.load_runner import Execution, Shape
 from tandem.runners.protocol import Limits, PrefillRow, RunnerIdentity
 from tandem.runners.torch.platforms import platform_of
-from tandem.speculation.types import SamplingParams
-from tandem_train.accept import AcceptConfig, measure
+from tandem.speculation.types import GenerationRequest, SamplingParams
 from tandem_train.heads.train_head import FeatureTarget, HeadTraining, head_states, train
 from tandem_train.heads.train_head import main as train_main
 from tandem_train.shards import ShardFolder, TrainingSequence
@@ -33,6 +33,7 @@ from tandem_train.training_settings import HeadTrainConfig
 from tests.rows import propose_row
 from tests.runners.modules import read_head
 from tests.runners.tiny import byte_tokenizer
+from tests.support import answer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LENGTH = 24
@@ -164,7 +165,7 @@ def test_what_does_not_fit_is_refused_by_name(
     target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ValueError, match="holds data of the target"):
-        train(replace(training(target, data, tmp_path), target=None), quiet)
+        train(replace(training(target, data, tmp_path), target_model=None), quiet)
     with pytest.raises(ValueError, match=r"layers: \[1, 2, 9\] are not three of the target's 3"):
         train(training(target, data, tmp_path, layers=(1, 2, 9)), quiet)
     assert train_main(["--data", str(tmp_path / "none"), "--output", str(tmp_path / "x"), "--steps", "0"]) == 2
@@ -215,7 +216,7 @@ def drafted_logits(
 
 
 @pytest.mark.thorough
-def test_the_same_commands_make_a_head_for_a_qwen(tmp_path: Path) -> None:
+async def test_the_same_commands_make_a_head_for_a_qwen(tmp_path: Path) -> None:
     folder, data, head = tmp_path / "target", tmp_path / "data", tmp_path / "head"
     byte_tokenizer().save_pretrained(folder)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1}
@@ -229,12 +230,10 @@ def test_the_same_commands_make_a_head_for_a_qwen(tmp_path: Path) -> None:
     arguments = ["--data", str(data), "--output", str(head), "--target_model", str(folder), "--epochs", "0.3"]
     assert train_main([*arguments, "--dtype", "float16"]) == 0
     assert read_head_config(head).layers == (2, 3, 3)
-    models = ModelConfig(
-        Execution("cpu", "float32", compile="native"),
-        Shape(slots=1, max_draft=3),
-        str(folder),
-        DraftChoice("eagle", str(head)),
-    )
-    config = AcceptConfig(models, (Prompt("a", "code", "def", False),), max_new_tokens=6, longest=2, repeats=1)
-    found = {each.name: each for each in asyncio.run(measure(config, quiet)).drafters}
-    assert found["model"].rounds[2].drafted > 0
+    batcher, choice = Batcher("test"), DraftChoice("eagle", str(head))
+    execution = Execution("cpu", "float32", compile="native")
+    pair = await load_pair(ModelConfig(execution, Shape(1, 64, 2), str(folder), choice, default_k=2), batcher)
+    request = GenerationRequest(text="def", max_new_tokens=6, ignore_end_of_sequence=True)
+    found = await answer(fused_generator(pair[0], pair[1], 2, choice).generate, request)
+    await batcher.close()
+    assert found.completion.stats.drafted > 0

@@ -140,14 +140,9 @@ def finding_lines(findings: Findings) -> Iterator[str]:
     yield "Where models can run"
     for name, why in findings.devices.items():
         flag = f"--backend {name}" if name == "nxdi" else f"--device {name}"
-        yield f"  {flag:16} {'yes' if why is None else f'no: {_bare(why)}'}"
+        yield f"  {flag:16} {'yes' if why is None else f'no: {why}'}"
     yield "What to do next"
     yield from (f"  - {step}" for step in findings.next)
-
-
-def _bare(why: str) -> str:
-    """The reason without its flag and without the hint to run the doctor."""
-    return why.partition("is not available here: ")[2].rpartition(";")[0] or why
 
 
 def _neuron_lines(neuron: Neuron) -> Iterator[str]:

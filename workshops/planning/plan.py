@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from tandem.checkpoints.family_configs import MATRICES, matrix_name
 from tandem.host.instances import Instance, instance_named
-from tandem.workshops.planning.shapes import DecoderShape, LayerMatrix, read_shape
+from tandem.workshops.planning.shapes import DecoderShape, read_shape
 
 BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "float32": 4}
 QUANTIZATIONS = ("auto", "none", "int8", "f8e4m3", "f8e5m2")
@@ -130,10 +131,8 @@ def pair_of(config: PlanConfig, instance: Instance) -> Pair:
     target = read_shape(config.target_model, "target_model")
     draft = read_shape(config.draft_model, "draft_model") if config.draft_model else None
     for shape in (target, draft):
-        if shape is not None and config.length > shape.longest:
-            raise ValueError(
-                f"sequence_length: {config.length} is above {shape.name}'s max_position_embeddings {shape.longest}"
-            )
+        if shape is not None and config.length > (most := shape.config.max_position_embeddings):
+            raise ValueError(f"sequence_length: {config.length} is above {shape.name}'s max_position_embeddings {most}")
     each, kept = BYTES[config.dtype], {"auto": target.kept, "none": None}.get(config.quantization, config.keep)
     return Pair(
         config,
@@ -172,9 +171,10 @@ def _process(pair: Pair, kind: str, degree: int) -> Process:
 
 
 def _refusal(shape: DecoderShape, degree: int, nxdi: bool) -> str:
-    counts = {"heads": shape.heads}
+    of = shape.config
+    counts = {"heads": of.num_attention_heads}
     if not nxdi:
-        counts |= {"KV heads": shape.kv_heads, "columns of intermediate_size": shape.intermediate}
+        counts |= {"KV heads": of.num_key_value_heads, "columns of intermediate_size": of.intermediate_size}
     return "; ".join(
         f"{count} {what} are not divisible by {degree}" for what, count in counts.items() if count % degree
     )
@@ -186,16 +186,16 @@ def kv_bytes(model: DecoderShape, degree: int, pair: Pair) -> int:
     rows, length, step = config.batch + 1, config.length, max(_chunk(config), config.drafts + 1)
     positions = config.batch * (length + GUARD) if pair.nxdi else rows * (length + step)
     heads = core_heads(model, degree, pair.nxdi)[1]
-    return positions * 2 * model.layers * heads * model.head_dim * model.bytes_each
+    return positions * 2 * model.config.num_hidden_layers * heads * model.config.head_dim * model.bytes_each
 
 
 def _buffer_bytes(shape: DecoderShape, degree: int, pair: Pair) -> int:
     """The larger of a prefill step's and a verification's."""
-    config = pair.config
+    config, of = pair.config, shape.config
     q, kv = core_heads(shape, degree, pair.nxdi)
-    per_token = 4 * shape.hidden + 2 * -(-shape.intermediate // degree) + (q + 2 * kv) * shape.head_dim
+    per_token = 4 * of.hidden_size + 2 * -(-of.intermediate_size // degree) + (q + 2 * kv) * of.head_dim
     per_token *= shape.bytes_each
-    scores, logits = FLOAT_BYTES * q * config.length, FLOAT_BYTES * shape.vocabulary
+    scores, logits = FLOAT_BYTES * q * config.length, FLOAT_BYTES * of.vocab_size
     prefill = config.length * per_token if pair.nxdi else _chunk(config) * (per_token + scores)
     return max(prefill + logits, config.batch * (config.drafts + 1) * (per_token + scores + logits))
 
@@ -206,41 +206,38 @@ def _chunk(config: PlanConfig) -> int:
 
 def core_heads(shape: DecoderShape, degree: int, nxdi: bool) -> tuple[int, int]:
     """Query and KV heads of one core."""
-    q = -(-shape.heads // degree)
-    if not nxdi or shape.kv_heads % degree == 0:
-        return q, max(1, shape.kv_heads // degree)
-    if shape.heads == shape.kv_heads or degree % shape.kv_heads:
+    heads, kv_heads = shape.config.num_attention_heads, shape.config.num_key_value_heads
+    q = -(-heads // degree)
+    if not nxdi or kv_heads % degree == 0:
+        return q, max(1, kv_heads // degree)
+    if heads == kv_heads or degree % kv_heads:
         return q, q  # CONVERT_TO_MHA
     return q, 1  # REPLICATE_TO_TP_DEGREE
 
 
 def weight_bytes(shape: DecoderShape, degree: int, nxdi: bool) -> int:
     """Bytes of weights on one core."""
-    q, kv = core_heads(shape, degree, nxdi)
-    units = {"q": q * shape.head_dim, "kv": kv * shape.head_dim, "columns": -(-shape.intermediate // degree)}
+    of, (q, kv) = shape.config, core_heads(shape, degree, nxdi)
+    columns = -(-of.intermediate_size // degree)
+    units = {"q": q * of.head_dim, "k": kv * of.head_dim, "v": kv * of.head_dim, "o": q * of.head_dim}
     total = (shape.norm_parameters + _tables(shape, degree, nxdi)) * shape.bytes_each
-    for matrix in shape.matrices():
-        for layer in range(shape.layers):
-            eight = shape.eight_bit(f"model.layers.{layer}.{matrix.name}")
-            total += _matrix_bytes(shape, matrix, units[matrix.split], eight)
+    for name in MATRICES:  # one side is the hidden size, the other is divided
+        unit = units.get(name, columns)
+        outputs, weights = of.hidden_size if name in ("o", "down") else unit, unit * of.hidden_size
+        for layer in range(of.num_hidden_layers):
+            eight = shape.eight_bit(matrix_name(layer, name))
+            total += weights + outputs * FLOAT_BYTES if eight else weights * shape.bytes_each
+            total += outputs * shape.bytes_each if name in of.biases else 0
     return total
-
-
-def _matrix_bytes(shape: DecoderShape, matrix: LayerMatrix, unit: int, eight: bool) -> int:
-    # One side is the hidden size, the other is divided.
-    outputs = unit if matrix.inputs == shape.hidden and matrix.name != "self_attn.o_proj" else shape.hidden
-    bias = outputs * shape.bytes_each if matrix.bias else 0
-    weights = unit * shape.hidden
-    return bias + (weights + outputs * FLOAT_BYTES if eight else weights * shape.bytes_each)
 
 
 def _tables(shape: DecoderShape, degree: int, nxdi: bool) -> int:
     """Parameters of embedding and output matrix on one core. NxD Inference divides both, and unties tied ones."""
-    table = shape.vocabulary * shape.hidden
-    part = -(-shape.vocabulary // degree) * shape.hidden
+    table = shape.config.vocab_size * shape.config.hidden_size
+    part = -(-shape.config.vocab_size // degree) * shape.config.hidden_size
     if nxdi:
         return 2 * part
-    return table if shape.tied else table + part
+    return table if shape.config.tie_word_embeddings else table + part
 
 
 def disk_bytes(pair: Pair) -> dict[str, int]:
@@ -263,9 +260,10 @@ def plan_lines(pair: Pair) -> Iterator[str]:
         f" {'NxD Inference' if pair.nxdi else 'TorchNeuron'}"
     )
     for role, shape in zip(("target", "draft"), pair.models, strict=False):
+        of = shape.config
         yield (
-            f"  {role:7} {shape.name}: {shape.parameters / 1e9:.2f} billion parameters, {shape.layers} layers,"
-            f" {shape.heads} heads, {shape.kv_heads} KV heads"
+            f"  {role:7} {shape.name}: {shape.parameters / 1e9:.2f} billion parameters, {of.num_hidden_layers} layers,"
+            f" {of.num_attention_heads} heads, {of.num_key_value_heads} KV heads"
         )
     yield f"  load    batch {config.batch}, {config.length} tokens each, {config.drafts} draft tokens a round"
     yield ""

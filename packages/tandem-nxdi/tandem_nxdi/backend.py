@@ -28,7 +28,7 @@ from tandem_nxdi.fused import FusedDraft, FusedRunner
 from tandem_nxdi.nxdi_runner import NxdiRunner
 from tandem_nxdi.nxdi_settings import NxdiSettings, apart, draft_apart
 from tandem_nxdi.quantisation import check_target, fp8_environment, with_draft_kept
-from tandem_nxdi.shapes import Build, Kind, plan_build
+from tandem_nxdi.shapes import Build, kind_of, plan_build
 
 if TYPE_CHECKING:
     from tandem_nxdi.sdk import Application
@@ -142,12 +142,11 @@ def require_nxdi() -> None:
     Needs no device: any machine may compile. Packages that NxDI calls or is compiled against must have the versions of
     NxDI's metadata.
     """
-    if why := refusal(clashes(installed_packages())):
+    why = refusal(clashes(installed_packages()))
+    if not why and (absent := [package for package in PACKAGES if not importable(package)]):
+        why = missing("nxdi", compile_only=True) or f"{', '.join(absent)} cannot be imported"
+    if why:
         raise ValueError(f"backend: nxdi is not available here: {why}; {DOCTOR}")
-    absent = [package for package in PACKAGES if not importable(package)]
-    if absent:
-        why = missing("nxdi", compile_only=True)
-        raise ValueError(why or f"backend: nxdi is not available here: {', '.join(absent)} cannot be imported")
 
 
 def importable(package: str) -> bool:
@@ -184,10 +183,10 @@ def plan(target: Checkpoint, draft: Checkpoint | None, request: LoadRequest) -> 
     eagle3 = draft is not None and is_head(Path(draft.folder))
     if draft is not None and eagle3 and not settings.eagle:
         raise CheckpointError(f"{draft.folder}: an EAGLE-3 head: with NxD Inference it drafts by --draft model --eagle")
-    single = Kind.WINDOW if request.verifies and shape.max_draft else Kind.PLAIN
     dtype = None if execution.dtype == "auto" else execution.dtype
     adapters = read_adapters(settings.adapters) if draft or request.verifies else ()
-    build = plan_build(Kind.FUSED if draft else single, shape, settings, dtype, eagle3, adapters)
+    kind = kind_of(draft is not None, request.verifies, shape)
+    build = plan_build(kind, shape, settings, dtype, eagle3, adapters)
     if draft is not None and build.eagle:
         normed = bool((build.draft or {}).get("enable_eagle_draft_input_norm"))
         check_completed(Path(draft.folder), text_config(Path(target.folder)), normed)

@@ -61,10 +61,14 @@ class Build:
     adapters: Mapping[str, str] = field(default_factory=dict)
 
 
+def kind_of(fused: bool, verifies: bool, shape: Shape) -> Kind:
+    return Kind.FUSED if fused else Kind.WINDOW if verifies and shape.max_draft else Kind.PLAIN
+
+
 def check_settings(fused: bool, shape: Shape, settings: NxdiSettings) -> None:
     """Refuses fields that NxD Inference breaks, without needing it; an EAGLE head's are checked with its folder."""
-    kind = Kind.FUSED if fused and settings.pair != "apart" else Kind.WINDOW if shape.max_draft else Kind.PLAIN
     if not settings.eagle:
+        kind = kind_of(fused and settings.pair != "apart", True, shape)
         refuse_broken(_fields(kind, shape, settings, None, eagle3=False))
 
 

@@ -1,1 +1,1 @@
-"""Trains and evaluates draft models."""
+"""Trains draft models and EAGLE-3 heads."""

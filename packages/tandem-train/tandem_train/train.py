@@ -174,7 +174,7 @@ def train(config: TrainConfig, show: Callable[[str], None]) -> dict[str, Any]:
 
     transformers_logging()
     device = choose_platform(config.device).name
-    checkpoint = unpacked(find(config.target))
+    checkpoint = unpacked(find(config.target_model))
     revision = weights_revision(checkpoint)
     target: Any = AutoModelForCausalLM.from_pretrained(**checkpoint.source, dtype=torch.float32)
     data, held_out = read_data(config.data, revision)
@@ -207,7 +207,7 @@ def train(config: TrainConfig, show: Callable[[str], None]) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     def work(config: TrainConfig) -> None:
         print(json.dumps(train(config, show)["held_out_agreement"]))
-        measuring = "python main.py --role accept --draft_model"
+        measuring = "python compare_architectures.py --architectures autoregressive,fused --draft-model"
         print(f"wrote {config.output}; measure it with: {measuring} {config.output}")
 
     return run_command("Trains a draft on what generate wrote.", TrainConfig, argv, work)

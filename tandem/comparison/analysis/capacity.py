@@ -40,6 +40,12 @@ def gain_of(served: Sequence[ClientsServed]) -> float | None:
     return ratio(most[DISTRIBUTED.name], most[FUSED.name]) if both else None
 
 
+def law_of(fused: Summary) -> float | None:
+    """Returns 1 + g t_d / t_v (arXiv 2606.25091): the gain expected where the target is the bottleneck."""
+    draft, verify = (fused.milliseconds_per_token[cause] for cause in ("draft", "verify"))
+    return 1 + draft / verify if draft and verify else None
+
+
 def _served(name: str, bound_s: float, points: Sequence[Point]) -> ClientsServed:
     clients, rate = most_clients(bound_s, points)
     at_least = bool(clients) and clients == points[-1][0]

@@ -11,7 +11,6 @@ from pathlib import Path
 from tandem.comparison.analysis import words
 from tandem.comparison.analysis.capacity import ClientsServed, capacity
 from tandem.comparison.analysis.summary import Summary, completed, summarize
-from tandem.comparison.analysis.theory import Theory, theory_of
 from tandem.comparison.analysis.verdict import Decision, host_of, loaded_decision, measured_decision, predicted_decision
 from tandem.comparison.analysis.words import joined, name_in_sentence, plural
 from tandem.comparison.links.link import LinkOverhead
@@ -28,7 +27,7 @@ from tandem.comparison.measuring.records import Failure, Record
 from tandem.comparison.measuring.workloads import OWN
 from tandem.speculation.types import Rule, SamplingParams
 
-SCHEMA_VERSION = 4  # raised when an older comparison.json no longer fits these types
+SCHEMA_VERSION = 5  # raised when an older comparison.json no longer fits these types
 EARLY_TOKENS = 8  # a shorter answer has next to no time per token
 SETTINGS = ("backend", "device", "dtype", "kv_slots", "max_sequence_length", "plain_width")  # of a server's description
 
@@ -67,7 +66,6 @@ class Comparison:
     warm_up_failures: Mapping[str, Failure]
     baseline: str | None  # plain decoding that speedups refer to
     conditions: tuple[Measured, ...]  # the base first
-    theory: Theory | None
     capacity: tuple[ClientsServed, ...]  # within config.capacity; empty if none was asked for
     caveats: tuple[str, ...]
     remarks: tuple[str, ...]
@@ -147,8 +145,6 @@ def analyse(measured: RunData) -> Comparison:
     baseline = baseline_of(list(endpoints))
     plain = baseline.architecture.name if baseline else None
     summaries = {c.name: tuple(_summaries(measured, c, records, plain, remarks)) for c in conditions}
-    made = partial(theory_of, conditions, summaries, measured.calibrations)
-    theory = tried(remarks, "Theory beside measurement", made, None)
 
     def decided(on: Condition) -> Measured:
         request, link, found = on.request, on.link, summaries[on.name]
@@ -176,7 +172,6 @@ def analyse(measured: RunData) -> Comparison:
         measured.warm_up_failures,
         plain,
         tuple(map(decided, conditions)),
-        theory,
         served,
         tuple(caveats(endpoints)),
         (*_remarks(measured), *measured.remarks, *remarks),

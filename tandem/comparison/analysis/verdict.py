@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from tandem.comparison.analysis.summary import CLOSE, Interval, Speedup, Summary, alike, completed, speedup
-from tandem.comparison.analysis.theory import asking, rounds_of
 from tandem.comparison.analysis.words import joined, name_in_sentence
 from tandem.comparison.measuring import architectures as arch
 from tandem.comparison.measuring.conditions import BASE, LINK, Condition, Load
@@ -291,6 +290,20 @@ def predicted_decision(
     return replace(found, sentence=f"{at}, nothing can be predicted: {nearest.doubt.reasons[0]}.", doubt=nearest.doubt)
 
 
+def trips_per_token(summary: Summary) -> float | None:
+    """Returns round trips per token of TPOT = (E2E - TTFT) / (n - 1), which skips the first one's; None without drafts.
+
+    A target with a remote draft makes none in a round without a draft.
+    """
+    of, tokens = summary.acceptance, summary.distributions["number_output_tokens"].mean
+    if not of.drafted or not of.rounds or tokens is None:
+        return None
+    committed = 1 + of.accepted / of.rounds
+    asking = of.proposing if summary.architecture == arch.REMOTE_DRAFT.name else None
+    counted = (tokens - committed) / (tokens - 1) if tokens > committed else 1.0
+    return (1.0 if asking is None else asking) / committed * counted
+
+
 def estimate(links: Sequence[tuple[float, Sequence[Summary]]], name: str, rtt_ms: float, clients: int) -> float | None:
     """Predicts seconds per token, None if impossible: interpolates RTTs; beyond, a draft apart pays once a round."""
     found = [(rtt, s) for rtt, of in links for s in of if s.architecture == name and s.tpot_s]
@@ -301,17 +314,16 @@ def estimate(links: Sequence[tuple[float, Sequence[Summary]]], name: str, rtt_ms
     alone, split = nearest.tpot_s or 0.0, name in arch.COMPARED and arch.COMPARED[name].split
     if split and at != rtt_ms:
         around = [pair for pair in itertools.pairwise(points) if pair[0][0] <= rtt_ms <= pair[1][0]]
-        rounds = rounds_of(nearest)
+        trips = trips_per_token(nearest)
         if around:
             (left, first), (right, second) = around[0]
             share = (rtt_ms - left) / (right - left)
             alone = (1 - share) * (first.tpot_s or 0.0) + share * (second.tpot_s or 0.0)
-        elif rounds is None or name in (arch.NEVER_WAITING.name, arch.PIPELINED.name):
+        elif trips is None or name in (arch.NEVER_WAITING.name, arch.PIPELINED.name):
             return None
         else:
-            each = asking(name, rounds) / rounds.committed * rounds.as_defined
             least = alone - (nearest.milliseconds_per_token["network"] or 0.0) / 1000
-            alone = max(alone + each * (rtt_ms - at) / 1000, least, 0.0)
+            alone = max(alone + trips * (rtt_ms - at) / 1000, least, 0.0)
     if clients == 1:
         return alone
     causes = ("verify",) if split or name not in arch.COMPARED else ("verify", "draft")  # on the target's device

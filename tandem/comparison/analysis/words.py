@@ -25,12 +25,6 @@ def times(value: float | None) -> str:
     return text if text == MISSING else f"{text}×"
 
 
-def percent(share: float | None, digits: int = 0, sign: bool = False) -> str:
-    if share is None or not math.isfinite(share):
-        return MISSING
-    return f"{100 * share:{'+' if sign else ''}.{digits}f} %".replace("-", "−")
-
-
 def span(interval: Sequence[float] | None, scale: float = 1.0, digits: int = 2) -> str:
     """Formats '1.51 to 1.95'."""
     if interval is None:

@@ -90,14 +90,6 @@ class LinkSettings:
         """The bandwidths up and down, in Mbit/s."""
         return self.up_mbps or self.bandwidth_mbps, self.bandwidth_mbps
 
-    def transfer(self, payload_bytes: float) -> float:
-        """Returns the seconds that a payload occupies the link; half of it goes up."""
-        return sum(payload_bytes / 2 * 8 / (rate * 1e6) for rate in self.rates if rate is not None)
-
-    def round_trip(self, payload_bytes: float) -> float:
-        """Returns the seconds of a call and its reply, `payload_bytes` together."""
-        return self.seconds + self.transfer(payload_bytes)
-
     def small_round_trip(self) -> float:
         """Returns the seconds of a small message and its reply on an idle link."""
         sending = sum(wire_bits(SMALL_BYTES) / (rate * 1e6) for rate in self.rates if rate is not None)

@@ -153,7 +153,7 @@ class ComparisonConfig:
         return any("://" in address for name, address in self.connect.items() if name != OPENAI.name)
 
     @property
-    def predicts(self) -> bool:
+    def calibrates(self) -> bool:
         """Whether costs are measured; vLLM reports no step times."""
         drafts = self.speculation_length != 0 and bool(set(self.architectures) - {*NOT_COSTED})
         return drafts and AUTOREGRESSIVE.name in self.architectures and not self.over_http

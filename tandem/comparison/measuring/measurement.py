@@ -146,7 +146,7 @@ class Measuring:
                     await self._enter(condition, turn / len(turns))
                     record = Record(contender.name, prompt.name, prompt.kind, run, condition=condition.name)
                     self._measured(await attempt(contender, record, prompt.into(condition.request, run)))
-            if config.predicts:
+            if config.calibrates:
                 await self._enter(config.conditions[0], turn / len(turns))
                 await self._calibrate(prompt, itertools.islice(due, each_time))
 

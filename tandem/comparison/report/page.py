@@ -114,13 +114,11 @@ def _shown(found: Comparison, remarks: list[str]) -> list[Section]:
 def _folded(found: Comparison, remarks: list[str]) -> list[Section]:
     made = partial(_made, found, remarks)
     links = (tables.architecture_table(found, m) for m in found.links if m is not found.base)
-    theory = made(tables.prediction_table, tables.cost_table)
     return [
         Section("What differs or failed", tables=made(tables.divergence_table, tables.failure_table)),
         Section("What they answered", tables=made(tables.answer_table)),
         Section("Causes and workloads", tables=made(tables.cause_table, tables.workload_table)),
         Section("Drafts", tuple(map(words.capitalised, sentences.drafts(found)))),
-        Section("Theory beside measurement", tuple(sentences.theory(found)), tables=theory),
         Section("Other links", tables=(*made(tables.link_table), *links, *made(tables.emulation_table))),
         Section("Sampling", tables=made(tables.sampling_table)),
         Section("Loads", tables=made(tables.load_table)),

@@ -75,22 +75,16 @@ def _dots(measured: Measured, end: float) -> str:
 
 
 def by_round_trip(found: Comparison) -> Picture | None:
-    """Plots measured and predicted TPOT by round trip; None for a single one."""
+    """Plots TPOT by round trip; None for a single one."""
     if len(found.links) < 2 or _same_round_trip(found):
         return None
     lines = {
         (name, False): [(m.rtt_ms, *_point(s)) for m in found.links if (s := m.of(name)) and s.tpot_s is not None]
         for name in found.architectures
     }
-    at = {m.name: m.rtt_ms for m in found.links}
-    predictions = found.theory.predictions if found.theory else ()
-    crosses = [(p.architecture, at[p.condition], 1000 * p.predicted_s) for p in predictions]
     title, axis = "Time per token against round trip", "round trip between draft and target, ms"
-    text = "Time per output token in ms. Lines join what was measured (bars: 95 % interval)"
-    text += "; crosses are predicted from component times." if crosses else "."
-    if off := [words.name(each) for each in (found.theory.missed if found.theory else ())]:
-        text += f" Predictions missed: {words.joined(off)}."
-    return Picture(title, text, _chart(title, axis, lines, crosses))
+    text = "Time per output token in ms. Lines join what was measured (bars: 95 % interval)."
+    return Picture(title, text, _chart(title, axis, lines))
 
 
 def by_cause(found: Comparison) -> Picture | None:
@@ -139,11 +133,10 @@ def _rows(rows: str, ticks: Sequence[float]) -> str:
     return f'<div class="rows">{rows}<span></span><div class="track axis">{axis}</div><span>ms</span></div>'
 
 
-def _chart(title: str, axis: str, lines: Lines, crosses: Sequence[tuple[str, float, float]] = ()) -> str:
+def _chart(title: str, axis: str, lines: Lines) -> str:
     points = [point for of in lines.values() for point in of]
     xs = _ticks(max([point[0] for point in points], default=0.0))
-    ends = [_end(point[1:]) for point in points]
-    ys = _ticks(max([*ends, *(y for *_, y in crosses)], default=0.0))
+    ys = _ticks(max([_end(point[1:]) for point in points], default=0.0))
 
     def at(x: float, y: float) -> tuple[str, str]:
         return _share(x, xs[-1]), f"{HEIGHT * (1 - min(y / ys[-1], 1.0)):.1f}"
@@ -163,7 +156,6 @@ def _chart(title: str, axis: str, lines: Lines, crosses: Sequence[tuple[str, flo
         made += [line(x, y, next_x, next_y, style) for (x, y, *_), (next_x, next_y, *_) in itertools.pairwise(of)]
         made += [line(x, low, x, high, f'class="{escape(name)}"') for x, _, low, high in (p for p in of if p[2:])]
         made += [mark(x, y, MARKERS.get(name, "✖"), f'class="{escape(name)}"') for x, y, *_ in of]
-    made += [mark(x, y, "×", f'class="{escape(name)}"') for name, x, y in crosses]
     legend = _legend(
         f"{_marker(name)} {escape(words.name(name))}{', open' if dashed else ''}"
         for (name, dashed), of in lines.items()

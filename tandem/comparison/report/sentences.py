@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator
 
 from tandem.comparison.analysis import words
 from tandem.comparison.analysis.comparison import Comparison
 from tandem.comparison.analysis.verdict import Decision, busy
-from tandem.comparison.analysis.words import milliseconds, name, name_in_sentence
-from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, PLAIN
+from tandem.comparison.analysis.words import name, name_in_sentence
+from tandem.comparison.measuring.architectures import AUTOREGRESSIVE
 
-LEAST_RTT_S = 0.0001  # a shorter round trip is none
 PACKAGES = ("torch", "transformers", "numpy")
 
 
@@ -58,36 +56,6 @@ def not_measured(found: Comparison) -> Iterator[str]:
     for m in found.links:
         if len(found.links) > 1 and not m.decision:
             yield f"{m.name}: not decided, fewer than two architectures answered."
-
-
-def theory(found: Comparison) -> Iterator[str]:
-    """The consequences of the component times, or why there are none."""
-    of = found.theory
-    if of is None:
-        without = not set(found.architectures) & set(PLAIN)
-        yield (
-            "No predictions: plain decoding did not run, and they start from the cost of its step."
-            if without
-            else "No predictions: nothing was drafted, or component times were not measured in this run."
-        )
-        return
-    if of.missed:
-        yield f"Do not rely on what follows: predictions missed {words.joined(list(map(name, of.missed)))}."
-    if errors := [abs(p.error) for p in of.predictions if p.error is not None]:
-        median, most = words.percent(statistics.median(errors), 1), words.percent(max(errors), 1)
-        figures = words.plural(len(errors), "measured figure")
-        yield f"Predicted TPOT is off by {median} in the median and {most} at most, over {figures}."
-    if "distributed" in of.rounds:
-        even = of.break_even_rtt_s
-        beats = "never to beat plain decoding here"
-        if even is not None and even >= LEAST_RTT_S:
-            beats = f"to beat plain decoding below {milliseconds(even)} ms RTT"
-        yield f"Distributed is predicted {beats}."
-    if of.capacity_gain is not None:
-        yield (
-            f"One target is predicted to serve {words.times(of.capacity_gain)} the clients with drafts of their own as"
-            " with drafts beside it, if the target is the bottleneck."
-        )
 
 
 def identity(found: Comparison) -> str:
@@ -149,7 +117,7 @@ def card(found: Comparison) -> dict[str, str]:
     share = busy([r.machine_load for r in found.records if r.machine_load], machine.usable_cores)
     cards = {
         "Machine": str(machine),
-        "Other programs": "" if share is None else f"wanted {words.percent(share)} of the machine",
+        "Other programs": "" if share is None else f"wanted {100 * share:.0f} % of the machine",
         "Software": ", ".join(own),
         "Target": ", ".join(models(found, "model_name")),
         "Draft": ", ".join(dict.fromkeys(drafts)),

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tandem.comparison.analysis import words
-from tandem.comparison.analysis.capacity import gain_of
+from tandem.comparison.analysis.capacity import gain_of, law_of
 from tandem.comparison.analysis.comparison import Comparison, Measured
 from tandem.comparison.analysis.summary import Speedup, Summary
-from tandem.comparison.analysis.theory import MISSED
 from tandem.comparison.analysis.words import milliseconds, name, number
-from tandem.comparison.measuring.architectures import AUTOREGRESSIVE
+from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, FUSED
 from tandem.comparison.measuring.identity import TokenIdentity, first_difference
 from tandem.comparison.measuring.records import CAUSES
 
@@ -188,50 +187,12 @@ def capacity_table(found: Comparison) -> Table | None:
         rows.append([*row, *(milliseconds(one.p95_s.get(count)) for count in counts)])
     note = "Clients are interpolated between measured numbers; each has a draft of its own where drafts are apart."
     if (gain := gain_of(found.capacity)) is not None:
-        law = found.theory.capacity_gain if found.theory else None
+        law = law_of(fused) if (fused := found.base.of(FUSED.name)) else None
         note += f" Drafts of the clients' own serve {words.times(gain)} the clients of drafts beside the target"
         note += "." if law is None else f"; 1 + g t_d / t_v (arXiv 2606.25091) says {words.times(law)}."
     heads = ["architecture", "clients", "tokens/s", *(f"with {count}" for count in counts)]
     caption = f"Clients of one target at {found.config.capacity:.0f} ms a token, and p95 of the time per token in ms"
     return table(caption, heads, rows, note)
-
-
-def prediction_table(found: Comparison) -> Table | None:
-    """Predicted and measured times per token; None without predictions."""
-    links = {m.name: words.link(m.link) for m in found.links}
-    rows = [
-        [
-            links[p.condition],
-            name(p.architecture),
-            milliseconds(p.predicted_s, 2),
-            milliseconds(p.measured_s, 2),
-            words.percent(p.error, 1, sign=True) + (", missed" if p.missed else ""),
-        ]
-        for p in (found.theory.predictions if found.theory else ())
-    ]
-    note = f"Predicted from component times of the run. Missed: off by more than a factor of {MISSED:g}."
-    heads = ["round trip", "architecture", "predicted, ms", "measured, ms", "error"]
-    return table("Predicted and measured TPOT", heads, rows, note, 2) if rows else None
-
-
-def cost_table(found: Comparison) -> Table | None:
-    if found.theory is None:
-        return None
-    rows = [
-        [
-            name(architecture),
-            f"{milliseconds(of.draft_fixed_s, 2)} + {milliseconds(of.draft_slope_s, 2)} g",
-            f"{milliseconds(of.verify_fixed_s, 2)} + {milliseconds(of.verify_slope_s, 2)} n",
-            milliseconds(of.overhead_s, 2),
-            milliseconds(of.rpc_s, 2),
-            number(of.message_bytes, 0),
-            str(found.theory.best_lengths.get(architecture, words.MISSING)),
-        ]
-        for architecture, of in found.theory.costs.items()
-    ]
-    heads = ["architecture", "g draft tokens, ms", "verifying n positions, ms", "overhead of a round, ms",
-             "RPC of a round trip, ms", "bytes of a round", "best fixed length"]  # fmt: skip
-    return table("Component times, measured in this run", heads, rows)
 
 
 def divergence_table(found: Comparison) -> Table | None:

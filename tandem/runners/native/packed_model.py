@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem.checkpoints.adapter_files import Adapter, LowRank
-from tandem.checkpoints.family_configs import MATRICES, FamilyConfig
-from tandem.checkpoints.family_weights import EMBEDDING, HEAD, NORM, FamilyWeights, matrix_name
+from tandem.checkpoints.family_configs import MATRICES, FamilyConfig, matrix_name
+from tandem.checkpoints.family_weights import EMBEDDING, HEAD, NORM, FamilyWeights
 from tandem.checkpoints.numbers import DTYPES as NAMES
 from tandem.checkpoints.numbers import Stored, of_floats
 from tandem.runners.native import NativeUnavailable, library

@@ -4,34 +4,42 @@
 
 namespace tandem {
 
-// Claims an item, or returns `pieces`. Each thread takes neighbouring ones, for sequential reads, then others' rest.
+// Claims an item, or returns `pieces`. Each thread takes neighbouring ones, for sequential reads, then others' rest. While
+// it has own ones, it touches no line of the cache that another thread writes.
 template <class D> int Transformer<D>::claim(Place& place, int pieces) {
-    std::atomic<int>* claimed = &done(place) + 1;
+    const uint64_t begin = uint64_t(place.phase) << 32;
     for (int i = 0; i < threads_; i++) {
         const int whose = (place.thread + i) % threads_, first = first_of(whose, pieces, threads_), end = first_of(whose + 1, pieces, threads_);
-        if (first + claimed[whose].load(std::memory_order_relaxed) >= end) continue;
-        const int piece = first + claimed[whose].fetch_add(1, std::memory_order_relaxed);
-        if (piece < end) return piece;
+        std::atomic<uint64_t>& claimed = progress_[whose].claimed;
+        for (uint64_t seen = claimed.load(std::memory_order_relaxed);;) {
+            if (seen >> 32 > place.phase) return pieces;  // others are done with this phase
+            const uint64_t next = std::max(seen, begin);
+            const int piece = first + int(uint32_t(next));
+            if (piece >= end) break;
+            if (claimed.compare_exchange_weak(seen, next + 1, std::memory_order_relaxed)) return piece;
+        }
     }
     return pieces;
 }
 
 // Ends a phase; meanwhile the thread prefetches. Waits for a preempted thread only while it has an item.
 template <class D> void Transformer<D>::finish(Place& place, int pieces, const Linear<D>* then) {
-    const std::atomic<int>& finished = done(place);
     place.phase++;
     place.claimed = NONE;
+    place.expected += pieces;
     Soon soon = then && place.thread < then->panels() ? then->soon(first_of(place.thread, then->panels(), threads_)) : Soon{};
     Pool::until([&] {
         soon.fetch(4);
-        return finished.load(std::memory_order_acquire) == pieces;
+        int finished = 0;  // of threads that are ahead, items of later phases too
+        for (const Progress& each : progress_) finished += each.done.load(std::memory_order_acquire);
+        return finished >= place.expected;
     });
 }
 
 template <class D> template <class Piece> void Transformer<D>::share(Place& place, int pieces, const Linear<D>* then, Piece piece) {
     for (int i = claim(place, pieces); i < pieces; i = claim(place, pieces)) {
         piece(i);
-        done(place).fetch_add(1, std::memory_order_release);
+        progress_[place.thread].done.store(++place.done, std::memory_order_release);
     }
     finish(place, pieces, then);
 }
@@ -45,7 +53,7 @@ void Transformer<D>::multiply(Place& place, const Linear<D>& layer, const Linear
         after = claim(place, layer.panels());
         Soon soon = layer.fetches_ahead(tokens) && after < layer.panels() ? layer.soon(after) : Soon{};
         layer.panel(panel, input, by, soon, [&](int t, v16f first, v16f last) { each(panel, t, first, last); });
-        done(place).fetch_add(1, std::memory_order_release);
+        progress_[place.thread].done.store(++place.done, std::memory_order_release);
     }
     finish(place, layer.panels(), then);
 }
@@ -126,14 +134,18 @@ template <class D> void Transformer<D>::work_layer(int index, const Linear<D>* t
         norm(q, layer.q_norm.data(), shape.heads * shape.head_dim, q);
         norm(k, layer.k_norm.data(), shape.kv_heads * shape.head_dim, k);
     });
-    const int parts = tokens < 4 * threads_ ? turned : 1;  // of a token's heads: pieces, but not too many
-    share(place, tokens * parts, nullptr, [&](int i) {
-        for (int head = i % parts; head < turned; head += parts) rotate(layer, i / parts, head);
+    // Heads one after another, each KV head before its queries, in rotating as in attending: a thread mostly attends to keys
+    // that it has written.
+    const int chunks = tokens < 4 * threads_ ? tokens : std::clamp(4 * threads_ / turned, 1, tokens), together = turned / shape.kv_heads;
+    share(place, turned * chunks, nullptr, [&](int i) {
+        const int unit = i / chunks, kv_head = unit / together, query = unit % together - 1;
+        const int head = query < 0 ? shape.heads + kv_head : kv_head * (together - 1) + query;
+        for (int t = first_of(i % chunks, tokens, chunks), end = first_of(i % chunks + 1, tokens, chunks); t < end; t++) rotate(layer, t, head);
     });
     tokens = past_keys();
     if (!tokens) return;
     share(place, int(groups_.size()) * shape.kv_heads, &layer.o, [&](int i) {
-        attend_group(layer, groups_[i / shape.kv_heads], i % shape.kv_heads, thread);
+        attend_group(layer, groups_[i % groups_.size()], i / int(groups_.size()), thread);
     });
     auto add = [&](Stacked which, int panel, int t, v16f first, v16f last) {
         extend(index, which, panel, t, first, last);

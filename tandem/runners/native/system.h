@@ -94,6 +94,15 @@ private:
     size_t used_ = 0;
 };
 
+// Whether the processor itself prefetches sequential reads at memory speed.
+inline bool prefetches_well() {
+#ifdef __x86_64__
+    return !__builtin_cpu_is("intel");
+#else
+    return true;
+#endif
+}
+
 // Prefetches memory bit by bit while idle.
 struct Soon {
     const char *at = nullptr, *end = nullptr;

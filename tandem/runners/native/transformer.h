@@ -25,14 +25,12 @@ public:
     void hand_out(const int32_t* layers, int count, void* features) override {
         taps_.assign(layers, layers + count);
         features_ = static_cast<stored*>(features);
-        make_phases();
     }
     void put_adapter(int number) override {
         const LayerSizes sizes{shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, shape.intermediate};
         auto made = std::make_unique<LoraAdapter<D>>(shape.layers, sizes);
         if (size_t(number) >= adapters_.size()) adapters_.resize(number + 1);
         adapters_[number] = std::move(made);
-        make_phases();
     }
     void set_adapter_layer(int number, int layer, const LayerAdapter& from) override {
         LoraAdapter<D>& adapter = *adapters_[number];
@@ -81,7 +79,13 @@ private:
     };
 
     struct Place {  // where a thread is: the phase, and the piece of it that it has claimed, if any
-        int thread, phase = 0, claimed = NONE;
+        int thread;
+        uint32_t phase = 0;
+        int claimed = NONE, done = 0, expected = 0;  // pieces of this step: done by the thread; of all phases that have ended
+    };
+    struct Progress {  // of a thread in a step, read by all
+        alignas(64) std::atomic<uint64_t> claimed;  // the phase, and how many of the thread's own pieces are claimed
+        alignas(64) std::atomic<int> done;          // pieces of all phases
     };
     static constexpr int NONE = -1;
 
@@ -101,8 +105,6 @@ private:
     template <class Piece> void share(Place& place, int pieces, const Linear<D>* then, Piece piece);
     static int first_of(int thread, int pieces, int threads) { return int(int64_t(pieces) * thread / threads); }
     int claim(Place& place, int pieces);
-    std::atomic<int>& done(const Place& place) { return phases_[place.phase * phase_size()]; }
-    size_t phase_size() const { return up(threads_ + 1, LANES); }  // whole lines of the cache
     template <class Done>
     void multiply(Place& place, const Linear<D>& layer, const Linear<D>* then, const Input<D>& input, int tokens, Done done);
     void finish(Place& place, int pieces, const Linear<D>* then);
@@ -114,9 +116,6 @@ private:
     void rotate(Layer& layer, int token, int head);
     void attend_group(Layer& layer, const Group& group, int head, int thread);
     void choose(int thread, int panel, int wanted, v16f first, v16f last);
-    void make_phases() {
-        phases_ = Buffer<std::atomic<int>>(((adapters_.empty() ? 13 : 17) * layers_.size() + 4 + taps_.size() + (front_ ? 3 : 0)) * phase_size());
-    }
     void group();
     void settle();
 
@@ -133,7 +132,7 @@ private:
     std::vector<Scores<D>> scores_;
     std::vector<std::vector<Running>> running_;  // of the panels that each thread took
     std::vector<Group> groups_;
-    Buffer<std::atomic<int>> phases_;  // of each phase: how many pieces are done, and how many of each thread's are claimed
+    std::vector<Progress> progress_;
     std::vector<int32_t> taps_;
     std::vector<std::unique_ptr<LoraAdapter<D>>> adapters_;  // by number
     std::vector<int32_t> adapted_;                           // tokens of the step that have one
@@ -150,14 +149,13 @@ Transformer<D>::Transformer(Pool& pool, const Shape& given, const void* embeddin
       wide_(up(size_t(given.heads + 2 * given.kv_heads) * given.head_dim, PANEL)), inner_(up(given.intermediate, LANES)),
       x_(given.most_tokens * hidden_), qkv_(given.most_tokens * wide_),
       attended_(size_t(given.most_tokens) * given.heads * given.head_dim), gated_(given.most_tokens * inner_),
-      running_(given.threads), threads_(given.threads) {
+      running_(given.threads), progress_(given.threads), threads_(given.threads) {
     for (int t = 0; t < threads_; t++) {
         normed_.emplace_back(given.most_tokens * hidden_);
         const int widest = std::max({given.hidden, given.heads * given.head_dim, given.intermediate});
         groups8_.emplace_back(size_t(given.most_tokens) * Linear<D>::groups(widest));
         scores_.emplace_back(given.length);
     }
-    make_phases();
 }
 
 template <class D> void Transformer<D>::set_layer(int index, const LayerWeights& w) {
@@ -184,7 +182,7 @@ template <class D> void Transformer<D>::set_layer(int index, const LayerWeights&
 
 template <class D> void Transformer<D>::run(const Step& step) {
     step_ = step;
-    for (size_t i = 0; i < phases_.size(); i++) phases_[i].store(0, std::memory_order_relaxed);
+    for (Progress& each : progress_) each.claimed.store(0, std::memory_order_relaxed), each.done.store(0, std::memory_order_relaxed);
     for (auto& running : running_) running.assign(step.count, Running{});
     adapted_.clear();
     for (int t = 0; step.adapters && t < step.tokens; t++)

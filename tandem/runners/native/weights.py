@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.checkpoints.family_configs import MATRICES
-from tandem.checkpoints.family_weights import EMBEDDING, HEAD, FamilyWeights, FolderWeights, GgufWeights, matrix_name
+from tandem.checkpoints.family_configs import MATRICES, matrix_name
+from tandem.checkpoints.family_weights import EMBEDDING, HEAD, FamilyWeights, FolderWeights, GgufWeights
 from tandem.checkpoints.gguf_blocks import FORMATS, Blocks
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_unchanged, weights_revision
 from tandem.checkpoints.numbers import Floats, Stored

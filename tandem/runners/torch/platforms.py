@@ -13,14 +13,12 @@ from typing import Any
 from tandem.checkpoints.hub_files import is_installed
 from tandem.checkpoints.trusted_cache import cache_root
 from tandem.host.cores import format_cores, parse_cores, share_of
+from tandem.host.detect import DOCTOR, missing
 from tandem.host.host import first_processor
-from tandem.host.packages import clashes, installed_package, installed_packages, refusal
 from tandem.installing import install_command
 
-INSTALL = "docs/trainium.md explains how to install it"
 _GPUS = ("nvidia[0-9]*", "nvidiactl", "dxg", "kfd")  # of NVIDIA, of Windows' Linux, of AMD, which torch calls CUDA too
 COMPILE_ONLY, TARGET = "TORCH_NEURONX_COMPILE_ONLY", "NEURON_PLATFORM_TARGET_OVERRIDE"
-AWS_INDEX = "https://pip.repos.neuron.amazonaws.com"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,15 +153,13 @@ def compiles_only() -> bool:
     return os.environ.get(COMPILE_ONLY) == "1"
 
 
-def _neuron_absent(devices: Path = Path("/dev")) -> str | None:
+def _neuron_absent() -> str | None:
     # ask the runtime last: that reserves cores
-    if why := _neuron_package():
-        return f"{why}; {INSTALL}"
+    if why := missing("neuron", compiles_only()):
+        return f"{why}; {DOCTOR}"
     if compiles_only():
         needs = f"{COMPILE_ONLY}=1 needs {TARGET}, the chip to compile for: trn2 or trn3"
         return None if os.environ.get(TARGET) else needs
-    if not any(devices.glob("neuron[0-9]*")):
-        return f"no {devices}/neuron0: not a Trainium instance, or its driver is not loaded"
     return None if _neuron().is_available() else "torch.neuron finds no core; is another process using all of them?"
 
 
@@ -172,18 +168,6 @@ def _neuron() -> Any:
     import torch_neuronx  # noqa: F401  (registers it where torch did not load it itself)
 
     return torch.neuron  # type: ignore[attr-defined]
-
-
-def _neuron_package() -> str | None:
-    # finds errors of torch-neuronx without importing it
-    package = installed_package("torch-neuronx")
-    if package is None:
-        return "torch-neuronx is not installed"
-    if package.placeholder:
-        return f"torch-neuronx {package.version} is PyPI's empty placeholder; AWS's own is on {AWS_INDEX}"
-    if not package.native:
-        return f"torch-neuronx {package.version} is the PyTorch/XLA package, not TorchNeuron (2.13.3 or newer)"
-    return refusal(clashes(installed_packages()))
 
 
 CPU = Platform(

@@ -1,1 +1,1 @@
-"""EAGLE-3 heads: features, training, evaluation."""
+"""EAGLE-3 heads: features and training."""

@@ -215,7 +215,7 @@ def train(config: HeadTrainConfig, show: Callable[[str], None]) -> dict[str, Any
     from tandem.runners.torch.platforms import choose_platform
 
     transformers_logging()
-    checkpoint = unpacked(find(config.target))
+    checkpoint = unpacked(find(config.target_model))
     revision = weights_revision(checkpoint)
     target: Any = AutoModelForCausalLM.from_pretrained(**checkpoint.source, dtype=torch.float32)
     device = choose_platform(config.device).name
@@ -252,7 +252,7 @@ def train(config: HeadTrainConfig, show: Callable[[str], None]) -> dict[str, Any
 def main(argv: Sequence[str] | None = None) -> int:
     def work(config: HeadTrainConfig) -> None:
         print(json.dumps(train(config, show)["held_out_agreement"]))
-        measuring = "python main.py --role accept --draft eagle --draft_model"
+        measuring = "python compare_architectures.py --architectures autoregressive,fused --draft eagle --draft-model"
         print(f"wrote {config.output}; measure it with: {measuring} {config.output}")
 
     return run_command("Trains an EAGLE-3 head on what generate wrote.", HeadTrainConfig, argv, work)
