@@ -26,7 +26,6 @@ from tandem.speculation.types import GenerationRequest, SamplingParams
 
 SAMPLINGS = {"greedy": SamplingParams(), "sampled": SamplingParams(temperature=0.8, top_p=0.95, seed=7)}
 STYLES = ("", " Be brief.", " Answer for a child.", " Answer as a list.")  # of 25 prompts, a hundred
-AGREEMENTS = (1.0, 0.95)
 
 
 class Planted:
@@ -52,7 +51,7 @@ async def measure(args: Any, say: Any) -> bool:
     async with settler(models, engine, None, RequestDefaults()) as target:
         say(f"target {target.generator.info.dtype}, engine {args.engine or 'planted'}, {len(prompts)} prompts")
         for name, sampling in SAMPLINGS.items():
-            for agreement in (None,) if args.engine else AGREEMENTS:
+            for agreement in (None,) if args.engine else (1.0, 0.95):
                 plain_seconds, rows = 0.0, list[tuple[int, int, bool, Settled]]()
                 for i, (prompt, style) in enumerate(prompts):
                     request = GenerationRequest(
