@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tandem.engine.engine import Engine
+from tandem.engine.generators import widest_step
 from tandem.engine.sequences import TargetSequence
 from tandem.receipts.checking import CheckOutcome, Finding
 from tandem.receipts.computation_receipt import sampled_spans
@@ -86,8 +87,7 @@ async def redraw(
     try:
         sequence.processing = await engine.processing(request, len(prompt))
         tokens = (*prompt, *receipt.token_ids)
-        limits = engine.runner.limits
-        most = max(limits.chunk if engine.runner.shapes.ragged else 0, limits.max_draft + 1)
+        most = widest_step(engine)
         for span in checked:
             at = span.start
             while at < span.stop:
