@@ -33,7 +33,7 @@ class CheckConfig:
 
     signature_only: without the model.
     sample: spans of 64 tokens, None: all. beacon: hexadecimal, chooses them. computation_receipt: a file to write.
-    margin: tolerated logit gap under other arithmetic. own_length, own_format: the receipt's instead of those of `models`.
+    margin: tolerated logit gap under other arithmetic. own_length, own_format: the receipt's, not those of `models`.
     """
 
     receipt: Path
