@@ -77,6 +77,16 @@ class BackgroundLoop:
             self._loop.close()
 
 
+def run_apart(work: Coroutine[Any, Any, T]) -> T:
+    """Runs a coroutine in an event loop of its own, in a thread if a loop runs here."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
+
+
 async def _end_all() -> None:
     tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     for task in tasks:

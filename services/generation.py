@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from tandem.clients.other_engine import OtherEngine
 from tandem.engine.adapter_registry import Adapters
 from tandem.engine.generator import Generator
 from tandem.engine.slots import reserved_places
@@ -18,7 +19,7 @@ from tandem.rpc import wire
 from tandem.rpc.channel import MESSAGES
 from tandem.services.calls import Context
 from tandem.services.lifecycle import Lifecycle
-from tandem.services.receipts import Receipts, generated
+from tandem.services.receipts import Receipts, generated, written
 from tandem.services.security.call_limits import origin
 from tandem.services.security.callers import caller
 from tandem.services.security.limits import ConcurrencyLimit, ServerLimits, check_name
@@ -39,6 +40,7 @@ class GenerateMethod:
 
     A generation buffers its events in a task of its own: a slow client holds neither slot nor queue place.
     `queue`: most requests waiting without a slot, beside places reserved for idle callers; None: no limit.
+    `engine`: writes answers, which are settled here.
     """
 
     def __init__(
@@ -51,9 +53,10 @@ class GenerateMethod:
         watch: Watch | None = None,
         limits: ServerLimits | None = None,
         receipts: Receipts | None = None,
+        engine: OtherEngine | None = None,
     ) -> None:
         self.generator, self.lifecycle, self.limits = generator, lifecycle, limits or ServerLimits()
-        self.receipts = receipts
+        self.receipts, self._engine = receipts, engine
         self._reply_type, self._observe, self.queue, self._watch = reply_type, observe, queue, watch
         self._running = self.limits.running()
         self._under_way = ConcurrencyLimit()
@@ -96,6 +99,8 @@ class GenerateMethod:
         started, produced, stats = time.perf_counter(), list[int](), SpeculationStats()
         watcher = self._watch(stats) if self._watch else None
         try:
+            if self._engine and request.takes_prediction and not request.drafts_sample:
+                request, _, _ = await written(self._engine, self.generator, request)
             async with contextlib.aclosing(generated(self.receipts, self.generator, request, stats)) as events:
                 async for event in events:
                     put(event)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import tandem
-from tandem.engine.generator import Generator
+from tandem.clients.other_engine import OtherEngine
+from tandem.engine.generator import Generator, check_tokens
 from tandem.receipts.keys import Keys
 from tandem.receipts.receipt import (
     SALT_BYTES,
@@ -22,6 +24,7 @@ from tandem.receipts.receipt import (
     prompt_digest,
 )
 from tandem.runners.native.compilation import cpu_model
+from tandem.speculation.errors import TandemError
 from tandem.speculation.types import (
     Chunk,
     GenerationEnd,
@@ -31,6 +34,8 @@ from tandem.speculation.types import (
     SpeculationStats,
     TokenLogprobs,
 )
+
+log = logging.getLogger("tandem.server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,7 @@ class Receipts:
     async def generate(
         self, generator: Generator, request: GenerationRequest, stats: SpeculationStats
     ) -> AsyncGenerator[Chunk | GenerationEnd, None]:
-        prompt, request = await _resolved(generator, request)
+        prompt, request = await resolved(generator, request)
         tokens, logprobs, revision = list[int](), list[TokenLogprobs](), ""
         async with contextlib.aclosing(generator.generate(request, stats)) as events:
             async for event in events:
@@ -115,7 +120,7 @@ def generated(
     return receipts.generate(generator, request, stats)
 
 
-async def _resolved(generator: Generator, request: GenerationRequest) -> tuple[tuple[int, ...], GenerationRequest]:
+async def resolved(generator: Generator, request: GenerationRequest) -> tuple[tuple[int, ...], GenerationRequest]:
     prompt = tuple(await generator.prompt_tokens(request))
     total = request.max_total_tokens or generator.info.max_sequence_length
     room = total - len(prompt)
@@ -129,6 +134,20 @@ async def _resolved(generator: Generator, request: GenerationRequest) -> tuple[t
         token_ids=prompt,
         max_new_tokens=most if room > 0 else request.max_new_tokens,  # the generator says why there is no room
     )
+
+
+async def written(
+    engine: OtherEngine, generator: Generator, request: GenerationRequest
+) -> tuple[GenerationRequest, str, str]:
+    """Returns the request with the engine's answer as prediction, the answer's text, and why there is none."""
+    _, request = await resolved(generator, request)
+    try:
+        ids, text = await engine.answer(request)
+        check_tokens("engine", ids, generator.info.vocab_size)
+    except TandemError as error:
+        log.warning("the engine behind: %s; its answer is written here", error)
+        return request, "", str(error)
+    return replace(request, predicted=ids or await generator.predicted_tokens(text)), text, ""
 
 
 def _without_address(draft: str) -> str:

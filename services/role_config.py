@@ -51,6 +51,7 @@ class RoleConfig:
     prefixes: PrefixSharing
     generation_config: str
     prefill: PrefillConfig | None
+    settle: str | None = None
     receipt_keys: str | None = None
     receipt_key_days: float
     own_length: bool = False

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.clients.distributed import connect_distributed, open_remote_draft
+from tandem.clients.other_engine import OtherEngine
 from tandem.clients.profile import Profile
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
@@ -111,7 +112,9 @@ class ServerParts:
         watch, queue = self.observability.watch, self.config.queue
         observe = self.profile.add if self.profile else None
         receipts = Receipts(self.keys, self.role.service, adapters) if self.keys else None
-        return GenerateMethod(generator, reply, self.lifecycle, observe, queue, watch, self.limits, receipts)
+        settle = self.config.settle
+        engine = OtherEngine("settle", settle, self.config.credentials) if settle else None
+        return GenerateMethod(generator, reply, self.lifecycle, observe, queue, watch, self.limits, receipts, engine)
 
     async def share(self, serving: Mapping[str, Engine], *keeping: Engine, **watched: Any) -> list[Close]:
         """Shares memory and prefixes among `keeping`, and callers' turns among `serving`, by metric label; watches all.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tandem.clients.draft_session import DraftSession
     from tandem.comparison.api import compare
     from tandem.rpc.credentials import Credentials
+    from tandem.services.settling import Settled, settle
     from tandem.speculation.errors import TandemError
     from tandem.speculation.types import (
         Chunk,
@@ -45,12 +46,14 @@ __all__ = [
     "FinishReason",
     "ModelInfo",
     "SamplingParams",
+    "Settled",
     "SpeculationStats",
     "Structure",
     "StructureKind",
     "TandemError",
     "TokenLogprobs",
     "compare",
+    "settle",
 ]
 
 _MODULES = {
@@ -62,6 +65,7 @@ _MODULES = {
     "DraftSession": "tandem.clients.draft_session",
     "TandemError": "tandem.speculation.errors",
     "compare": "tandem.comparison.api",
+    **dict.fromkeys(("Settled", "settle"), "tandem.services.settling"),
 }
 
 

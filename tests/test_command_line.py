@@ -221,7 +221,7 @@ def test_help_with_a_role_shows_that_roles_flags_alone(role: str, capsys: pytest
         ("--role client --prompt x --cores 0", "cores: --role client does not take it; these do: target,"),
         ("--role target --backend nxdi --threads 3", "with --backend nxdi does not take it; --backend torch does"),
         ("--role draft_worker --propose_only --top_p 0.5", "top_p: --propose_only has no target"),
-        ("--role target --token_file f", "token_file: without --draft_host or --prefill no server is called"),
+        ("--role target --token_file f", "token_file: without --draft_host, --prefill or --settle no server is called"),
         ("--role target --prefill_min_tokens 64", "prefill_min_tokens: without --prefill no server is called"),
         ("--role target --prefill here", "prefill: 'here' is not HOST:PORT"),
         ("--role target --model a --target_model b", "target_model: the same as --model here"),

@@ -107,10 +107,10 @@ def without_effect(args: Options) -> Iterator[tuple[tuple[str, ...], str]]:
         yield ("draft_seconds",), "without --draft_host no server is called"
     if role in TARGETS and not args.prefill:
         yield PREFILLING, "without --prefill no server is called"
-        if role == "fused_target":
-            yield SECURING, "without --prefill no server is called"
-        elif not args.draft_host:
-            yield SECURING, "without --draft_host or --prefill no server is called"
+        if role == "fused_target" and not args.settle:
+            yield SECURING, "without --prefill or --settle no server is called"
+        elif not args.draft_host and not args.settle:
+            yield SECURING, "without --draft_host, --prefill or --settle no server is called"
     if role == "draft_worker" and args.propose_only:
         yield PROPOSING, "--propose_only has no target and does not answer Generate"
     if role in (*ASKING, "draft_worker") and not _wants_port(args.target_host):

@@ -45,6 +45,7 @@ from tandem.cli.roles import (
     VERIFYING,
 )
 
+SETTLING = (*TARGETS, "settle")
 ADAPTED = (*TARGETS, "prefill", *ALONE, "check")
 MODELS = "models (default: the embedded SmolLM2-135M-Instruct)"
 _CALLING = {"nxdi": (*ASKING, *SESSIONS)}  # a fused_target calls PrefillWorkers alone
@@ -136,7 +137,7 @@ class Options:
     step_seconds: str = option("a longer step counts as hung; auto: measured; 0: no limit", LISTENING, default="auto")
     lease_seconds: SECONDS = option("how long a session lives without a Verify", SESSIONS, default=60.0)
     connect_seconds: SECONDS | None = option("wait for a server (default: 0; drafting: 120)", (*ASKING, "draft_worker"))
-    reconnect_seconds: SECONDS = option("retry a request that no server takes", (*ASKING, "draft_worker"), default=60.0)
+    reconnect_seconds: SECONDS = option("retry what no server takes", (*ASKING, "draft_worker", "settle"), default=60.0)
     queue: int = option("requests that may wait for a slot", SERVERS, default=256)
     prefill: ADDRESSES | None = option("servers of --role prefill for long prompts (docs/sessions.md)", TARGETS, OURS)
     prefill_min_tokens: int = option("prompts with fewer new tokens are processed in place", TARGETS, OURS, default=256)
@@ -153,15 +154,16 @@ class Options:
     tls_key: FILE | None = option("its private key", LISTENING)
     tls_client_ca: FILE | None = option("require client certificates that one of these CAs signed", LISTENING)
     accept_tokens: FILE | None = option("require a token from this file of `identity token` lines", LISTENING)
-    insecure: bool = switch("allow other machines without TLS: listen, or send a token", (*LISTENING, *ASKING))
+    insecure: bool = switch("allow other machines without TLS: listen, send a token", (*LISTENING, *ASKING, "settle"))
     max_message_bytes: int | None = option("maximum size of a request (default: by the prompt, to 4 MiB)", LISTENING)
     max_prompt_bytes: int | None = option("maximum size of a text prompt (default: 64 per token of length)", SERVERS)
     max_sessions_per_identity: int | None = option("maximum open sessions of one caller (default: no limit)", SESSIONS)
     max_requests_per_identity: int | None = option("maximum requests of a caller at once (default: none)", LISTENING)
     prefix_sharing: str = choice("who shares cached prompts; identity: each alone", "identity|all|off", LISTENING)
     prefix_cache_mb: int = option("memory for them in MiB, of target and draft together", LISTENING, default=64)
+    settle: URL | None = option("openai=URL: an engine that writes answers to settle", SETTLING, OURS, also="engine")
     log_prompts: bool = switch("log prompts and answers; otherwise they are never logged", SERVERS)
-    receipt_keys: DIR | None = option("key folder to sign with (default: none)", SERVERS, group="receipts of servers")
+    receipt_keys: DIR | None = option("key folder to sign with (default: none)", (*SERVERS, "settle"), group="receipts")
     receipt_key_days: float = option("a start replaces an older key, and publishes both", SERVERS, default=90.0)
 
     tls_ca: FILE | None = option("call with TLS, trusting these CAs", CALLING, only=_CALLING, group="outgoing calls")
@@ -209,7 +211,8 @@ class Options:
     profile: bool = switch("write performance_*.csv and .json: a row for each request", (*SERVERS, *PROMPTED))
     debug: bool = switch("log more, and show tracebacks", EVERY)
 
-    output: str | None = option("empty folder to write to", ("convert",), group="tools")
+    output: str | None = option("file; convert: empty folder", ("convert", "settle"), group="tools")
+    input: FILE | None = option("requests, one per line; also without --input, after the role", ("settle",))
     report: str | None = option("the comparison.json to use", ("advise",))
     rtt_ms: float | None = option("round trip between client and target (default: the base's)", ("advise",))
     clients: int = option("clients of one target at once", ("advise",), default=1)
@@ -217,6 +220,8 @@ class Options:
     receipt: FILE | None = option("the receipt; also without --receipt, after the role", ("check",))
     keys: FILE | None = option("the server's published keys, of /v1/receipt_keys (default: not compared)", ("check",))
     sample: int | None = option("draw only so many spans of 64 tokens again (default: all)", ("check",))
+    beacon: str | None = option("public randomness, hexadecimal, that chooses them (default: chosen here)", ("check",))
+    computation_receipt: str | None = option("write the receipt as a Computation Receipt", ("check",), metavar="FILE")
     margin: float = option("logits that a token may be off under other arithmetic", ("check",), default=0.5)
     signature_only: bool = switch("check signature and digests, without a model", ("check",))
 

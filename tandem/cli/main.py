@@ -82,10 +82,11 @@ def _require_libraries() -> None:
 
 def with_role(argv: Sequence[str]) -> list[str]:
     """Returns `target ...` as `--role target ...`, `serve MODEL ...` as `--role serve --model MODEL ...`,
-    and `check RECEIPT ...` with --receipt.
+    `check RECEIPT ...` with --receipt and `settle INPUT ...` with --input.
     """
     words = ["--role", *argv] if argv and not argv[0].startswith("-") else list(argv)
-    flag = {SERVE: "--model", "check": "--receipt"}.get(words[1]) if words[:1] == ["--role"] and words[1:] else None
+    firsts = {SERVE: "--model", "check": "--receipt", "settle": "--input"}
+    flag = firsts.get(words[1]) if words[:1] == ["--role"] and words[1:] else None
     given = [flag] if flag and words[2:] and not words[2].startswith("-") else []
     return [*words[:2], *given, *words[2:]]
 

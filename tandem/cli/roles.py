@@ -19,14 +19,14 @@ SERVERS = (*TARGETS, "draft_worker")
 APART = ("draft", "draft_worker")  # draft for a target elsewhere
 SESSIONS = ("target", "draft_worker")
 ASKING = ("client", "fused_client", "draft")  # send their own prompts to a server
-CALLING = (*ASKING, *SERVERS)  # show their credentials to servers
+CALLING = (*ASKING, *SERVERS, "settle")  # show their credentials to servers
 ALONE = ("verify_target", "verify_draft")
 PROMPTED = (*ASKING, *ALONE)
-GENERATING = (*PROMPTED, *SERVERS)
+GENERATING = (*PROMPTED, *SERVERS, "settle")
 DRAFTING = ("fused_target", "draft_worker", "draft", "compile")
-VERIFYING = (*TARGETS, *ALONE, "check")
+VERIFYING = (*TARGETS, *ALONE, "check", "settle")
 LISTENING = (*SERVERS, "prefill")
-LOADING = (*LISTENING, "draft", *ALONE, "check", "compile")
+LOADING = (*LISTENING, "draft", *ALONE, "check", "compile", "settle")
 SHAPED = (*LOADING, "plan")
 FUSING = ("fused_target", "compile")
 EVERY = (*LOADING, "client", "fused_client", "advise", "plan", "doctor", "convert")
@@ -49,6 +49,7 @@ ROLES = {
     "verify_target": "runs the target alone, without a server, token by token",
     "verify_draft": "runs the draft alone, without a server, token by token",
     "check": "check RECEIPT --prompt FILE: checks what a server signed of an answer, with the model every token",
+    "settle": "settle INPUT --engine openai=URL --output FILE: another engine answers, the target here makes it exact",
     "compile": "compiles the graphs of target, draft and both ahead of time, for servers to share",
     "convert": "converts a checkpoint for NxD Inference: FP8 range, EAGLE heads, safetensors",
     "advise": "prints the decision of a comparison.json for a round trip and a number of clients",

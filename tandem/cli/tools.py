@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tandem.cli.flags import Options
-from tandem.cli.option import built, split_list
+from tandem.cli.option import built, credentials, split_list
 
 if TYPE_CHECKING:
     from tandem.engine.model_config import ModelConfig
@@ -93,6 +94,7 @@ def check(args: Options) -> Run:
         **{"prompt": None, "chat": None, **(_prompt_file(Path(args.prompt[0])) if args.prompt else {})},
         models=model_config(args, args.model),
         keys=Path(args.keys) if args.keys else None,
+        computation_receipt=Path(args.computation_receipt) if args.computation_receipt else None,
         own_length=args.sequence_length is None,
         own_format=args.backend == "torch" and not args.given & {"dtype", "weights"},
     )
@@ -116,6 +118,25 @@ def _prompt_file(path: Path) -> dict[str, Any]:
     if isinstance(found, list) and found and all(isinstance(each, dict) for each in found):
         return {"chat": chat_of(found)}
     return {"prompt": text}
+
+
+async def settle(args: Options) -> int:
+    from tandem.cli.configuration import request_defaults
+    from tandem.cli.models import model_config
+    from tandem.clients.other_engine import OtherEngine
+    from tandem.comparison.measuring.progress import Progress
+    from tandem.services.settle_file import settle_file
+    from tandem.services.settling import settler
+
+    if args.input is None or args.settle is None or args.output is None:
+        raise ValueError("input: give settle INPUT --engine openai=URL --output FILE")
+    defaults = request_defaults(args)
+    defaults = replace(defaults, sources={"seed": "--seed", **defaults.sources})  # two runs draw the same tokens
+    engine = OtherEngine("engine", args.settle, credentials(args), args.reconnect_seconds)
+    keys = Path(args.receipt_keys or f"{args.output}.keys")
+    target = settler(model_config(args, args.model), engine, keys, defaults)
+    with Progress() as bar:
+        return await settle_file(Path(args.input), Path(args.output), target, bar.reached)
 
 
 def plan(args: Options) -> Run:

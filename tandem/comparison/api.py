@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import tempfile
-from collections.abc import Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from rich.console import Console
 
+from tandem.clients.background_loop import run_apart
+from tandem.clients.openai_client import OpenAIClient
 from tandem.comparison.analysis.comparison import Comparison, analyse
 from tandem.comparison.measuring.architectures import OPENAI
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.driver import Connect, measure, started
 from tandem.comparison.measuring.interruption import Interruption
-from tandem.comparison.measuring.openai_client import OpenAIClient
 from tandem.comparison.measuring.progress import Progress
 from tandem.comparison.measuring.record_log import RecordLog
 from tandem.comparison.measuring.workloads import Prompt, built_in_prompts, given_prompts
 from tandem.comparison.report.publish import write_files
-from tandem.rpc.credentials import Credentials
 from tandem.rpc.generation_client import GenerationClient
 
 
@@ -55,7 +52,7 @@ def compare(
     config = ComparisonConfig(prompts=_prompts(prompts), output_dir=folder, **settings)
     shown = Progress(None if progress else Console(quiet=True))
     with RecordLog(started(config)) as log:
-        _run(measure(log, connector(config), Interruption(), shown))
+        run_apart(measure(log, connector(config), Interruption(), shown))
     comparison = analyse(log.measured)
     if output_dir is None:
         shutil.rmtree(folder, ignore_errors=True)
@@ -67,35 +64,16 @@ def compare(
     return comparison
 
 
-def _run(work: Coroutine[Any, Any, object]) -> None:
-    """Runs a coroutine in an event loop of its own, in a thread if a loop runs here."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        asyncio.run(work)
-        return
-    with ThreadPoolExecutor(1) as thread:
-        thread.submit(asyncio.run, work).result()
-
-
 def connector(config: ComparisonConfig) -> Connect:
     """Returns a function that opens a client; only servers in `connect` get credentials."""
 
     def connect(address: str, service: str) -> GenerationClient | OpenAIClient:
         if service == OPENAI.service:
-            shown = config.credentials if config.credentials.insecure or _hidden(address) else Credentials()
-            token = shown.token()
-            return OpenAIClient(address, token() if token else None)
+            return OpenAIClient.connect(address, config.credentials)
         theirs = address in config.connect.values()
         return GenerationClient.connect(address, service, config.credentials if theirs else None)
 
     return connect
-
-
-def _hidden(url: str) -> bool:
-    """Whether traffic to an OpenAI server is encrypted or stays on this machine."""
-    parts = urlsplit(url)
-    return parts.scheme == "https" or parts.hostname in ("localhost", "127.0.0.1", "::1")
 
 
 def _prompts(prompts: Sequence[str | Prompt]) -> tuple[Prompt, ...]:

@@ -10,6 +10,7 @@ from tandem.engine.batcher import DeviceLost, StepHung, TimedResult
 from tandem.engine.engine import Engine
 from tandem.engine.model_drafter import DraftSequence, Unreadable
 from tandem.engine.sequences import TargetSequence
+from tandem.engine.step_widths import StepWidths
 from tandem.engine.stepper import Step, Stepper
 from tandem.runners.fused_step import fused
 from tandem.runners.protocol import FusedResult, FusedRow, ProposeRow, RowFailed, StructureEnded
@@ -28,7 +29,9 @@ class FusedPair:
     def __init__(self, target: Engine, draft: Engine, health: DrafterHealth | None = None) -> None:
         self.target, self.draft = target, draft
         self.health = health or DrafterHealth("of this process")
-        self.step = target.shared.with_prefill_rows(fused(target.runner, draft.runner, self._fell_back))
+        step = fused(target.runner, draft.runner, self._fell_back)
+        ragged = target.runner.shapes.ragged  # else the widest row decides
+        self.step = target.shared.with_prefill_rows(StepWidths(step).run if ragged else step)
 
     def _fell_back(self, error: Exception) -> None:
         kind, counts = type(error).__name__, self.target.fused_fallbacks
@@ -85,7 +88,7 @@ class FusedRounds(Rounds):
     def plan(self, length: LengthPlan) -> None:
         """Sets the lengths of the rounds that the device begins by itself."""
         if self.stepper:
-            self.stepper.plan = length
+            self.stepper.plan = self.stepper.latest = length
 
     async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
         """Runs a round; a failed row is retried without a draft, on a refilled slot."""
@@ -103,7 +106,8 @@ class FusedRounds(Rounds):
         assert target and stepper and self._draft, "open comes first"
         try:
             if target.device_waits:
-                stepper.plan, stepper.asked = None, LengthPlan(k, model_part(k, model_k))
+                stepper.plan = None
+                stepper.asked = stepper.latest._replace(copied=k, model_k=model_part(k, model_k))
                 if target.sync_to(tokens):
                     await target.fill(tokens[:-1])
             if (found := await target.next_result()) is None:  # the draft model lacks tokens, or is down
@@ -116,7 +120,7 @@ class FusedRounds(Rounds):
                 if done.value.draft_failed:
                     health.failed(RuntimeError(done.value.draft_failed))
                     self._draft.cacheable = False
-                else:
+                elif done.value.proposal.token_ids:
                     health.succeeded()
             if skipped or done.value.draft_failed:
                 health.skipped(self._stats)
@@ -137,7 +141,7 @@ class FusedRounds(Rounds):
         try:
             if draft.sync_to(tokens):
                 began = time.perf_counter()
-                await draft.fill(tokens[:-2])
+                await draft.fill(tokens[: -draft.tail])
                 self._stats.prefill_seconds += time.perf_counter() - began
             return True
         except Unreadable:
@@ -185,13 +189,14 @@ class FusedStepper(Stepper):
         self._stops, self.self_paced = frozenset(stops or ()), stops is not None
         self.asked: LengthPlan | None = None  # lengths of the event loop's row
         self.plan: LengthPlan | None = None  # of rows that the device begins; one that does not last serves one
+        self.latest = LengthPlan(0, 0)  # the last plan, for the worth of draft tokens
         self.model_ready: bool | None = None  # set after `next_row` returned None: may the model draft for it?
 
     def follow(self, row: FusedRow, result: FusedResult) -> None:
         new = result.verdict.token_ids
         if result.draft_failed:
             self.plan = None  # the event loop reports it first
-        elif row.propose.k and not row.copied:
+        elif result.proposal.token_ids and not row.copied:
             self.draft.proposed(self.tokens, result.proposal.token_ids)
         self._tokens += new
         self.self_paced = self.self_paced and len(self.tokens) < self._end and self._stops.isdisjoint(new)
@@ -214,7 +219,8 @@ class FusedStepper(Stepper):
         if self.asked is None and not lengths.lasts:
             self.plan = None
         self.asked = self.model_ready = None
-        return FusedRow(propose, copied, self.target.adapter)
+        worth = self.latest.of_copies if copied else self.latest.of_model
+        return FusedRow(propose, copied, self.target.adapter, worth[: propose.k])
 
     def _propose_row(self, k: int) -> ProposeRow | None:
         try:

@@ -100,7 +100,7 @@ class Generator:
         prompt = await self.prompt_tokens(request)
         request = self.defaults.complete(request, self._total(request) - len(prompt))
         if request.prediction:
-            request = replace(request, predicted=await self._predicted(request.prediction))
+            request = replace(request, predicted=await self.predicted_tokens(request.prediction))
         stats = SpeculationStats() if stats is None else stats
         stopping = self._stopping(request, len(prompt))
         chosen = self.fallback if self.fallback and not self.answers(request) else self
@@ -132,7 +132,7 @@ class Generator:
         check_tokens("prompt", prompt, self.info.vocab_size)
         return prompt
 
-    async def _predicted(self, text: str) -> tuple[int, ...]:
+    async def predicted_tokens(self, text: str) -> tuple[int, ...]:
         encode = self.tokenizer.tokens if isinstance(self.tokenizer, ChatTokenizer) else self.tokenizer.encode
         return tuple((await self._encoded(partial(encode, text, False), len(text)))[: self.info.max_sequence_length])
 

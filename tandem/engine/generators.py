@@ -9,6 +9,7 @@ from functools import partial
 from tandem.checkpoints.tokenizers import Tokenizer, same_tokens
 from tandem.engine.batcher import Batcher
 from tandem.engine.compatibility import refusal
+from tandem.engine.engine import Engine
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.generator import Generator
 from tandem.engine.load_models import Loaded, Pair, load_adapters, load_draft, load_target_tokenizer
@@ -148,9 +149,16 @@ def predicted_rounds(target: Loaded, request: GenerationRequest, stats: Speculat
     if request.drafts_sample:
         return DraftedRounds(verifier, PredictionDrafter(request.predicted), stats=stats)
     drafter = PredictionDrafter(request.predicted, only_grows=True)
-    most = info.max_speculation_length if request.speculation_length is None else request.speculation_length
+    widest = max(info.max_speculation_length, widest_step(target.engine) - 1)
+    most = widest if request.speculation_length is None else request.speculation_length
     stops = None if request.stop_strings else stop_tokens(request, info)
     return UndraftedRounds(verifier, stops, most, PolicedLookup(target.estimate, prediction=drafter))
+
+
+def widest_step(engine: Engine) -> int:
+    """Returns the tokens of a row in one step: without padding a draft may be as wide as a prompt's chunk."""
+    limits = engine.runner.limits
+    return max(limits.chunk if engine.runner.shapes.ragged else 0, limits.max_draft + 1)
 
 
 def fixed_length(request: GenerationRequest, info: ModelInfo) -> int | None:

@@ -28,6 +28,7 @@ class DraftSequence(KVSequence):
         self._target_vocab_size = target_vocab_size
         self._followed = 0  # the length of the tokens of the last recorded step
         self.keeps_drafts = not engine.can.reprocess_accepted
+        self.tail = engine.runner.limits.chunk if engine.can.shared_steps else TAIL  # tokens of a row, at most
 
     async def fill(self, tokens: Sequence[int]) -> int:
         """Like KVSequence.fill. Raises Unreadable."""
@@ -43,7 +44,7 @@ class DraftSequence(KVSequence):
         """Drops cached tokens that differ; returns whether too many are missing for a tail. Raises Unreadable."""
         held = self.truncate_to(tokens, self._followed if self.only_grows else 0)
         self._check(tokens)
-        return len(tokens) - held > TAIL
+        return len(tokens) - held > self.tail
 
     def room(self, tokens: Sequence[int], k: int) -> int:
         """How many of `k` draft tokens fit the model's positions."""

@@ -1,6 +1,6 @@
 """Steppers make all decoding rows: the device's thread as each step ends, or the event loop where the device waits.
 
-Decoding rows and prompts' chunks may share a step; chunks have at most one whole chunk's tokens together.
+Decoding rows and prompts' chunks may share a step; chunks have at most CHUNKS_AT_ONCE whole ones' tokens together.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tandem.engine.prefix_cache import PrefixCache
-from tandem.runners.protocol import PrefillRow, RowFailed, Runner
+from tandem.runners.protocol import CHUNKS_AT_ONCE, PrefillRow, RowFailed, Runner
 
 Step = Callable[[Sequence[Any]], Sequence[Any]]
 Feed = Callable[[Sequence[PrefillRow]], Sequence[RowFailed | None]]
@@ -104,11 +104,13 @@ class SharedSteps:
         self.prompts: Step = functools.partial(self._run, None)
 
     def room(self, row: Any, prefill: bool) -> tuple[int, int]:
-        """A step's capacity, and the row's use of it: decoding rows, or tokens of a whole chunk."""
+        """A step's capacity, and the row's use of it: decoding rows, or tokens of chunks."""
         limits = self._runner.limits
         if not prefill:
             return limits.slots, 1
-        return limits.chunk, len(row.tokens) if self._able and isinstance(row, PrefillRow) else limits.chunk
+        if self._able and isinstance(row, PrefillRow):
+            return CHUNKS_AT_ONCE * limits.chunk, len(row.tokens)
+        return 1, 1
 
     def with_prefill_rows(self, decode: Step) -> Step:
         """A step that is `decode`, with chunks of prompts after its rows if the runner can."""

@@ -131,4 +131,5 @@ class Capabilities:
     copied_drafts: Yes | No = True  # verifies lookup drafts
     proposals: Yes | No = True  # drafts for remote targets
     reprocess_accepted: bool = False  # feed accepted drafts again: their cache entries are guesses
-    shared_steps: bool = False  # a step takes the time of its tokens; `verify` takes PrefillRows last
+    # A step takes the time of its tokens: `verify` takes PrefillRows last, `propose` tails of up to a chunk
+    shared_steps: bool = False

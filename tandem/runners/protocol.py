@@ -7,7 +7,7 @@ step may start at any position up to the end of a slot's valid cache and overwri
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from tandem.runners.capabilities import Capabilities
@@ -85,6 +85,7 @@ class VerifyRow:
 
 
 TAIL = 8  # committed tokens that a draft model can catch up on in its first step; if behind by more, it prefills
+CHUNKS_AT_ONCE = 4  # whole chunks' tokens of several prompts in a shared step, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class ProposeRow:
 
     slot: int
     position: int
-    tail: tuple[int, ...]  # the last 1 to `TAIL` committed tokens, all that the cache lacks
+    tail: tuple[int, ...]  # all that the cache lacks: up to `TAIL` tokens, or a chunk in shared steps
     k: int
     request: Request
     target_vocab_size: int | None = None  # if below the draft's: limit for the rejection rule
@@ -132,6 +133,12 @@ class FusedRow:
     propose: ProposeRow
     copied: tuple[int, ...] = ()  # a lookup draft, verified instead of a proposal
     adapter: int = 0  # the target's
+    worth: tuple[float, ...] = ()  # probability by draft token that it is committed; empty: all are verified
+
+    def cut(self, length: int) -> FusedRow:
+        """The row with at most `length` draft tokens."""
+        propose = replace(self.propose, k=min(self.propose.k, length))
+        return replace(self, propose=propose, copied=self.copied[:length], worth=self.worth[:length])
 
     @property
     def plain(self) -> bool:

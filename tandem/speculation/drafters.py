@@ -150,8 +150,10 @@ class PredictionDrafter(NgramDrafter):
         after = self._after.get(token, [])
         near = bisect_left(after, expected + 1)
         places = after[max(0, near - NEAR) : near + NEAR]
-        found = max(((self._agreeing(each), -abs(each - expected - 1), each) for each in places), default=None)
-        return _Alignment(found[2], found[0], expected + 1) if found else _Alignment(expected + 1, 0, expected + 1)
+        found = max(((self._agreeing(each), -abs(each - expected - 1), each) for each in places), default=(0, 0, 0))
+        if size > SURE + 1 and found[0] <= SURE:  # one token was replaced, more likely than a jump
+            return _Alignment(expected + 1, SURE + 1, expected + 1)
+        return _Alignment(found[2] if found[0] else expected + 1, found[0], expected + 1)
 
     def _agreeing(self, at: int) -> int:
         most = min(LONGEST, at, len(self._indexed) - self._start)

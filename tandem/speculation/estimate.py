@@ -23,7 +23,8 @@ SHARE_FADING, COMMITTED_FADING, SMOOTHING = 0.8, 0.97, 0.2
 # Steps kept of a size; fewer use the lower quartile; steps between fits; most sizes
 KEPT, FEW, REFRESH, MOST_SIZES = 25, 8, 4, 256
 PRIOR_STEPS = 4.0  # weight of the assumed slope, in steps
-LEAST_GAIN = 1.03  # expected speedup that drafts need
+LEAST_GAIN = 1.03  # expected speedup that drafts need, of a row alone
+WIDEST = 16  # tokens of a row; wider ones are chunks of prompts, whose tokens cost less
 
 
 class AcceptanceRates:
@@ -67,7 +68,8 @@ def best_length(
     """Returns the draft length with most tokens per second, given tokens[n] and seconds[n] of a round of n drafts."""
     rates = [(t + co_batched) / max(s, 1e-9) for t, s in zip(tokens, seconds, strict=False)]
     best = rates.index(max(rates))
-    return best if rates[best] > least_gain * rates[0] else 0
+    least = 1.0 + (least_gain - 1.0) * tokens[0] / (tokens[0] + co_batched)  # a row's own share of the step
+    return best if rates[best] > least * rates[0] else 0
 
 
 class Line:
@@ -104,6 +106,10 @@ class Line:
         slope = max(0.0, (together + PRIOR_STEPS * expected) / (spread + PRIOR_STEPS))
         self._fit = max(0.0, y - slope * x), slope
         self.fixed_share = min(1.0, self._fit[0] / y) if y else 1.0
+
+    @property
+    def slope(self) -> float:
+        return self._fit[1]
 
     def at(self, size: float) -> float:
         fixed, slope = self._fit
@@ -155,7 +161,7 @@ class Estimate:
         self.rows += (1 - SHARE_FADING) * (verdict.rows - 1 - self.rows)
         self.others += (1 - SHARE_FADING) * (whole - tokens - self.others)
         self.co_committed += (1 - COMMITTED_FADING) * ((verdict.rows - 1) * len(verdict.token_ids) - self.co_committed)
-        if verdict.compute_seconds > 0:
+        if verdict.compute_seconds > 0 and verdict.width <= max(tokens, WIDEST):
             self.target.note(whole, verdict.compute_seconds)
 
     def drafted(self, tokens: int, seconds: float) -> None:

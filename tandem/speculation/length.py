@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import operator
 from typing import NamedTuple
 
@@ -26,11 +25,16 @@ LONGEST_OF_MODEL = 8  # each token of a model costs time; a copy is free
 
 
 class LengthPlan(NamedTuple):
-    """The most draft tokens of a round: copied, and of a model. `lasts`: the plan holds for later rounds too."""
+    """The most draft tokens of a round: copied, and of a model. `lasts`: the plan holds for later rounds too.
+
+    `of_copies`, `of_model`: the probabilities that draft tokens are committed, by position; empty: lengths are fixed.
+    """
 
     copied: int
     model_k: int
     lasts: bool = True
+    of_copies: tuple[float, ...] = ()
+    of_model: tuple[float, ...] = ()
 
     @property
     def k(self) -> int:
@@ -63,7 +67,7 @@ class AdaptiveLength(FixedLength):
         self._acceptance = {
             source: AcceptanceRates(known, REQUEST_FADING) for source, known in estimate.acceptance.items()
         }
-        self._credit, self._trial = math.inf, 0.0  # seconds that trials may cost, and that one does
+        self._credit, self._trial = 0.0, 0.0  # seconds that trials may cost, and that one does
 
     def choose(self, remaining: int) -> LengthPlan:
         most, rounds = min(self._most, remaining - 1), self._estimate.rounds
@@ -72,27 +76,28 @@ class AdaptiveLength(FixedLength):
         if rounds < TRIED or not self._estimate.target.known:
             first = min(most, (FIRST, 0, min(LONGEST_OF_MODEL, self._most), 1)[rounds % 4])
             return LengthPlan(first, first, lasts=False)
-        copied = self._best(Proposer.NGRAM, most)
-        model = self._best(Proposer.MODEL, min(LONGEST_OF_MODEL, most))
+        copied, of_copies = self._best(Proposer.NGRAM, most)
+        model, of_model = self._best(Proposer.MODEL, min(LONGEST_OF_MODEL, most))
         if not model and self._credit >= self._trial:
             return LengthPlan(max(1, copied), 1, lasts=False)
-        return LengthPlan(copied if model or self._worth_asking(copied) else 0, model)
+        asks = model or self._worth_asking(copied)
+        return LengthPlan(copied if asks else 0, model, True, of_copies, of_model)
 
     def _worth_asking(self, copied: int) -> bool:
         known = self._estimate
         gained = known.copied * sum(itertools.accumulate(self._acceptance[Proposer.NGRAM].rates(copied), operator.mul))
         return gained * known.steps(0)[0] > known.rest.at(1) - known.rest.at(0)
 
-    def _best(self, source: Proposer, most: int) -> int:
+    def _best(self, source: Proposer, most: int) -> tuple[int, tuple[float, ...]]:
         known = self._estimate
         seconds = known.steps(most)
         rest, asked = known.rest.at(0), known.rest.at(1)
         drafts = source is Proposer.MODEL
         costs = [seconds[0] + rest, *(seconds[n] + asked + drafts * known.draft.at(n) for n in range(1, most + 1))]
         self._trial = costs[1] - costs[0]  # of a model's, whose lengths are chosen last
-        return best_length(
-            expected_by_length(self._acceptance[source].rates(most)), costs, max(known.rows, known.co_committed)
-        )
+        rates = self._acceptance[source].rates(most)
+        best = best_length(expected_by_length(rates), costs, max(known.rows, known.co_committed))
+        return best, tuple(itertools.accumulate(rates, operator.mul))
 
     def observe(self, requested: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
         if draft.ahead:

@@ -21,7 +21,7 @@ LONGEST = 8  # tokens of a match
 LEAST = 3  # shortest match that replaces a model's draft; learning it gained < 2 % in replays
 AT_ONCE = 512  # prompt tokens indexed in one go: some milliseconds
 TRIED, TRIED_AGAIN = 2, 64  # tokens copied on trial after TRIED_AGAIN plain steps: late steps may have ended copies
-MOST_COPIED = 32  # tokens
+MOST_COPIED = 32  # tokens, unless a step may be wider
 
 
 class PolicedLookup:
@@ -57,7 +57,7 @@ class PolicedLookup:
             right = common(new, self._expected)
             for known in (self._acceptance, self._estimate.copies):
                 known[self._size].note(len(new), right)
-        size, self._expected = self._match(tokens, MOST_COPIED)
+        size, self._expected = self._match(tokens, max(MOST_COPIED, most))
         self._matched, self._size = len(tokens), min(size, max(PRIOR_COPIES))
         copied = self._expected[:most]
         if not copied or not self._estimate.target.known:

@@ -46,6 +46,7 @@ async def speculate(
         await rounds.open(tokens)
         stats.prefill_seconds = time.perf_counter() - started
         length = lengths.choose(stopping.remaining)
+        rounds.plan(length)
         while stopping.remaining:
             if under_way is None:
                 left, now = stopping.remaining, time.perf_counter()

@@ -104,10 +104,14 @@ class GenerationRequest(Request):
             check_chat(self.messages, self.chat)
         if any(not s for s in self.stop_strings):
             raise InvalidField("stop_strings", "an empty string would end every generation")
-        if self.prediction and (self.speculation_length == 0 or self.drafts not in (Drafts.AUTO, Drafts.LOOKUP)):
+        if self.prediction and not self.takes_prediction:
             raise InvalidField("prediction", "it drafts: drafts must be auto or lookup, and speculation_length not 0")
         if self.receipt and self.rule is Rule.REJECTION:
             raise InvalidField("receipt", "under rejection tokens depend on drafts, which it has not: use agreement")
+
+    @property
+    def takes_prediction(self) -> bool:
+        return self.speculation_length != 0 and self.drafts in (Drafts.AUTO, Drafts.LOOKUP)
 
     @property
     def of_models(self) -> Request:

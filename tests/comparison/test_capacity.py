@@ -8,13 +8,15 @@ import pytest
 
 from tandem.cli.compare import build_config
 from tandem.cli.compare_flags import build_parser
-from tandem.comparison.analysis.capacity import most_clients
+from tandem.comparison.analysis.capacity import law_of, most_clients
+from tandem.comparison.analysis.summary import summarize
+from tandem.comparison.analysis.verdict import trips_per_token
 from tandem.comparison.measuring.conditions import Load, plan
 from tandem.comparison.measuring.config import CLIENTS, ComparisonConfig
 from tandem.comparison.measuring.load_runs import measure_loads
 from tandem.comparison.measuring.records import Record
 from tandem.comparison.measuring.timed_request import Contender
-from tests.comparison.fakes import ASKED, FakeGenerator, prompt
+from tests.comparison.fakes import ASKED, FakeGenerator, prompt, record
 
 MEASURED = ((1, 0.020, 50.0), (4, 0.040, 100.0), (8, 0.080, 100.0))
 
@@ -30,6 +32,18 @@ def test_the_most_clients_lie_where_the_percentile_crosses_the_bound(
     bound_s: float, clients: float, rate: float | None
 ) -> None:
     assert most_clients(bound_s, MEASURED) == pytest.approx((clients, rate))
+
+
+def test_the_law_and_the_trips_of_a_token_are_those_of_the_measured_rounds() -> None:
+    """Twenty rounds, five with a draft, of a token and a half; those of the first have no time."""
+    rounds = {"rounds": 20, "accepted": 10, "drafted": 15, "output_tokens": 30, "drafted_per_position": (5, 5, 5)}
+    apart = summarize("distributed", [record("distributed", **rounds)], None)
+    asking = summarize("remote_draft", [record("remote_draft", **rounds)], None)
+    counted = (30 - 1.5) / 29  # of TPOT's tokens: some came with the first round
+    assert trips_per_token(apart) == pytest.approx(counted / 1.5)
+    assert trips_per_token(asking) == pytest.approx(counted / 1.5 * 5 / 20)
+    assert trips_per_token(summarize("fused", [record("fused", drafted=0)], None)) is None
+    assert law_of(apart) == pytest.approx(1 + 0.1 / 0.2)
 
 
 def test_a_capacity_measures_from_one_to_64_clients_in_order_unless_told() -> None:

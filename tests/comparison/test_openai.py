@@ -13,10 +13,10 @@ import pytest
 import trustme
 
 from tandem import TandemError, compare
+from tandem.clients.openai_client import OpenAIClient
 from tandem.comparison.api import connector
 from tandem.comparison.measuring.architectures import OPENAI
 from tandem.comparison.measuring.config import ComparisonConfig, parse_connect
-from tandem.comparison.measuring.openai_client import OpenAIClient
 from tandem.comparison.measuring.workloads import given_prompts
 from tandem.rpc.credentials import Credentials
 from tandem.speculation.types import GenerationRequest

@@ -50,7 +50,10 @@ def test_a_server_listens_for_other_machines_where_that_is_said_aloud(tmp_path):
         (["--accept_tokens", "absent"], "accept_tokens: absent: No such file or directory"),
         (["--max_sessions_per_identity", "0"], "max_sessions_per_identity: 0 is below 1"),
         (["--max_message_bytes", "1"], "max_message_bytes: 1 is below 1024"),
-        (["--token_env", "TANDEM_ABSENT"], "token_env: without --draft_host or --prefill no server is called"),
+        (
+            ["--token_env", "TANDEM_ABSENT"],
+            "token_env: without --draft_host, --prefill or --settle no server is called",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_flag_is_said_in_one_line(capsys, flags, said):

@@ -165,7 +165,7 @@ def test_what_does_not_fit_is_refused_by_name(
     target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ValueError, match="holds data of the target"):
-        train(replace(training(target, data, tmp_path), target=None), quiet)
+        train(replace(training(target, data, tmp_path), target_model=None), quiet)
     with pytest.raises(ValueError, match=r"layers: \[1, 2, 9\] are not three of the target's 3"):
         train(training(target, data, tmp_path, layers=(1, 2, 9)), quiet)
     assert train_main(["--data", str(tmp_path / "none"), "--output", str(tmp_path / "x"), "--steps", "0"]) == 2

@@ -23,11 +23,12 @@ from torch import Tensor
 
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import find, weights_revision
+from tandem.cli.option import option
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.runners.load_runner import end_ids
 from tandem_train.prompts import grammar, training_prompt
 from tandem_train.shards import ShardFolder, TrainingSequence
-from tandem_train.training_settings import run_command, setting, show
+from tandem_train.training_settings import run_command, show
 
 Own = Mapping[str, Sequence[str]]
 
@@ -66,18 +67,18 @@ TEMPERATURES = (0.0, 0.6, 0.9)  # one continuation of each prompt at each
 
 @dataclass(frozen=True, slots=True)
 class GenerateConfig:
-    output: Path = setting("folder for the shards")
-    target: str | None = setting("target, if not the embedded one", None, "target_model")
-    tokens: int = setting("tokens to generate in all", 2_000_000)
-    own: int = setting("prompts that the target writes itself", 1500)
-    own_raw: int = setting("raw texts that the target writes itself", 1500)
-    shard: int = setting("sequences per file", 768)
-    seed: int = setting("seed of prompts and draws", 1)
-    rows: int = setting("sequences at a time", 128)
-    max_prompt: int = setting("prompt tokens kept", 192)
-    max_new_tokens: int = setting("tokens per prompt", 128)
-    device: str = setting("cpu, cuda or auto", "auto")
-    dtype: str = setting("number format of the target, or auto", "auto")
+    output: Path = option("folder for the shards", group="training data")
+    target_model: str | None = option("target, if not the embedded one")
+    tokens: int = option("tokens to generate in all", default=2_000_000)
+    own: int = option("prompts that the target writes itself", default=1500)
+    own_raw: int = option("raw texts that the target writes itself", default=1500)
+    shard: int = option("sequences per file", default=768)
+    seed: int = option("seed of prompts and draws", default=1)
+    rows: int = option("sequences at a time", default=128)
+    max_prompt: int = option("prompt tokens kept", default=192)
+    max_new_tokens: int = option("tokens per prompt", default=128)
+    device: str = option("cpu, cuda or auto", default="auto")
+    dtype: str = option("number format of the target, or auto", default="auto")
 
     def __post_init__(self) -> None:
         for name in ("tokens", "shard", "rows", "max_prompt", "max_new_tokens"):
@@ -113,9 +114,9 @@ def _answered(sequences: Sequence[TrainingSequence]) -> int:
 
 
 def _meta(config: GenerateConfig) -> dict[str, Any]:
-    skipped = {"output", "tokens", "rows", "device", "dtype", "target"}
+    skipped = {"output", "tokens", "rows", "device", "dtype", "target_model"}
     meta = {name: value for name, value in asdict(config).items() if name not in skipped}
-    return meta | {"target": weights_revision(unpacked(find(config.target)))}
+    return meta | {"target": weights_revision(unpacked(find(config.target_model)))}
 
 
 class _Target:
@@ -126,7 +127,7 @@ class _Target:
         from tandem.runners.torch.platforms import choose_platform
 
         transformers_logging()
-        source = unpacked(find(config.target)).source
+        source = unpacked(find(config.target_model)).source
         device = choose_platform(config.device).name
         module: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=choose_dtype(config.dtype, device))
         self.tokenizer: Any = AutoTokenizer.from_pretrained(**source)

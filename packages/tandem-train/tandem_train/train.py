@@ -174,7 +174,7 @@ def train(config: TrainConfig, show: Callable[[str], None]) -> dict[str, Any]:
 
     transformers_logging()
     device = choose_platform(config.device).name
-    checkpoint = unpacked(find(config.target))
+    checkpoint = unpacked(find(config.target_model))
     revision = weights_revision(checkpoint)
     target: Any = AutoModelForCausalLM.from_pretrained(**checkpoint.source, dtype=torch.float32)
     data, held_out = read_data(config.data, revision)

@@ -5,43 +5,23 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-Config = TypeVar("Config", bound=Any)
+from tandem.cli.option import INTS, OptionParser, built, flags_of, option
 
-
-def setting(text: str, default: Any = MISSING, flag: str | None = None) -> Any:
-    """A field with its help; `flag`: another name on the command line."""
-    return field(default=default, metadata={"help": text, "flag": flag})
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
-
-
-TYPES: dict[str, Callable[[str], Any]] = {
-    "int": int, "float": float, "str": str, "Path": Path, "tuple[int, ...]": _numbers,
-}  # fmt: skip
+Config = TypeVar("Config")
 
 
 def run_command(about: str, kind: type[Config], argv: Sequence[str] | None, work: Callable[[Config], None]) -> int:
     """Parses the fields of a configuration; prints a ValueError as one line."""
-    parser = argparse.ArgumentParser(description=about)
-    for each in (each for each in fields(kind) if "help" in each.metadata):
-        name = each.metadata["flag"] or each.name
-        default = None if each.default is MISSING else each.default
-        parser.add_argument(
-            *dict.fromkeys((f"--{name.replace('_', '-')}", f"--{name}")),
-            dest=each.name,
-            type=TYPES[str(each.type).removesuffix(" | None")],
-            required=each.default is MISSING,
-            default=default,
-            help=each.metadata["help"] + ("" if default is None else f" (default {default})"),
-        )
+    parser = OptionParser(argparse.Namespace, flags_of(kind), description=about)
+    options = parser.parse_args(argv)
+    if missing := [name for name in ("data", "output") if getattr(options, name, "") is None]:
+        parser.error(f"--{missing[0]} is needed")
     try:
-        work(kind(**vars(parser.parse_args(argv))))
+        work(built(kind, options))
     except ValueError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
@@ -59,15 +39,15 @@ HELD_OUT = 50  # every 50th prompt is held out, with all its continuations
 class RunConfig:
     """hard: weight of the target's first choice against its distribution."""
 
-    data: Path = setting("folder that generate wrote")
-    output: Path = setting("folder for what is trained")
-    target: str | None = setting("target, if not the embedded one", None, "target_model")
-    epochs: float = setting("times the data is seen", 4.0)
-    batch: int = setting("answered tokens per step", 2048)
-    rate: float = setting("learning rate", 3e-3)
-    hard: float = setting("weight of the target's first choice, 0 to 1", 0.5)
-    seed: int = setting("seed of weights and order", 1)
-    device: str = setting("cpu, cuda or auto", "auto")
+    data: Path = option("folder that generate wrote", group="training")
+    output: Path = option("folder for what is trained")
+    target_model: str | None = option("target, if not the embedded one")
+    epochs: float = option("times the data is seen", default=4.0)
+    batch: int = option("answered tokens per step", default=2048)
+    rate: float = option("learning rate", default=3e-3)
+    hard: float = option("weight of the target's first choice, 0 to 1", default=0.5)
+    seed: int = option("seed of weights and order", default=1)
+    device: str = option("cpu, cuda or auto", default="auto")
     warm_up: int = 100
     weight_decay: float = 0.02
     save_minutes: float = 3.0
@@ -92,10 +72,10 @@ class TrainConfig(RunConfig):
     copies: sequences with a repeated span that are made from the data, per sequence of it.
     """
 
-    hidden: int = setting("hidden size", 160)
-    layers: int = setting("decoder layers", 2)
-    heads: int = setting("attention heads", 5)
-    feed_forward: int = setting("width of the feed-forward layers", 1024)
+    hidden: int = option("hidden size", default=160)
+    layers: int = option("decoder layers", default=2)
+    heads: int = option("attention heads", default=5)
+    feed_forward: int = option("width of the feed-forward layers", default=1024)
     softmax: int = 12_288
     others: int = 1024
     copies: float = 0.25
@@ -111,15 +91,15 @@ class TrainConfig(RunConfig):
 
 @dataclass(frozen=True, slots=True)
 class HeadTrainConfig(RunConfig):
-    batch: int = setting("answered tokens per step", 1024)
-    rate: float = setting("learning rate", 1e-3)
+    batch: int = option("answered tokens per step", default=1024)
+    rate: float = option("learning rate", default=1e-3)
     weight_decay: float = 0.01
-    vocabulary: int = setting("most columns of the narrowed head", 8192)
-    intermediate: int | None = setting("feed-forward width, if not the target's", None)
-    steps: int = setting("steps of the training-time test", 5)
-    decay: float = setting("weight of each step over the one before", 0.8)
-    dtype: str = setting("of the file: bfloat16, float16 or float32", "bfloat16")
-    layers: tuple[int, ...] | None = setting("target layers to read, such as 2,15,27, not as vLLM", None)
+    vocabulary: int = option("most columns of the narrowed head", default=8192)
+    intermediate: int | None = option("feed-forward width, if not the target's")
+    steps: int = option("steps of the training-time test", default=5)
+    decay: float = option("weight of each step over the one before", default=0.8)
+    dtype: str = option("of the file: bfloat16, float16 or float32", default="bfloat16")
+    layers: INTS = option("target layers to read, such as 2,15,27, not as vLLM")
 
     def __post_init__(self) -> None:
         RunConfig.__post_init__(self)

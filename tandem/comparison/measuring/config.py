@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
 
 from tandem.cli.flags import FLAGS
 from tandem.cli.option import COUNT, DIR, FLOATS, INTS, NAME, NAMES, RULES, SECONDS, built, flags_of, option
 from tandem.cli.roles import BACKENDS, REAL, TORCH
+from tandem.clients.openai_client import server_url
 from tandem.comparison.links.link_settings import LINK_KINDS, TRACE, LinkSettings, traces_named
 from tandem.comparison.measuring.architectures import (
     ASKED,
@@ -344,15 +344,6 @@ def _check_names(flag: str, names: tuple[str, ...], known: Collection[str], may_
             raise ValueError(f"{flag}: {name!r} is not one of {', '.join(known)}")
         if names.count(name) > 1:
             raise ValueError(f"{flag}: {name!r} is named twice")
-
-
-def server_url(value: str) -> SplitResult:
-    """Parses http://host[:port][/v1]. Raises ValueError."""
-    url = urlsplit(value.rstrip("/").removesuffix("/v1"))
-    if url.scheme not in ("http", "https") or not url.hostname or url.path or url.query:
-        raise ValueError(f"connect: {value!r} is not http://HOST:PORT, as an OpenAI server has it")
-    _ = url.port  # raises ValueError
-    return url
 
 
 def parse_connect(values: Sequence[str]) -> dict[str, str]:

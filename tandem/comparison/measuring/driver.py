@@ -31,7 +31,7 @@ from tandem.speculation.types import ModelInfo
 
 if TYPE_CHECKING:
     from tandem.clients.local import Tokenizer
-    from tandem.comparison.measuring.openai_client import OpenAIClient
+    from tandem.clients.openai_client import OpenAIClient
     from tandem.rpc.credentials import Credentials
     from tandem.rpc.generation_client import GenerationClient
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tandem.comparison.measuring.records import UNKNOWN, Measurement, Record
+from tandem.clients.openai_client import UNKNOWN
+from tandem.comparison.measuring.records import Measurement, Record
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,12 @@ class Progress:
     def expect(self, total: int) -> None:
         self._bar.update(self._task.id, total=total)
 
+    def reached(self, done: int, total: int, remark: str) -> None:
+        self._bar.update(self._task.id, completed=done, total=total, description="settled")
+        if remark:
+            self._line(f"{self._done}{remark}")
+        self.say("settled")
+
     def measured(self, record: Record) -> None:
         self._bar.advance(self._task.id)
         what = f"{record.architecture} · {record.prompt}"

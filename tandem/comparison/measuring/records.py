@@ -7,8 +7,6 @@ from dataclasses import dataclass, fields
 from tandem.comparison.measuring.machine_load import MachineLoad
 from tandem.speculation.types import SpeculationStats
 
-UNKNOWN = -1  # a token without an id
-
 
 @dataclass(frozen=True, slots=True)
 class Seconds:

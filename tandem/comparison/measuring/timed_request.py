@@ -14,7 +14,7 @@ from tandem.comparison.measuring.records import Measurement, Record, attribute_s
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, SpeculationStats
 
 if TYPE_CHECKING:
-    from tandem.comparison.measuring.openai_client import OpenAIClient
+    from tandem.clients.openai_client import OpenAIClient
     from tandem.comparison.measuring.vllm import Counters
     from tandem.rpc.generation_client import GenerationClient
 

@@ -16,12 +16,12 @@ from tandem.runners.capabilities import UNABLE, Capabilities, No, Trait
 from tandem.runners.load_runner import SMALL
 from tandem.runners.native.compilation import library_path
 from tandem.runners.native.library import HeadInputs, LayerWeights, Matrix, RowBatch, StoredRows, load_library
-from tandem.runners.native.native_runner import NativeRunner
+from tandem.runners.native.native_runner import NativeRunner, most_tokens
 from tandem.runners.native.packed_model import NativeModel
 from tandem.runners.native.rotary import rotary_tables
 from tandem.runners.native.steps import NativeFeatures, NativeSteps, Threads, check_steps, features_of
 from tandem.runners.native.weights import UNQUANTISED, Packing, packing
-from tandem.runners.protocol import TAIL, Limits, PrefillRow, ProposeRow, RunnerIdentity, VerifyRow
+from tandem.runners.protocol import Limits, PrefillRow, ProposeRow, RunnerIdentity, VerifyRow
 from tandem.speculation.features import FeatureInbox
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def load_native_head(
     dtype, packed = head_format(execution, in_blocks)
     limits = target.limits
     read = replace(features, embedding=embedding)
-    model = NativeHead(head, dtype, read, target.model.threads, limits.slots * TAIL + limits.chunk, packed)
+    model = NativeHead(head, dtype, read, target.model.threads, most_tokens(limits), packed)
     return NativeHeadRunner(model, limits, replace(identity, dtype=packed.describe(dtype), backend="native"))
 
 
@@ -50,11 +50,10 @@ def load_remote_native_head(made: RemoteHead, execution: Execution, in_blocks: b
     """Packs the head of a target elsewhere, which is `in_blocks` or not. Raises NativeUnavailable."""
     dtype, packed = head_format(execution, in_blocks)
     small, limits = made.head.parameters < SMALL, made.limits
-    most_tokens = limits.slots * max(TAIL, limits.chunk) + limits.chunk  # a tail may have as many tokens as a chunk
     threads = Threads(load_library(library_path()), 1 if small else execution.threads or default_threads())
     embedding = made.embedding.to("bfloat16" if made.embedding.dtype == "BF16" else "float32")
     features = features_of(made.features_shape, NAMES[dtype], embedding.own())
-    model = NativeHead(made.head, dtype, features, threads, most_tokens, packed, made.length)
+    model = NativeHead(made.head, dtype, features, threads, most_tokens(limits), packed, made.length)
     identity = replace(made.identity, dtype=packed.describe(dtype), backend="native")
     return NativeHeadRunner(model, limits, identity, made)
 
@@ -141,7 +140,9 @@ class NativeHeadRunner(NativeRunner):
     def capabilities(self) -> Capabilities:
         own = frozenset({Trait.HEAD})
         memory = self.memory_on_demand
-        return Capabilities(own, features_in=self._reads, memory_on_demand=memory, reprocess_accepted=True)
+        return Capabilities(
+            own, features_in=self._reads, memory_on_demand=memory, reprocess_accepted=True, shared_steps=True
+        )
 
     def verify(self, rows: Sequence[VerifyRow | PrefillRow]) -> list[Any]:
         raise NotImplementedError("an EAGLE head drafts and verifies nothing")

@@ -26,12 +26,12 @@ from tandem.runners.load_runner import SMALL, WHEN_LOADED
 from tandem.runners.native import NativeUnavailable
 from tandem.runners.native.compilation import cpu_features, cpu_model, library_path
 from tandem.runners.native.library import load_library
-from tandem.runners.native.native_runner import NativeRunner
+from tandem.runners.native.native_runner import NativeRunner, most_tokens
 from tandem.runners.native.packed_model import NativeModel, check
 from tandem.runners.native.rotary import BY_LENGTH
 from tandem.runners.native.steps import Threads
 from tandem.runners.native.weights import UNQUANTISED, Packing, packing, quantised
-from tandem.runners.protocol import TAIL, Limits, RunnerIdentity
+from tandem.runners.protocol import Limits, RunnerIdentity
 from tandem.runners.startup import Startup
 
 if TYPE_CHECKING:
@@ -113,11 +113,9 @@ def load_native(
         library = library_path()
     with startup.stage("packing"):
         length = limits.max_length + max(limits.max_draft + 1, limits.chunk)
-        most_tokens = limits.slots * max(limits.max_draft + 1, TAIL, 1) + limits.chunk
         pool = Threads(load_library(library), threads)
-        model = NativeModel(
-            weights, dtype, pool, limits.slots, length, most_tokens, draft_vocab, packing, limits.max_length
-        )
+        cache = limits.slots, length, most_tokens(limits, verifies)
+        model = NativeModel(weights, dtype, pool, *cache, draft_vocab, packing, limits.max_length)
         for kind in sorted({rope["rope_type"] for rope in weights.config.ropes} & set(BY_LENGTH)):
             log.info("rotary embedding %s: its frequencies are always those of %d positions", kind, limits.max_length)
     if recertify is None:

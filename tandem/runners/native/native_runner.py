@@ -23,6 +23,7 @@ from tandem.runners.native.library import DRAW, Drawing, Ints, RowBatch, Samplin
 from tandem.runners.native.packed_model import NativeModel
 from tandem.runners.native.steps import NativeFeatures, NativeSteps
 from tandem.runners.protocol import (
+    CHUNKS_AT_ONCE,
     TAIL,
     FusedResult,
     FusedRow,
@@ -234,6 +235,13 @@ class NativeRunner:
                 results.append(verdict)
             begin += widths[r]
         return sized(results, self.shapes, widths)
+
+
+def most_tokens(limits: Limits, verifies: bool = False) -> int:
+    """Tokens of the largest step: of drafts with tails of up to a chunk, or of a target with CHUNKS_AT_ONCE."""
+    if verifies:
+        return limits.slots * max(limits.max_draft + 1, TAIL) + CHUNKS_AT_ONCE * limits.chunk
+    return (limits.slots + 1) * max(TAIL, limits.chunk)
 
 
 def _fed(rows: Sequence[VerifyRow | PrefillRow]) -> RowBatch:

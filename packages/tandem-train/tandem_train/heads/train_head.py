@@ -215,7 +215,7 @@ def train(config: HeadTrainConfig, show: Callable[[str], None]) -> dict[str, Any
     from tandem.runners.torch.platforms import choose_platform
 
     transformers_logging()
-    checkpoint = unpacked(find(config.target))
+    checkpoint = unpacked(find(config.target_model))
     revision = weights_revision(checkpoint)
     target: Any = AutoModelForCausalLM.from_pretrained(**checkpoint.source, dtype=torch.float32)
     device = choose_platform(config.device).name

@@ -12,13 +12,24 @@ import json
 import threading
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
+from urllib.parse import SplitResult, urlsplit
 
-from tandem.comparison.measuring.config import server_url
-from tandem.comparison.measuring.records import UNKNOWN
+from tandem.rpc.credentials import Credentials
 from tandem.speculation.errors import TandemError
 from tandem.speculation.types import Chunk, FinishReason, GenerationEnd, GenerationRequest, ModelInfo, SpeculationStats
 
-LONGEST_LINE = 1 << 22
+LONGEST_LINE, MOST_BYTES = 1 << 22, 1 << 26  # bytes of a line and of an answer
+MOST_STOPS = 4  # strings that OpenAI takes
+UNKNOWN = -1  # a token without an id
+
+
+def server_url(value: str, field: str = "connect") -> SplitResult:
+    """Parses http://host[:port][/v1]. Raises ValueError."""
+    url = urlsplit(value.rstrip("/").removesuffix("/v1"))
+    if url.scheme not in ("http", "https") or not url.hostname or url.path or url.query:
+        raise ValueError(f"{field}: {value!r} is not http://HOST:PORT, as an OpenAI server has it")
+    _ = url.port  # raises ValueError
+    return url
 
 
 class OpenAIClient:
@@ -28,6 +39,14 @@ class OpenAIClient:
         self._address, self._url, self._token = address, server_url(address), token
         self._model: str | None = None
         self.bytes_up = self.bytes_down = 0
+
+    @classmethod
+    def connect(cls, address: str, credentials: Credentials) -> OpenAIClient:
+        """Shows the token to servers on this machine or with TLS, to others if `insecure`."""
+        url = server_url(address)
+        hidden = url.scheme == "https" or url.hostname in ("localhost", "127.0.0.1", "::1")
+        token = credentials.token() if hidden or credentials.insecure else None
+        return cls(address, token() if token else None)
 
     async def __aenter__(self) -> OpenAIClient:
         return self
@@ -44,7 +63,7 @@ class OpenAIClient:
         try:
             model = json.loads("".join(found))["data"][0]
             self._model, length = str(model["id"]), int(model.get("max_model_len") or 0)
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except (*_WRONG, LookupError) as error:
             raise TandemError("UNAVAILABLE", f"/v1/models is not what OpenAI servers answer: {error}") from None
         return ModelInfo(self._model, "", "", 0, length, 0, 0, "", "", "openai")
 
@@ -118,12 +137,19 @@ class OpenAIClient:
             connection.close()
 
 
+_WRONG = (ValueError, TypeError, AttributeError, OverflowError, RecursionError)  # of JSON of another shape
+
+
 def _read(response: http.client.HTTPResponse) -> Iterator[str]:
     if response.status != 200:
         why = response.read(LONGEST_LINE).decode(errors="replace")
         code = "UNAUTHENTICATED" if response.status in (401, 403) else "INVALID_ARGUMENT"
         raise TandemError(code if response.status < 500 else "UNAVAILABLE", f"HTTP {response.status}: {why[:300]}")
+    read = 0
     while line := response.readline(LONGEST_LINE):
+        read += len(line)
+        if read > MOST_BYTES:
+            raise TandemError("OUT_OF_RANGE", f"the answer has more than {MOST_BYTES} bytes")
         yield line.decode(errors="replace").strip()
 
 
@@ -143,6 +169,8 @@ def _body(request: GenerationRequest, model: str) -> tuple[str, dict[str, Any]]:
     body |= {"top_p": sampling.top_p} if sampling.top_p < 1 else {}
     body |= {"top_k": sampling.top_k} if sampling.top_k > 0 else {}
     body |= {"min_p": sampling.min_p} if sampling.min_p > 0 else {}
+    if request.stop_strings:
+        body["stop"] = list(request.stop_strings[:MOST_STOPS])
     body |= {"ignore_eos": True} if request.ignore_end_of_sequence else {}
     if request.chat and request.text is not None:
         return "/v1/chat/completions", {**body, "messages": [{"role": "user", "content": request.text}]}
@@ -159,9 +187,11 @@ def _parsed(event: str, usage: dict[str, Any]) -> tuple[str, tuple[int, ...], An
         choice: dict[str, Any] = next(iter(found.get("choices") or ()), {})
         text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
         ids = tuple(int(one) for one in choice.get("token_ids") or ())
+        if not isinstance(text, str):
+            raise TypeError("a text is no string")
         return text, ids, choice.get("finish_reason"), found.get("usage") or usage
-    except (ValueError, TypeError, AttributeError) as error:
-        raise TandemError("UNAVAILABLE", f"an event is not what OpenAI servers send: {error}") from None
+    except _WRONG as error:
+        raise TandemError("FAILED_PRECONDITION", f"an event is not what OpenAI servers send: {error}") from None
 
 
 def _count(of: dict[str, Any], name: str, otherwise: int) -> int:
