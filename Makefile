@@ -22,7 +22,7 @@ SECONDS ?= 3600
 REHEARSED := --rehearse trn2-llama-8b --rtt-ms 20 --architectures autoregressive,distributed,never_waiting \
 	--workloads counting_and_lists,code,chat,prose --prompts-per-workload 2 --max-new-tokens 24
 
-.PHONY: help setup compare serve wheels screenshot test thorough wide mutants families clients engines docs reliability soak proto lint format clean distclean
+.PHONY: help setup compare serve wheels screenshot test thorough wide mutants families clients engines docs images reliability soak proto lint format clean distclean
 
 help:
 	@echo 'make compare     run the architectures on the embedded models and compare them'
@@ -42,6 +42,8 @@ help:
 	@echo 'make engines     install the CPU build of vLLM in an environment of its own (some 4 GB), and run it with our drafts'
 	@echo 'make docs        build the documentation site into build/site, in an environment of its own, check its links, and run'
 	@echo '                 the notebook of examples/'
+	@echo 'make images      install the pip steps of each image of deploy/Dockerfile here (some hundred MB), with stand-ins for the'
+	@echo '                 packages of AWS, and start the containers of every overlay in them'
 	@echo 'make reliability run fault schedules, kill -9, fuzzing and soak at full size'
 	@echo 'make soak        run 32 clients for an hour (SECONDS=3600) through kills, stopped processes and hung steps'
 	@echo 'make screenshot  make docs/report*.png from the newest report of make compare (needs chromium)'
@@ -174,6 +176,10 @@ engines: $(STAMP) $(if $(TANDEM_VLLM_PYTHON),,.venv-vllm/.set-up)
 docs: $(STAMP) .venv-docs/.set-up
 	@$(BIN)/python -m pytest -q -m docs tests/site $(ARGS)
 	@echo 'the site is in build/site; to read it at http://127.0.0.1:8000: $(BIN)/python -m http.server -d build/site --bind 127.0.0.1'
+
+# Makes and removes two environments of 1.2 GB.
+images: $(STAMP)
+	@$(BIN)/python -m pytest -q -m images tests/deploy/test_images.py $(ARGS)
 
 families: $(STAMP)
 	@$(BIN)/python -m tests.families $(ARGS)

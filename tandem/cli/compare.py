@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Collection, Sequence
@@ -36,7 +37,8 @@ def refuse_unused_flags(options: Namespace) -> None:
     """Raises ValueError for the first flag that others make ineffective."""
     given, started = options.given, started_here(options)
     for name, flag in COMPARE_FLAGS.items():
-        if name in given and flag.group == STARTED and not started:
+        cuts = name in ("model", "backend") and "mean_input_tokens" in given  # whose tokenizer cuts prompts
+        if name in given and flag.group == STARTED and not started and not cuts:
             raise ValueError(f"{_flag(name)}: is for servers that are started here, and all are connected")
         if name in given and options.backend not in flag.backends:
             others = f"{' and '.join(flag.backends)} {'do' if len(flag.backends) > 1 else 'does'}"
@@ -141,7 +143,7 @@ def report_again(path: Path, options: Namespace) -> int:
     from tandem.comparison.measuring.record_log import read_records
 
     if path.suffixes[-2:] == [".tar", ".gz"]:
-        print(how_far(read_about(path)))
+        print(how_far(read_about(path)), file=sys.stderr)  # --json has stdout to itself
         with tempfile.TemporaryDirectory() as scratch:
             measured = read_records(records_in(path, Path(scratch)))
     else:

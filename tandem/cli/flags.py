@@ -220,6 +220,8 @@ class Options:
     receipt: FILE | None = option("the receipt; also without --receipt, after the role", ("check",))
     keys: FILE | None = option("the server's published keys, of /v1/receipt_keys (default: not compared)", ("check",))
     sample: int | None = option("draw only so many spans of 64 tokens again (default: all)", ("check",))
+    beacon: str | None = option("public randomness, hexadecimal, that chooses them (default: chosen here)", ("check",))
+    computation_receipt: str | None = option("write the receipt as a Computation Receipt", ("check",), metavar="FILE")
     margin: float = option("logits that a token may be off under other arithmetic", ("check",), default=0.5)
     signature_only: bool = switch("check signature and digests, without a model", ("check",))
 

@@ -94,6 +94,7 @@ def check(args: Options) -> Run:
         **{"prompt": None, "chat": None, **(_prompt_file(Path(args.prompt[0])) if args.prompt else {})},
         models=model_config(args, args.model),
         keys=Path(args.keys) if args.keys else None,
+        computation_receipt=Path(args.computation_receipt) if args.computation_receipt else None,
         own_length=args.sequence_length is None,
         own_format=args.backend == "torch" and not args.given & {"dtype", "weights"},
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,8 +16,9 @@ from tandem.engine.load_models import Loaded, load, load_adapters
 from tandem.engine.model_config import ModelConfig
 from tandem.receipts import checking
 from tandem.receipts.checking import CheckOutcome, Finding, overall
+from tandem.receipts.computation_receipt import computation_receipt
 from tandem.receipts.keys import read_keys
-from tandem.receipts.receipt import MOST_BYTES, Receipt, Signed, read_signed
+from tandem.receipts.receipt import EVERY, MOST_BYTES, Receipt, Signed, read_signed
 from tandem.receipts.redraw import Redrawn, redraw, same_adapter, same_arithmetic, same_model, spans
 from tandem.runners.load_runner import WEIGHTS
 from tandem.speculation.chat import ChatMessage
@@ -30,8 +32,8 @@ class CheckConfig:
     """`prompt`: token ids or text; `chat`: instead of it. `keys`: the server's, None: any.
 
     signature_only: without the model.
-    sample: spans of 64 tokens, None: all. margin: tolerated logit gap under other arithmetic. own_length, own_format:
-    the receipt's instead of those of `models`.
+    sample: spans of 64 tokens, None: all. beacon: hexadecimal, chooses them. computation_receipt: a file to write.
+    margin: tolerated logit gap under other arithmetic. own_length, own_format: the receipt's, not those of `models`.
     """
 
     receipt: Path
@@ -41,6 +43,8 @@ class CheckConfig:
     signature_only: bool = False
     keys: Path | None = None
     sample: int | None = None
+    beacon: str | None = None
+    computation_receipt: Path | None = None
     margin: float = MARGIN
     own_length: bool = True
     own_format: bool = True
@@ -49,6 +53,8 @@ class CheckConfig:
     def __post_init__(self) -> None:
         if self.sample is not None and self.sample < 1:
             raise ValueError(f"sample: {self.sample} is below 1")
+        if self.beacon is not None and (self.sample is None or not re.fullmatch("([0-9a-f]{2}){1,64}", self.beacon)):
+            raise ValueError("beacon: not 1 to 64 bytes in lower-case hexadecimal beside --sample")
         if not 0 <= self.margin < float("inf"):
             raise ValueError(f"margin: {self.margin} is not a finite number, at least 0")
         if self.prompt is None and self.chat is None and not self.signature_only:
@@ -59,6 +65,11 @@ async def run_check(config: CheckConfig) -> int:
     """Returns the exit code, a CheckOutcome. Raises ValueError if nothing can be checked."""
     signed = read_signed(read_file("receipt", config.receipt))
     findings = await check(config, signed)
+    if config.computation_receipt is not None:
+        spans = -(-len(signed.receipt.token_ids) // EVERY)
+        sample = config.sample and min(config.sample, spans)
+        made = computation_receipt(signed, sample, bytes.fromhex(config.beacon or ""))
+        config.computation_receipt.write_text(json.dumps(made, ensure_ascii=False) + "\n")
     _show(findings, config.json)
     return int(overall(findings))
 
@@ -112,7 +123,10 @@ async def checked_by(loaded: Loaded, signed: Signed, config: CheckConfig) -> lis
     findings += [found, checking.end(receipt, loaded.tokenizer.stream())]
     if prompt is None or overall(findings) is not CheckOutcome.RIGHT:
         return findings
-    exact, checked = same_arithmetic(receipt, engine), spans(len(receipt.token_ids), config.sample)
+    exact, checked = (
+        same_arithmetic(receipt, engine),
+        spans(receipt, config.sample, bytes.fromhex(config.beacon) if config.beacon else None),
+    )
     note = engine.arithmetic if exact else f"{receipt.served.arithmetic or 'unknown'} there, {engine.arithmetic} here"
     findings.append(Finding("arithmetic", CheckOutcome.RIGHT if exact else None, note))
     began = time.perf_counter()
@@ -145,7 +159,7 @@ def _findings(redrawn: Redrawn, receipt: Receipt, exact: bool, margin: float, se
     count, found = len(receipt.token_ids), []
     drawn = f"{redrawn.tokens - redrawn.wrong} of {count} drawn again in {seconds:.2f} s"
     if redrawn.tokens < count and not redrawn.wrong:
-        drawn = f"{redrawn.tokens} of {count}, in spans chosen at random, drawn again in {seconds:.2f} s"
+        drawn = f"{redrawn.tokens} of {count}, in a sample of spans, drawn again in {seconds:.2f} s"
     worst = max(redrawn.gaps or (), default=0.0)
     if redrawn.first is None:
         found.append(Finding("tokens", CheckOutcome.RIGHT, drawn))

@@ -13,6 +13,7 @@ from tandem.engine.engine import Engine
 from tandem.engine.generators import widest_step
 from tandem.engine.sequences import TargetSequence
 from tandem.receipts.checking import CheckOutcome, Finding
+from tandem.receipts.computation_receipt import sampled_spans
 from tandem.receipts.receipt import Receipt, SignedModel
 from tandem.runners.protocol import VerifyRow
 from tandem.speculation.draws import Floats, gumbel, surviving, words
@@ -64,12 +65,15 @@ def same_arithmetic(receipt: Receipt, engine: Engine) -> bool:
     return exact and bool(engine.arithmetic) and there == {engine.arithmetic}
 
 
-def spans(count: int, sample: int | None) -> list[range]:
-    """Returns all spans, or an unpredictable `sample`."""
+def spans(receipt: Receipt, sample: int | None, beacon: bytes | None = None) -> list[range]:
+    """Returns all spans, or a `sample` that a beacon chooses, or that nobody can predict."""
+    count = len(receipt.token_ids)
     found = [range(start, min(start + STEP, count)) for start in range(0, count, STEP)]
-    if sample is not None and sample < len(found):
-        found = sorted(random.SystemRandom().sample(found, sample), key=lambda span: span.start)
-    return found
+    if sample is None or sample >= len(found):
+        return found
+    if beacon is None:
+        return sorted(random.SystemRandom().sample(found, sample), key=lambda span: span.start)
+    return [found[index] for index in sampled_spans(receipt, sample, beacon)]
 
 
 async def redraw(

@@ -52,91 +52,82 @@ async def _says(words: bytes) -> AsyncIterator[str]:
         yield address
 
 
-@contextlib.asynccontextmanager
-async def refused(folder: Path) -> Found:
-    yield f"127.0.0.1:{free_port()}", None
+def _plain(served: Callable[[], Any]) -> Callable[[Path], Any]:
+    """A server that gives its address or URL, asked in clear text."""
+
+    @contextlib.asynccontextmanager
+    async def found(folder: Path) -> Found:
+        async with served() as at:
+            yield getattr(at, "url", at).removeprefix("http://"), None
+
+    return found
 
 
-@contextlib.asynccontextmanager
-async def no_such_name(folder: Path) -> Found:
-    yield "no-such-machine.invalid:50051", None
+def _target(made: Callable[[Path], tuple[Security | None, tandem.Credentials | None]]) -> Callable[[Path], Any]:
+    """A target with its security, asked with these credentials."""
+
+    @contextlib.asynccontextmanager
+    async def found(folder: Path) -> Found:
+        security, credentials = made(folder)
+        async with target_site(security=security) as site:
+            yield site.address, credentials
+
+    return found
 
 
-@contextlib.asynccontextmanager
-async def tls_at_clear_text(folder: Path) -> Found:
-    async with target_site() as site:
-        yield site.address, Authority(folder).client()
-
-
-@contextlib.asynccontextmanager
-async def clear_text_at_tls(folder: Path) -> Found:
-    async with target_site(security=Security(tls=Authority(folder).server())) as site:
-        yield site.address, None
-
-
-@contextlib.asynccontextmanager
-async def another_authority(folder: Path) -> Found:
-    async with target_site(security=Security(tls=Authority(folder / "its").server())) as site:
-        yield site.address, Authority(folder / "ours").client()
-
-
-@contextlib.asynccontextmanager
-async def no_certificate(folder: Path) -> Found:
+def _no_certificate(folder: Path) -> tuple[Security, tandem.Credentials]:
     authority = Authority(folder)
-    async with target_site(security=Security(tls=authority.server(mutual=True))) as site:
-        yield site.address, authority.client()
-
-
-@contextlib.asynccontextmanager
-async def an_http_port(folder: Path) -> Found:
-    async with door() as site:
-        yield site.url.removeprefix("http://"), None
-
-
-@contextlib.asynccontextmanager
-async def another_protocol(folder: Path) -> Found:
-    async with _says(b"SSH-2.0-OpenSSH_9.9\r\n") as address:
-        yield address, None
-
-
-@contextlib.asynccontextmanager
-async def closed_at_once(folder: Path) -> Found:
-    async with _says(b"") as address:
-        yield address, None
+    return Security(tls=authority.server(mutual=True)), authority.client()
 
 
 def _tokens(folder: Path) -> Security:
     return Security(tokens=AcceptedTokens(token_file(folder / "accepted", "alice one-long-enough-token\n")))
 
 
-@contextlib.asynccontextmanager
-async def no_token(folder: Path) -> Found:
-    async with target_site(security=_tokens(folder)) as site:
-        yield site.address, None
+def _unknown_token(folder: Path) -> tuple[Security, tandem.Credentials]:
+    shown = token_file(folder / "shown", "another-long-enough-token\n")
+    return _tokens(folder), tandem.Credentials(token_file=shown)
 
 
-@contextlib.asynccontextmanager
-async def unknown_token(folder: Path) -> Found:
-    async with target_site(security=_tokens(folder)) as site:
-        shown = token_file(folder / "shown", "another-long-enough-token\n")
-        yield site.address, tandem.Credentials(token_file=shown)
-
-
-CASES = {
-    refused: ("CONNECTION_REFUSED", "start the server, or check host and port; --connect_seconds 60 (in Python: wait_"),
-    no_such_name: ("UNKNOWN_HOST", "no machine has the name 'no-such-machine.invalid'"),
-    tls_at_clear_text: ("NO_TLS", "speaks clear text, and this client TLS: leave out --tls_ca"),
-    clear_text_at_tls: ("NO_GRPC", "TLS or clear text differ (this client speaks clear text)"),
-    another_authority: ("UNTRUSTED", "is not accepted: see --tls_ca"),
-    no_certificate: ("NO_GRPC", "it wants a certificate"),
-    an_http_port: ("OTHER_PROTOCOL", "give the port of gRPC"),
-    another_protocol: ("OTHER_PROTOCOL", "give the port of gRPC"),
-    closed_at_once: ("NO_GRPC", "answers no gRPC ("),
-    no_token: (
+another_authority = _target(
+    lambda folder: (Security(tls=Authority(folder / "its").server()), Authority(folder / "ours").client())
+)
+CASES: dict[str, tuple[Any, str, str]] = {
+    "refused": (
+        _plain(lambda: contextlib.nullcontext(f"127.0.0.1:{free_port()}")),
+        "CONNECTION_REFUSED",
+        "start the server, or check host and port; --connect_seconds 60 (in Python: wait_",
+    ),
+    "no such name": (
+        _plain(lambda: contextlib.nullcontext("no-such-machine.invalid:50051")),
+        "UNKNOWN_HOST",
+        "no machine has the name 'no-such-machine.invalid'",
+    ),
+    "TLS at clear text": (
+        _target(lambda folder: (None, Authority(folder).client())),
+        "NO_TLS",
+        "speaks clear text, and this client TLS: leave out --tls_ca",
+    ),
+    "clear text at TLS": (
+        _target(lambda folder: (Security(tls=Authority(folder).server()), None)),
+        "NO_GRPC",
+        "TLS or clear text differ (this client speaks clear text)",
+    ),
+    "another authority": (another_authority, "UNTRUSTED", "is not accepted: see --tls_ca"),
+    "no certificate": (_target(_no_certificate), "NO_GRPC", "it wants a certificate"),
+    "an HTTP port": (_plain(door), "OTHER_PROTOCOL", "give the port of gRPC"),
+    "SSH": (_plain(lambda: _says(b"SSH-2.0-OpenSSH_9.9\r\n")), "OTHER_PROTOCOL", "give the port of gRPC"),
+    "closed at once": (_plain(lambda: _says(b"")), "NO_GRPC", "answers no gRPC ("),
+    "no token": (
+        _target(lambda folder: (_tokens(folder), None)),
         "UNAUTHENTICATED",
         "no token: this server requires one, as metadata `authorization: Bearer TOKEN`; give",
     ),
-    unknown_token: ("UNAUTHENTICATED", "unknown token: it is wrong, or was revoked; check the token sent"),
+    "unknown token": (
+        _target(_unknown_token),
+        "UNAUTHENTICATED",
+        "unknown token: it is wrong, or was revoked; check the token sent",
+    ),
 }
 
 
@@ -168,14 +159,14 @@ async def _terminal(address: str, credentials: tandem.Credentials | None) -> Non
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("ask", [_asynchronous, _blocking, _own_drafts, _terminal], ids=lambda ask: ask.__name__)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-async def test_why_no_server_answers_is_said_at_once_with_what_to_do(case: Any, ask: Any, tmp_path: Path) -> None:
-    async with case(tmp_path) as (address, credentials):
+@pytest.mark.parametrize("case", CASES)
+async def test_why_no_server_answers_is_said_at_once_with_what_to_do(case: str, ask: Any, tmp_path: Path) -> None:
+    server, reason, said = CASES[case]
+    async with server(tmp_path) as (address, credentials):
         began = time.monotonic()
         with pytest.raises(tandem.TandemError) as told:
             await ask(address, credentials)
         error, seconds, address = told.value, time.monotonic() - began, address
-    reason, said = CASES[case]
     assert error.reason == reason and said in error.message, error
     assert "\n" not in error.message and error.message.count(address) <= 1, error
     assert seconds < AT_ONCE

@@ -157,7 +157,8 @@ def test_a_smoke_step_ends_with_a_bundle_and_the_right_line(
     with pytest.raises(SystemExit):
         compare.main(["--from-records", str(tmp_path / "hour.tar.gz")])
     shown = capsys.readouterr()
-    assert f"toy came this far: smoke {status}" in shown.out and "nothing was measured" in shown.err
+    assert f"toy came this far: smoke {status}" in shown.err and "nothing was measured" in shown.err
+    assert shown.out == ""  # which is for --json
 
 
 def test_a_lost_connection_leaves_a_bundle_that_says_how_far_it_came(
@@ -179,7 +180,7 @@ def test_a_lost_connection_leaves_a_bundle_that_says_how_far_it_came(
     assert hour.returncode == 130 and "send back" in said
     with pytest.raises(SystemExit):
         compare.main(["--from-records", str(tmp_path / "hour.tar.gz")])
-    assert "toy came this far: compile interrupted" in capsys.readouterr().out
+    assert "toy came this far: compile interrupted" in capsys.readouterr().err
 
 
 def test_a_bundle_finds_another_place_if_its_disk_is_full(

@@ -64,5 +64,6 @@ def test_a_programs_flags_are_its_own(folder: str, container: str, line: list[st
         assert int(before.get("--nnodes", 1)) * int(before.get("--nproc-per-node", 1)) == processes
         assert (line[0] == "torchrun") == (processes > 1)
     else:
+        compare.refuse_unused_flags(arguments)
         asked = set(arguments.architectures)
         assert asked == {each.partition("=")[0] for each in arguments.connect} <= {*CONNECTABLE, OPENAI.name}

@@ -76,7 +76,7 @@ class Machine:
         server = Server(process, words, ports, log)
         self.servers.append(server)
         give_up = time.monotonic() + SECONDS
-        while not (_serves(grpc_port) and _answers(http_port)):
+        while not (serves(grpc_port) and _answers(http_port)):
             assert process.poll() is None and time.monotonic() < give_up, server.end_of_log
             time.sleep(0.1)
 
@@ -94,12 +94,12 @@ class Machine:
                 raise AssertionError(f"{server.words} did not end by Ctrl-C:\n{server.end_of_log}") from None
 
 
-def _serves(port: int) -> bool:
+def serves(port: int, service: str = "") -> bool:
     if not port:
         return True
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         try:
-            reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=2)
+            reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service), timeout=2)
         except grpc.RpcError:
             return False
     return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)

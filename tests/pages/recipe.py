@@ -35,7 +35,7 @@ PORTS = ("--port", "--target_port", "--http_port")
 METRICS = "9400"
 STAND_IN = """
 import sys
-if "nxdi" in sys.orig_argv:
+if {{"nxdi", "--backend=nxdi"}} & {{*sys.orig_argv}}:
     sys.path.append({root!r})
     import pytest
     from tests.runners.nxdi import simulated

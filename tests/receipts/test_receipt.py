@@ -7,6 +7,7 @@ import json
 import stat
 import struct
 from dataclasses import fields, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from tandem.receipts.canonical import canonical
+from tandem.receipts.computation_receipt import computation_receipt, sampled_spans
 from tandem.receipts.keys import DAY, PUBLISHED, SIGNING, open_keys, read_keys, signature_right
 from tandem.receipts.receipt import (
     EVERY,
@@ -34,6 +36,7 @@ from tandem.speculation.types import FinishReason, SamplingParams, Structure, St
 from tests.support import REPOSITORY
 
 SCHEMA = json.loads((REPOSITORY / "tandem" / "receipts" / "receipt.schema.json").read_text())
+VECTORS = json.loads((REPOSITORY / "tandem" / "receipts" / "vectors.json").read_text())
 SALT, PROMPT, TOKENS = bytes(range(32)), (7, 8, 9), tuple(range(100))
 
 
@@ -69,6 +72,20 @@ def test_a_receipt_reads_as_it_was_written_and_fits_its_schema() -> None:
         assert again == signed and again.text == signed.text
         assert read_signed(json.dumps(json.loads(signed.text), indent=3)).receipt.signed == receipt.signed
         jsonschema.validate(json.loads(signed.text), SCHEMA)
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector["name"])
+def test_published_vectors_hold(vector: dict[str, Any]) -> None:
+    if "refused" in vector:
+        with pytest.raises(InvalidField, match=f"^{vector['refused']}: "):
+            read_signed(vector["receipt"])
+        return
+    signed, challenge = read_signed(vector["receipt"]), bytes.fromhex(vector.get("challenge", ""))
+    made = computation_receipt(signed, vector.get("size"), challenge)
+    assert canonical(made["manifest"]).decode() == vector["manifest"]
+    assert made["certificate"] == vector["certificate"] == f"sha256:{sha256(vector['manifest'].encode()).hexdigest()}"
+    if "size" in vector:
+        assert sampled_spans(signed.receipt, vector["size"], challenge) == vector["spans"]
 
 
 def test_numbers_and_names_are_written_as_rfc_8785_says() -> None:

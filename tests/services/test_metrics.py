@@ -119,9 +119,12 @@ def test_counters_of_a_fused_server_equal_its_completions(tmp_path: Path) -> Non
             return await completions(client.generate, [*asked(), *asked(speculation_length=2)])
 
     arguments = ("--role", "fused_target", "--draft_model", "miss=0.3", "--metrics_port", "0", "--batch", "2")
-    with server_process(tmp_path, *arguments) as server:
+    with server_process(tmp_path, *arguments, "--http_port", "0") as server:
         done = run(ask(server.wait_ready()))
         scrape = Scrape(server)
+        port = json.loads(server.ready_file.read_text())["http_port"]
+        httpx2.post(f"http://127.0.0.1:{port}/v1/completions", json={"prompt": "x", "max_tokens": 2}).raise_for_status()
+        after(server, "tandem:rpcs_total", 1, method="OpenAI/Generate", code="OK")
     assert sum(each.stats.accepted for each in done) > 20, "nothing was accepted: the counts would prove little"
     check_speculation(scrape, done)
     check_requests(scrape, done)

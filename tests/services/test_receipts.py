@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,9 @@ from tandem.engine.load_models import Loaded
 from tandem.receipts.check_command import CheckConfig, check, checked_by
 from tandem.receipts.checking import CheckOutcome, Finding, overall
 from tandem.receipts.keys import Keys, open_keys, signature_right
-from tandem.receipts.receipt import Receipt, Signed, prefix_digests, prompt_digest, read_signed
+from tandem.receipts.receipt import EVERY, Receipt, Signed, prefix_digests, prompt_digest, read_signed
+from tandem.receipts.redraw import redraw
+from tandem.receipts.redraw import spans as spans_of
 from tandem.rpc.channel import DRAFT
 from tandem.services.receipts import Receipts, generated
 from tandem.speculation.types import FinishReason, GenerationRequest, SpeculationStats, Structure, StructureKind
@@ -205,6 +209,28 @@ async def test_what_a_server_with_the_key_forges_is_found_and_named(name: str, k
     findings = await _findings(forged)
     assert overall(findings) is CheckOutcome.FORGED
     assert next(each.what for each in findings if each.outcome is CheckOutcome.FORGED) == found
+
+
+@pytest.mark.thorough
+async def test_a_beacon_finds_a_forged_span_as_often_as_the_page_says(penalised: Signed) -> None:
+    """One of 10 spans is forged, and what follows is the target's own: 3 of 10 checks of 3 spans find it."""
+    spans, size, count = 10, 3, 1_000
+    batcher, found = Batcher("test-check"), 0
+    try:
+        engine = engine_of(toy(max_length=1024), batcher)
+        for forgery in range(20):
+            forged = tuple(oracle(PROMPT, GREEDY, EVERY * (forgery % spans), past_the_end=True))
+            forged += (oracle((*PROMPT, *forged), GREEDY, 1, past_the_end=True)[0] ^ 1,)
+            forged += oracle((*PROMPT, *forged), GREEDY, EVERY * spans - len(forged), past_the_end=True)
+            request = replace(penalised.receipt.request, sampling=GREEDY, logprobs=None)
+            receipt = replace(penalised.receipt, adapter=None, request=request, token_ids=forged, logprobs=())
+            for beacon in range(count // 20):
+                chosen = spans_of(receipt, size, sha256(bytes((forgery, beacon))).digest())
+                found += (await redraw(receipt, engine, tuple(PROMPT), chosen, True)).wrong
+    finally:
+        await batcher.close()
+    expected = count * size / spans
+    assert abs(found - expected) < 3.3 * math.sqrt(expected * (1 - size / spans))  # by chance once in 1,000
 
 
 async def test_tokens_of_another_model_under_this_ones_name_are_forged_and_under_their_own_other_weights(

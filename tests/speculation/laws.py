@@ -15,9 +15,11 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import numpy as np
-from hypothesis import settings
+from hypothesis import Phase, assume, given, settings
+from hypothesis import strategies as st
 
 import tandem.speculation.draws
 from tandem.speculation.drafters import NgramDrafter
@@ -30,6 +32,7 @@ from tandem.speculation.types import Draft, SamplingParams, SpeculationStats, Ve
 
 repeatable = settings(derandomize=True, database=None, deadline=None)
 
+U64 = st.integers(0, 2**64 - 1)
 PAD = 0
 Tokens = tuple[int, ...]
 
@@ -206,14 +209,20 @@ class TargetDraw:
         return self._draw(self._tokens + draft[:i], len(self._tokens) + i)
 
 
-class ToyVerifier(VerifierHere):
+class Stateless:
+    """A verifier or drafter whose opening and closing do nothing."""
+
+    async def open(self, prompt: Sequence[int]) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class ToyVerifier(Stateless, VerifierHere):
     """Verifies with the implementation on trial; keeps what happened in each round."""
 
     def __init__(self, impl: Implementation, model) -> None:
         self._impl, self._model, self.sampling = impl, model, SamplingParams()
         self.history: list[tuple[int, Tokens, Verdict]] = []
-
-    async def open(self, prompt: Sequence[int]) -> None: ...
 
     async def verify(self, tokens: Sequence[int], draft: Sequence[int], distributions=()) -> Verdict:
         def draw(context: Tokens, position: int):
@@ -224,17 +233,12 @@ class ToyVerifier(VerifierHere):
         self.history.append((len(tokens), tuple(draft), verdict))
         return verdict
 
-    async def close(self) -> None:
-        pass
 
-
-class ModelDrafter:
+class ModelDrafter(Stateless):
     """Drafts with a model and the same noise; `twist` changes each proposal."""
 
     def __init__(self, impl: Implementation, model, twist: int = 0) -> None:
         self._impl, self._model, self._twist, self.sampling = impl, model, twist, SamplingParams()
-
-    async def open(self, prompt: Sequence[int]) -> None: ...
 
     async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
         context = list(tokens)
@@ -244,25 +248,16 @@ class ModelDrafter:
             context.append((drawn + self._twist) % self._model.vocabulary)
         return Draft(tuple(context[len(tokens) :]))
 
-    async def close(self) -> None:
-        pass
 
-
-class GarbageDrafter:
+class GarbageDrafter(Stateless):
     """Drafts of any length up to k, of any tokens."""
 
     def __init__(self, vocabulary: int) -> None:
         self._rng = np.random.default_rng(5)
         self._vocabulary = vocabulary
 
-    async def open(self, prompt: Sequence[int]) -> None:
-        pass
-
     async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
         return Draft(tuple(int(t) for t in self._rng.integers(0, self._vocabulary, self._rng.integers(0, k + 1))))
-
-    async def close(self) -> None:
-        pass
 
 
 DRAFTERS: dict[str, Callable] = {
@@ -341,7 +336,7 @@ async def enumerated(run: Callable[[Chance], Awaitable[Tokens]]) -> dict[Tokens,
     return dict(law)
 
 
-class EnumeratedTarget(VerifierHere):
+class EnumeratedTarget(Stateless, VerifierHere):
     """A target whose draw at (position, context) is a choice, made once, as seeded noise makes it."""
 
     def __init__(self, chance: Chance, law: Callable[[Tokens], np.ndarray]) -> None:
@@ -353,14 +348,8 @@ class EnumeratedTarget(VerifierHere):
             self._drawn[context] = self._chance.choose(self._law(context))
         return self._drawn[context]
 
-    async def open(self, prompt: Sequence[int]) -> None:
-        pass
-
     async def verify(self, tokens: Sequence[int], draft: Sequence[int], distributions=()) -> Verdict:
         return agree(draft, TargetDraw(lambda context, position: self.drawn(context), tokens, draft))
-
-    async def close(self) -> None:
-        pass
 
 
 # What a draft may know of the target's draw t: rows of P(draft | t), given the target's p and the draft's own q.
@@ -394,15 +383,12 @@ COUPLINGS: dict[str, Coupling] = {
 }
 
 
-class EnumeratedDrafter:
+class EnumeratedDrafter(Stateless):
     def __init__(
         self, chance: Chance, target: EnumeratedTarget, law: Callable, own_law: Callable, coupling: Coupling
     ) -> None:
         self._chance, self._target = chance, target
         self._law, self._own_law, self._coupling = law, own_law, coupling
-
-    async def open(self, prompt: Sequence[int]) -> None:
-        pass
 
     async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
         context = tuple(tokens)
@@ -410,9 +396,6 @@ class EnumeratedDrafter:
             rows = self._coupling(self._law(context), self._own_law(context))
             context += (self._chance.choose(rows[self._target.drawn(context)]),)
         return Draft(context[len(tokens) :])
-
-    async def close(self) -> None:
-        pass
 
 
 def chain_law(law: Callable[[Tokens], np.ndarray], length: int, end: frozenset[int]) -> dict[Tokens, float]:
@@ -506,15 +489,6 @@ def check_draw_law(impl: Implementation, params: SamplingParams, draws: int = 25
 def check_draw_laws(impl: Implementation) -> None:
     for params in WARPINGS:
         check_draw_law(impl, params, draws=1500)
-
-
-def check_draws_repeat(impl: Implementation) -> None:
-    """A retry draws the same again, whatever was drawn between."""
-    for params in WARPINGS:
-        for position in range(8):
-            first = impl.draws.draw(LOGITS, seeded(params, 5), position)
-            impl.draws.draw(LOGITS, seeded(params, 6), position + 1)
-            assert impl.draws.draw(LOGITS.copy(), seeded(params, 5), position) == first
 
 
 def check_seeded_draws(impl: Implementation) -> None:
@@ -611,45 +585,86 @@ def check_acceptances(impl: Implementation) -> None:
         check_acceptance(impl, target, draft)
 
 
-def check_pruning(impl: Implementation, vocabulary: int = 600, seeds: int = 60) -> None:
-    """The draw over a large vocabulary computes little noise but finds what all of it would."""
-    for seed in range(seeds):
-        rng = np.random.default_rng(seed)
-        logits = rng.normal(0, rng.choice([0.0, 0.01, 1.0, 3.0]), vocabulary).astype(np.float32)
-        if seed % 3 == 0:
-            logits = np.round(logits)
-        for temperature in (0.05, 0.7, 1.0, 3.0):
-            noisy = logits.astype(np.float64) / temperature
-            noisy += impl.draws.gumbel(impl.draws.words(seed, 9, vocabulary))
-            best, second = np.argsort(-noisy, kind="stable")[:2]
-            params = SamplingParams(temperature=temperature, seed=seed)
-            assert impl.draws.draw(logits, params, 9) == best
-            margin = impl.draws.margin(logits, params, 9)
-            assert math.isclose(margin, (noisy[best] - noisy[second]) * temperature, rel_tol=1e-9, abs_tol=1e-12)
+def check_pruning(impl: Implementation) -> None:
+    """The draw over a large vocabulary computes little noise but finds what all of it would: token and margin."""
+
+    @settings(repeatable, max_examples=60, phases=[Phase.generate])
+    @given(
+        seed=U64,
+        spread=st.sampled_from([0.0, 1e-3, 1.0, 4.0, 12.0]),
+        temperature=st.sampled_from([1e-3, 0.1, 0.7, 1.0, 2.5, 50.0]),
+        grain=st.sampled_from([0.0, 0.125, 1.0]),
+        vocabulary=st.sampled_from([1, 2, 64, 128, 129, 130, 500, 3000]),
+    )
+    def check(seed: int, spread: float, temperature: float, grain: float, vocabulary: int) -> None:
+        draw, margin = impl.draws.draw, impl.draws.margin
+        logits = np.random.default_rng(seed).normal(0, spread, vocabulary).astype(np.float32)
+        if grain:
+            logits = np.round(logits / np.float32(grain)) * np.float32(grain)  # as coarse as bfloat16: ties
+        noisy = logits.astype(np.float64) / temperature + impl.draws.gumbel(impl.draws.words(seed, 77, vocabulary))
+        order = np.argsort(-noisy, kind="stable")
+        params = SamplingParams(temperature=temperature, seed=seed)
+        assert draw(logits, params, 77) == order[0]
+        if vocabulary == 1:
+            assert margin(logits, params, 77) == math.inf
+            return
+        expected = (noisy[order[0]] - noisy[order[1]]) * temperature
+        assert math.isclose(margin(logits, params, 77), expected, rel_tol=1e-9, abs_tol=1e-12 * temperature)
+        ordered = np.argsort(-logits, kind="stable")
+        assert draw(logits, SamplingParams(), 77) == ordered[0]
+        assert margin(logits, SamplingParams(), 77) == float(logits[ordered[0]]) - float(logits[ordered[1]])
+
+    check()
+
+
+def near_a_threshold(logits: list[float], params: SamplingParams) -> bool:
+    """Whether the sets hang on the last bits of a sum; ties of equal logits alone do not."""
+    scores = [x / params.temperature for x in logits]
+    top = max(scores)
+    ids = sorted(range(len(scores)), key=lambda v: (-scores[v], v))[: params.top_k or None]
+    weights = [math.exp(scores[v] - top) for v in ids]
+    masses = [math.fsum(weights[: n + 1]) / math.fsum(weights) for n in range(len(weights))]
+    return any(abs(m - params.top_p) < 1e-9 for m in masses if params.top_p < 1) or any(
+        0 < abs(w - params.min_p) < 1e-9 for w in weights if w != 1
+    )
 
 
 def check_survivors(impl: Implementation) -> None:
-    """The sets that warping leaves are the naive reference's, ties included."""
-    for seed in range(120):
-        rng = np.random.default_rng(seed)
-        logits = rng.normal(0, 2, rng.integers(1, 40))
-        if seed % 2:
-            logits = np.round(logits)
-        params = SamplingParams(
-            temperature=float(rng.uniform(0.3, 2)),
-            top_k=int(rng.choice([0, 1, 3, 10, 50])),
-            top_p=float(rng.choice([1.0, rng.uniform(0.05, 0.99)])),
-            min_p=float(rng.choice([0.0, rng.uniform(0.01, 0.5)])),
+    """The sets that warping leaves, and the draw among them, are the naive reference's, ties included."""
+
+    @settings(repeatable, max_examples=250, phases=[Phase.generate])
+    @given(
+        logits=st.lists(
+            st.integers(-24, 24).map(lambda x: x / 4) | st.floats(-20, 20, width=32), min_size=1, max_size=30
         )
-        got = impl.draws.surviving(logits / params.temperature, params)
-        kept = range(len(logits)) if got is None else got.tolist()
-        assert sorted(kept) == sorted(reference_survivors(logits.tolist(), params))
+        | st.lists(st.integers(-8, 8).map(lambda x: x / 4), min_size=8, max_size=30),
+        temperature=st.floats(0.05, 5),
+        top_k=st.integers(0, 32),
+        top_p=st.just(1.0) | st.floats(0.01, 1),
+        min_p=st.just(0.0) | st.floats(0, 1),
+        seed=U64,
+        position=st.integers(0, 2**40),
+    )
+    def check(logits: list[float], position: int, **fields: Any) -> None:
+        params, scores = SamplingParams(**fields), np.array(logits, dtype=np.float32)
+        logits = scores.tolist()
+        assume(not near_a_threshold(logits, params))
+        got = impl.draws.surviving(scores.astype(np.float64) / params.temperature, params)
+        expected = reference_survivors(logits, params)
+        assert sorted(range(len(logits)) if got is None else got.tolist()) == sorted(expected)
+        assert impl.draws.draw(scores, params, position) == reference_draw(logits, params, position)
+
+    check()
 
 
 def check_noise_resolution(impl: Implementation) -> None:
-    """52 bits at least: words that differ there have noise that differs where it matters, in the upper tail."""
-    steps = np.arange(1, 4000, dtype=np.uint64)
-    upper = impl.draws.gumbel(np.uint64(2**64 - 1) - (steps << np.uint64(12)))
-    assert (np.diff(upper) < 0).all()
-    lower = impl.draws.gumbel(steps << np.uint64(12))
-    assert (np.diff(lower) > 0).all()
+    """The noise is that of a uniform of at least 52 bits."""
+
+    @settings(repeatable, phases=[Phase.generate])
+    @given(word=st.integers(2**12, 2**64 - 2**14))
+    def check(word: int) -> None:
+        got = float(impl.draws.gumbel(np.array([word], dtype=np.uint64))[0])
+        below, above = (reference_noise(max(0, word + shift)) for shift in (-(2**12), 2**12))
+        assert below - 1e-12 <= got <= above + 1e-12
+
+    check()

@@ -1,6 +1,6 @@
 """What every implementation of the rejection rule must obey, as checks that take the module on trial.
 
-`test_rejection.py` runs them on ours, `test_rejection_mutants.py` on copies with a planted mistake. Laws are
+`test_rejection.py` runs them on ours, `test_mutants.py` on copies with a planted mistake. Laws are
 enumerated: the rule asks a `Chance`, and ours here takes every outcome in turn, with its exact probability.
 """
 
@@ -26,6 +26,7 @@ from tests.speculation.laws import (
     PAIRS,
     WARPINGS,
     Chance,
+    Stateless,
     Tokens,
     ToyModel,
     chain_law,
@@ -113,14 +114,11 @@ def _after(draft: Tokens, law: Callable) -> Callable:
 # --- sequences: the whole loop, round after round ---
 
 
-class EnumeratedVerifier(VerifierHere):
+class EnumeratedVerifier(Stateless, VerifierHere):
     """Verifies with the rule on trial; the bonus is a choice too."""
 
     def __init__(self, rule: ModuleType, chance: Chance, model: ToyModel, params: SamplingParams) -> None:
         self._rule, self._chance, self._model, self._params = rule, chance, model, params
-
-    async def open(self, prompt: Sequence[int]) -> None:
-        pass
 
     async def verify(
         self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
@@ -143,11 +141,8 @@ class EnumeratedVerifier(VerifierHere):
             Enumerated(self._chance),
         )
 
-    async def close(self) -> None:
-        pass
 
-
-class EnumeratedDrafter:
+class EnumeratedDrafter(Stateless):
     """Draws from its cut distribution; `copies`: proposes token 1 for certain instead."""
 
     def __init__(
@@ -155,9 +150,6 @@ class EnumeratedDrafter:
     ) -> None:
         self._rule, self._chance, self._model, self._params = rule, chance, model, params
         self._most, self._copies = most, copies
-
-    async def open(self, prompt: Sequence[int]) -> None:
-        pass
 
     async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
         if self._copies:
@@ -168,9 +160,6 @@ class EnumeratedDrafter:
             shares = [weight / math.fsum(sent[-1].weights) for weight in sent[-1].weights]
             context.append(sent[-1].token_ids[self._chance.choose(shares)])
         return Draft(tuple(context[len(tokens) :]), distributions=tuple(sent))
-
-    async def close(self) -> None:
-        pass
 
 
 def loop_law(

@@ -16,16 +16,6 @@ def test_the_law_of_the_loop_enumerated_is_the_targets_own_whatever_the_draft_kn
     laws.check_enumerated_law(k, coupling)
 
 
-def test_the_law_stays_exact_over_many_rounds():
-    _, law, own_law, _ = next(iter(laws.tiny_laws()))
-    coupling = laws.COUPLINGS["shares the noise"]
-    got = laws.enumerated_loop_law(law, own_law, coupling, 1, 4, frozenset())
-    expected = laws.chain_law(law, 4, frozenset())
-    assert len(expected) == 3**4
-    assert sum(expected.values()) == pytest.approx(1)
-    assert laws.total_variation(got, expected) < 1e-12
-
-
 @pytest.mark.parametrize(
     ("draws", "params"), daily([(1000, laws.WARPINGS[6]), *((2500, params) for params in laws.WARPINGS)], 0), ids=str
 )

@@ -153,6 +153,16 @@ struct alignas(64) Group8 {  // one line of the cache
     }
 };
 
+// The sums of two halves of a group.
+#if defined(__AVX512VNNI__)
+inline void add_up(const vi (&halves)[2][SIXTEEN], int32_t (&sums)[2]) {
+    const __m512i a = (__m512i)halves[0][0], b = (__m512i)halves[1][0];
+    const __m512i both = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    const __m256i four = _mm256_add_epi32(_mm512_castsi512_si256(both), _mm512_extracti64x4_epi64(both, 1));
+    const __m128i two = _mm_add_epi32(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(sums), _mm_add_epi32(two, _mm_unpackhi_epi64(two, two)));
+}
+#else
 inline int32_t total(vi value) {
     typedef int32_t v4i __attribute__((vector_size(16)));
     v4i parts[WIDTH / 4], sum{};
@@ -160,6 +170,14 @@ inline int32_t total(vi value) {
     for (v4i part : parts) sum += part;
     return sum[0] + sum[1] + sum[2] + sum[3];
 }
+inline void add_up(const vi (&halves)[2][SIXTEEN], int32_t (&sums)[2]) {
+    for (int half = 0; half < 2; half++) {
+        vi sum{};
+        by_register([&](int r) { sum += halves[half][r]; });
+        sums[half] = total(sum);
+    }
+}
+#endif
 
 typedef vf Values32[2][SIXTEEN];
 
@@ -171,9 +189,13 @@ inline uint32_t magnitude(const Values32& values) {
             const vu size = (vu)half[r] & 0x7fffffffu;
             most = size > most ? size : most;
         });
+#if defined(__AVX512VNNI__)
+    return _mm512_reduce_max_epu32((__m512i)most);
+#else
     uint32_t largest = 0;
     for (int lane = 0; lane < WIDTH; lane++) largest = std::max(largest, most[lane]);
     return largest;
+#endif
 }
 
 inline void quantise(const Values32& values, Group8& to) {
@@ -185,15 +207,10 @@ inline void quantise(const Values32& values, Group8& to) {
     const vi finite = vi{} - int(bits < INFINITE);
     vi rounded[2][SIXTEEN];
     int32_t sums[2];
-    for (int half = 0; half < 2; half++) {
-        vi sum{};
-        by_register([&](int r) {
-            rounded[half][r] = finite & ((vi)(values[half][r] * inverse + magic) - (vi)(vf{} + magic));
-            sum += rounded[half][r];
-        });
-        sums[half] = total(sum);
-        to.less32[half] = -32 * sums[half];
-    }
+    for (int half = 0; half < 2; half++)
+        by_register([&](int r) { rounded[half][r] = finite & ((vi)(values[half][r] * inverse + magic) - (vi)(vf{} + magic)); });
+    add_up(rounded, sums);
+    for (int half = 0; half < 2; half++) to.less32[half] = -32 * sums[half];
     store_bytes(to.values, rounded);
     const int32_t both = sums[0] + sums[1];
     to.scaled = to.scale * float(both);

@@ -228,4 +228,8 @@ int tandem_fused(void* draft, void* target, const Rows* tails, int32_t* counts, 
     return SOUND;
 } catch (...) { return -1; }
 
+#ifdef TANDEM_PHASES
+const int64_t* tandem_spent() { return &spent[0][0][0]; }
+#endif
+
 }  // extern "C"

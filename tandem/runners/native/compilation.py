@@ -21,7 +21,7 @@ from tandem.runners.native import LibraryMissing
 
 SOURCES = Path(__file__).parent
 LIBRARY = "tandem.so"
-FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-shared", "-pthread")
+FLAGS: tuple[str, ...] = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-shared", "-pthread")
 PACKAGE = "tandem_native"
 _AVX2 = frozenset(("abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"))
 _AVX512 = _AVX2 | {f"avx512{part}" for part in ("f", "bw", "cd", "dq", "vl", "_vnni")}

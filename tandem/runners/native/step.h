@@ -7,6 +7,7 @@ namespace tandem {
 // Claims an item, or returns `pieces`. Each thread takes neighbouring ones, for sequential reads, then others' rest. While
 // it has own ones, it touches no line of the cache that another thread writes.
 template <class D> int Transformer<D>::claim(Place& place, int pieces) {
+    const Timer timer(place, CLAIMS);
     const uint64_t begin = uint64_t(place.phase) << 32;
     for (int i = 0; i < threads_; i++) {
         const int whose = (place.thread + i) % threads_, first = first_of(whose, pieces, threads_), end = first_of(whose + 1, pieces, threads_);
@@ -24,6 +25,7 @@ template <class D> int Transformer<D>::claim(Place& place, int pieces) {
 
 // Ends a phase; meanwhile the thread prefetches. Waits for a preempted thread only while it has an item.
 template <class D> void Transformer<D>::finish(Place& place, int pieces, const Linear<D>* then) {
+    const Timer timer(place, WAITING);
     place.phase++;
     place.claimed = NONE;
     place.expected += pieces;
@@ -37,6 +39,7 @@ template <class D> void Transformer<D>::finish(Place& place, int pieces, const L
 }
 
 template <class D> template <class Piece> void Transformer<D>::share(Place& place, int pieces, const Linear<D>* then, Piece piece) {
+    const Timer timer(place, ALL);
     for (int i = claim(place, pieces); i < pieces; i = claim(place, pieces)) {
         piece(i);
         progress_[place.thread].done.store(++place.done, std::memory_order_release);
@@ -47,6 +50,7 @@ template <class D> template <class Piece> void Transformer<D>::share(Place& plac
 // Claims the next panel early, to prefetch it; with the last one, the start of the next layer.
 template <class D> template <class Done>
 void Transformer<D>::multiply(Place& place, const Linear<D>& layer, const Linear<D>* then, const Input<D>& input, int tokens, Done each) {
+    const Timer timer(place, ALL);
     const Tiles by(tokens, layer.blocks());
     if (place.claimed == NONE) place.claimed = claim(place, layer.panels());
     for (int panel = place.claimed, after = 0; panel < layer.panels(); panel = after) {
@@ -72,6 +76,7 @@ template <class D> void Transformer<D>::work(int thread) {
     }
     copy_out(int(layers_.size()), place);
     if (!step_.count) return;
+    place.kind = TO_HEAD;
     const Input<D> last = input(place, thread, head_, {x_.data(), hidden_, &final_norm_, step_.wanted}, step_.count);
     multiply(place, head_, nullptr, last, step_.count, [&](int panel, int wanted, v16f first, v16f second) {
         choose(thread, panel, wanted, first, second);
@@ -120,6 +125,7 @@ template <class D> void Transformer<D>::work_layer(int index, const Linear<D>* t
     int tokens = step_.tokens;
     const int turned = shape.heads + shape.kv_heads;
     auto by = [](const Buffer<stored>& norm) { return norm.size() ? &norm : nullptr; };
+    place.kind = TO_QKV;
     Activations from{x_.data(), hidden_, by(layer.attention_norm)};
     if (front_) from = {front_->both.data(), 2 * size_t(shape.hidden)};
     shrink(index, QKV, &layer.qkv, from, thread, place);
@@ -134,6 +140,7 @@ template <class D> void Transformer<D>::work_layer(int index, const Linear<D>* t
         norm(q, layer.q_norm.data(), shape.heads * shape.head_dim, q);
         norm(k, layer.k_norm.data(), shape.kv_heads * shape.head_dim, k);
     });
+    place.kind = ROTATE;
     // Heads one after another, each KV head before its queries, in rotating as in attending: a thread mostly attends to keys
     // that it has written.
     const int chunks = tokens < 4 * threads_ ? tokens : std::clamp(4 * threads_ / turned, 1, tokens), together = turned / shape.kv_heads;
@@ -144,6 +151,7 @@ template <class D> void Transformer<D>::work_layer(int index, const Linear<D>* t
     });
     tokens = past_keys();
     if (!tokens) return;
+    place.kind = ATTEND;
     share(place, int(groups_.size()) * shape.kv_heads, &layer.o, [&](int i) {
         attend_group(layer, groups_[i % groups_.size()], i / int(groups_.size()), thread);
     });
@@ -161,11 +169,13 @@ template <class D> void Transformer<D>::work_layer(int index, const Linear<D>* t
             for (int i = 0; i < shape.hidden; i += LANES) join(x + i, D::wide(added + i));
         });
     };
+    place.kind = TO_O;
     from = {attended_.data(), size_t(shape.heads) * shape.head_dim};
     shrink(index, O, &layer.o, from, thread, place);
     in = input(place, thread, layer.o, from, tokens);
     multiply(place, layer.o, &layer.gate_up, in, tokens, [&](int panel, int t, v16f first, v16f last) { add(O, panel, t, first, last); });
     norm_and_add(layer.attention_after, &layer.gate_up);
+    place.kind = TO_GATE_UP;
     from = {x_.data(), hidden_, by(layer.mlp_norm)};
     shrink(index, GATE_UP, &layer.gate_up, from, thread, place);
     in = input(place, thread, layer.gate_up, from, tokens);
@@ -173,6 +183,7 @@ template <class D> void Transformer<D>::work_layer(int index, const Linear<D>* t
         extend(index, GATE_UP, panel, t, gate, up);
         D::keep(&gated_[t * inner_ + panel * LANES], D::rounded(activated(shape.activation, gate)) * up);
     });
+    place.kind = TO_DOWN;
     from = {gated_.data(), inner_};
     shrink(index, DOWN, &layer.down, from, thread, place);
     in = input(place, thread, layer.down, from, tokens);
@@ -187,17 +198,21 @@ template <class D> void Transformer<D>::join(stored* x, v16f value) const {
 
 // Every thread norms and quantises few tokens itself, which is cheaper than a phase.
 template <class D> Input<D> Transformer<D>::input(Place& place, int thread, const Linear<D>& layer, const Activations& from, int tokens) {
-    const bool dealt = tokens >= DEALT && threads_ > 1 && (from.norm || layer.blocks());
+    const bool halved = layer.reads_halves(tokens), dealt = tokens >= DEALT && threads_ > 1 && (from.norm || layer.blocks() || halved);
     const int whose = dealt ? 0 : thread;
     stored* normed = normed_[whose].data();
-    const Input<D> made{from.norm ? normed : from.values, from.norm ? hidden_ : from.stride, groups8_[whose].data(), size_t(tokens)};
+    float* halves = halved ? halves_[whose].data() : nullptr;
+    const Input<D> made{from.norm ? normed : from.values, from.norm ? hidden_ : from.stride, groups8_[whose].data(), size_t(tokens), halves};
     auto make = [&](int t) {
         if (from.norm) norm(from.values + (from.which ? from.which[t] : t) * from.stride, from.norm->data(), shape.hidden, normed + t * hidden_);
         if (layer.blocks()) quantise<D>(made.values + t * made.stride, layer.inputs(), groups8_[whose].data() + t, tokens);
+        if (halved) layer.halve(made.values + t * made.stride, halves, t, tokens);
     };
     if (dealt) share(place, tokens, &layer, make);
-    else if ((place.claimed = claim(place, layer.panels())) < layer.panels())  // else others may be done with these rows
+    else if ((place.claimed = claim(place, layer.panels())) < layer.panels()) {  // else others may be done with these rows
+        const Timer timer(place, INPUT);
         for (int t = 0; t < tokens; t++) make(t);
+    }
     return made;
 }
 
@@ -232,15 +247,22 @@ template <class D> void Transformer<D>::rotate(Layer& layer, int token, int head
     auto product = [&](v16f value, v16f by) { return shape.wide_rope ? value * by : D::rounded(value * by); };
     for (int i = 0; i < half; i += LANES) {
         const int lanes = std::min(LANES, half - i);  // fewer at the end of heads like 48 or 80 wide
+        const auto turn = [&](stored* near, stored* far, v16f cosine, v16f sine) {
+            const v16f a = D::wide(near), b = D::wide(far);
+            D::keep(near, product(a, cosine) + product(-b, sine));
+            D::keep(far, product(b, cosine) + product(a, sine));
+        };
+        if (lanes == LANES) {
+            turn(x + i, x + half + i, load<v16f>(cosines + i), load<v16f>(sines + i));
+            continue;
+        }
         stored near[LANES] = {}, far[LANES] = {};
         v16f cosine{}, sine{};
         std::memcpy(near, x + i, lanes * sizeof(stored));
         std::memcpy(far, x + half + i, lanes * sizeof(stored));
         std::memcpy(&cosine, cosines + i, lanes * sizeof(float));
         std::memcpy(&sine, sines + i, lanes * sizeof(float));
-        v16f a = D::wide(near), b = D::wide(far);
-        D::keep(near, product(a, cosine) + product(-b, sine));
-        D::keep(far, product(b, cosine) + product(a, sine));
+        turn(near, far, cosine, sine);
         std::memcpy(x + i, near, lanes * sizeof(stored));
         std::memcpy(x + half + i, far, lanes * sizeof(stored));
     }

@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
@@ -112,6 +113,29 @@ struct Soon {
         at = to;
     }
 };
+
+// --- a step's time by thread, phase and part, where benchmarks.phases compiles it in ---
+
+enum Kind { EMBED, TO_QKV, ROTATE, ATTEND, TO_O, TO_GATE_UP, TO_DOWN, TO_HEAD, KINDS };
+enum Part { ALL, INPUT, CLAIMS, WAITING, PARTS };  // ALL: with claims and waiting
+
+#ifdef TANDEM_PHASES
+inline int64_t spent[2][KINDS][PARTS];  // nanoseconds of two threads
+class Timer {
+public:
+    template <class Place> Timer(const Place& place, Part part) : to_(spent[place.thread % 2][place.kind][part]) {}
+    ~Timer() { to_ += now() - since_; }
+
+private:
+    static int64_t now() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
+    int64_t& to_;
+    const int64_t since_ = now();
+};
+#else
+struct Timer {
+    template <class Place> Timer(const Place&, Part) {}
+};
+#endif
 
 // --- threads: phase by phase, in small items: a preempted thread delays one item, not half of a phase ---
 

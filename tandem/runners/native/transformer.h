@@ -82,6 +82,7 @@ private:
         int thread;
         uint32_t phase = 0;
         int claimed = NONE, done = 0, expected = 0;  // pieces of this step: done by the thread; of all phases that have ended
+        Kind kind = EMBED;
     };
     struct Progress {  // of a thread in a step, read by all
         alignas(64) std::atomic<uint64_t> claimed;  // the phase, and how many of the thread's own pieces are claimed
@@ -129,6 +130,7 @@ private:
     Buffer<stored> x_, qkv_, attended_, gated_, added_;  // added_: what is normed before it is added to x_
     std::vector<Buffer<stored>> normed_;
     std::vector<Buffer<Group8>> groups8_;  // input of a layer with blocks, each thread's own or in the first for all
+    std::vector<Buffer<float>> halves_;          // the same of one with dense weights
     std::vector<Scores<D>> scores_;
     std::vector<std::vector<Running>> running_;  // of the panels that each thread took
     std::vector<Group> groups_;
@@ -154,6 +156,7 @@ Transformer<D>::Transformer(Pool& pool, const Shape& given, const void* embeddin
         normed_.emplace_back(given.most_tokens * hidden_);
         const int widest = std::max({given.hidden, given.heads * given.head_dim, given.intermediate});
         groups8_.emplace_back(size_t(given.most_tokens) * Linear<D>::groups(widest));
+        halves_.emplace_back(given.most_tokens * Linear<D>::halves(widest));
         scores_.emplace_back(given.length);
     }
 }
