@@ -142,7 +142,7 @@ def _kind_table(outcome: Outcome) -> Table:
             times = [ms for s in mine if s.kind == kind and (ms := decoding(s)) is not None]
             ms = statistics.median(times) if times else None
             share = outcome.share_of_limit(name, kind)
-            cells.append("-" if ms is None else f"{ms:.1f} ({1000 / ms:.0f}; {_number(share)})")
+            cells.append("-" if not ms else f"{ms:.1f} ({1000 / ms:.0f}; {_number(share)})")
         table.add_row(name, *cells, f"{1000 * statistics.median(s.first_seconds for s in mine):.0f}")
     return table
 
