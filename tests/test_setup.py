@@ -28,7 +28,6 @@ PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 SETS = ("requirements-serve.txt", "requirements-compare.txt", "requirements.txt")
 """Each has the one before it, by a line -r."""
 SETUP_FILES = ("Makefile", *SETS, "constraints.txt", "requirements-weights.txt", "requirements-stubs.txt")
-STAMPS = (".set-up-serve", ".set-up-compare", ".set-up")
 """Those of SETS, in the environment."""
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 TOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]

@@ -1,9 +1,11 @@
-"""Client and AsyncClient against toy servers: outputs, failover, deadlines, TLS and tokens."""
+"""`import tandem`, Client and AsyncClient against toy servers: outputs, failover, deadlines, TLS, tokens, forks."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +19,7 @@ from tandem.ports import free_port
 from tandem.services.security.access import Security
 from tandem.services.security.tokens import AcceptedTokens
 from tests.services.certificates import Authority, token_file
-from tests.support import GREEDY, HANG, SAMPLED, fused_site, oracle, run, target_site, toy
+from tests.support import GREEDY, HANG, REPOSITORY, SAMPLED, fused_site, oracle, run, server_process, target_site, toy
 from tests.toy import ToyConfig
 
 T = TypeVar("T")
@@ -186,3 +188,80 @@ def test_tls_and_a_token_let_a_client_in(tmp_path: Path) -> None:
             return client.generate(PROMPT, max_new_tokens=12).token_ids
 
     assert beside(target_site, ask, security=security) == SAID
+
+
+CHILD = """
+import asyncio, os, signal, sys
+import tandem
+
+address, used = sys.argv[1], sys.argv[2] == "used"
+before, shared = tandem.Client(address), tandem.AsyncClient(address)
+half = before.stream("ab", max_new_tokens=64)
+if used:
+    next(half)
+if child := os.fork():
+    status = os.waitpid(child, 0)[1]
+    assert len(before.generate("ab", max_new_tokens=4).token_ids) == 4
+    before.close()
+    sys.exit(status)
+signal.alarm(60)  # ends a child that hangs
+after = tandem.Client(address)
+asks = {
+    "made before": lambda: before.generate("ab", max_new_tokens=4),
+    "iterator": lambda: next(half),
+    "made after": lambda: after.generate("ab", max_new_tokens=4),
+    "asynchronous": lambda: asyncio.run(shared.generate("ab", max_new_tokens=4)),
+}
+for name, ask in asks.items():
+    try:
+        print(name, bool(ask()))
+    except tandem.TandemError as error:
+        print(name, error.code, error.reason, "spawn" in str(error), len(str(error).splitlines()))
+before.close()
+after.close()
+os._exit(sys.stdout.flush() or 0)
+"""
+REFUSED = "FAILED_PRECONDITION FORKED True 1"
+
+
+def test_a_forked_child_has_an_error_or_an_answer_at_once(tmp_path: Path) -> None:
+    with server_process(tmp_path, "--role", "target") as server:
+        address = server.wait_ready()
+        for how, made_after in (("used", REFUSED), ("unused", "True")):
+            command = (sys.executable, "-c", CHILD, address, how)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=HANG, cwd=REPOSITORY, check=False)
+            expected = {"made before": REFUSED, "iterator": REFUSED, "made after": made_after}
+            lines = [f"{name} {outcome}" for name, outcome in expected.items()] + [f"asynchronous {made_after}"]
+            assert (done.returncode, done.stdout.splitlines()) == (0, lines), done.stderr
+
+
+HEAVY = ("torch", "transformers", "tokenizers", "safetensors")
+
+
+def python(code: str, *flags: str) -> str:
+    run = subprocess.run([sys.executable, *flags, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip()
+
+
+def test_importing_tandem_loads_the_standard_library_alone() -> None:
+    """Some of our processes run without site-packages."""
+    loaded = python("import sys, tandem; print(*sorted(n for n in sys.modules if n.startswith('tandem')))", "-ESs")
+    assert loaded == "tandem"
+
+
+def test_the_client_loads_no_model_library() -> None:
+    code = f"import sys, tandem\ntandem.Client, tandem.DraftSession\nprint(*({set(HEAVY)} & sys.modules.keys()))"
+    assert python(code) == ""
+
+
+@pytest.mark.parametrize("name", [name for name in tandem.__all__ if name != "compare"])
+def test_a_public_name_is_there_and_documented(name: str) -> None:
+    value = getattr(tandem, name)
+    assert value.__name__ == name and value.__doc__ and not value.__doc__.startswith(f"{name}(")
+    assert name in dir(tandem)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="nobody"):
+        _ = tandem.nobody

@@ -12,7 +12,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, GPT2Tokenizer, LlamaTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
 
-from tandem.checkpoints.locate import EMBEDDED_DRAFT, Checkpoint, find
+from tandem.checkpoints.locate import EMBEDDED_DRAFT, Checkpoint, CheckpointError, find
 from tandem.checkpoints.tokenizers import HuggingFaceTokenizer, fingerprint
 from tandem.checkpoints.tool_prompts import with_tools
 from tests.daily import daily
@@ -280,3 +280,58 @@ def test_the_files_of_a_tokenizer_make_the_same_one(both: tuple[HuggingFaceToken
     assert again.sha256 == ours.sha256 == fingerprint(theirs.get_vocab(), theirs.all_special_ids)
     text = " ".join(TEXTS)
     assert again.encode(text, chat=False) == ours.encode(text, chat=False) == theirs(text)["input_ids"]
+
+
+VOCABULARY = {"a": 0, "b": 1, "<end>": 2}
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "special", "same"),
+    [
+        ({"<end>": 2, "b": 1, "a": 0}, [2], True),
+        ({"a": 1, "b": 0, "<end>": 2}, [2], False),
+        ({"a": 0, "b": 1, "<END>": 2}, [2], False),
+        ({**VOCABULARY, "c": 3}, [2], False),
+        (VOCABULARY, [1], False),
+    ],
+    ids=["in another order", "swapped", "renamed", "larger", "other special"],
+)
+def test_fingerprints_are_equal_if_ids_mean_the_same(
+    vocabulary: dict[str, int], special: list[int], same: bool
+) -> None:
+    assert (fingerprint(vocabulary, special) == fingerprint(VOCABULARY, [2])) == same
+
+
+def word_level(folder: Path) -> Checkpoint:
+    """A tokenizer of five words."""
+    folder.mkdir(parents=True, exist_ok=True)
+    words = {"hello": 0, "world": 1, "<unk>": 2, "<end>": 3, "again": 4}
+    end = {"id": 3, "content": "<end>", "special": True}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    document = {
+        "version": "1.0",
+        "added_tokens": [end | flags],
+        "pre_tokenizer": {"type": "Whitespace"},
+        "model": {"type": "WordLevel", "vocab": words, "unk_token": "<unk>"},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>", "unk_token": "<unk>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return Checkpoint("words", str(folder))
+
+
+def test_a_draft_that_pads_with_another_token_has_the_targets_vocabulary(tmp_path: Path) -> None:
+    target = HuggingFaceTokenizer(word_level(tmp_path / "m"))
+    for role, same in (("pad_token", True), ("bos_token", False)):
+        other = word_level(tmp_path / role)
+        file = tmp_path / role / "tokenizer_config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), role: "again"}))
+        draft = HuggingFaceTokenizer(other)
+        assert (draft.sha256 == target.sha256) == same and 4 in draft.special_ids
+
+
+def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(CheckpointError, match="no usable tokenizer") as caught:
+        HuggingFaceTokenizer(Checkpoint("m", str(tmp_path)))
+    assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)

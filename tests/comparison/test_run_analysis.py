@@ -75,14 +75,6 @@ def test_each_link_and_load_has_a_verdict(found: Comparison, folder: Path) -> No
     assert all(load and load.others is not None and 0 <= load.others <= 1 for load in loads)
 
 
-def test_requests_of_a_load_run_beside_each_other(found: Comparison) -> None:
-    def most_at_once(condition: str) -> int:
-        of = [r for r in found.records if (r.condition, r.architecture) == (condition, "fused")]
-        return max(sum((o.sent_s or 0) <= (r.sent_s or 0) < (o.ended_s or 0) for o in of) for r in of)
-
-    assert (most_at_once("concurrency 1"), most_at_once("concurrency 6")) == (1, 6)
-
-
 def test_the_records_alone_give_the_same_report(folder: Path, found: Comparison, tmp_path: Path) -> None:
     records, out = str(folder / "records.jsonl"), tmp_path / "again"
     assert compare.main(["--from-records", records, "--output-dir", str(out)]) == 0

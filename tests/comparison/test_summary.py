@@ -1,16 +1,17 @@
-"""Figures of an architecture from its records."""
+"""Figures of an architecture from its records, and where outputs part."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
 from tandem.comparison.analysis.summary import acceptance, completed, milliseconds_per_token, speedup, summarize
 from tandem.comparison.measuring.distributions import DISTRIBUTIONS, distribution
+from tandem.comparison.measuring.identity import Divergence, identity
 from tandem.comparison.measuring.records import Failure, Record, attribute_seconds
 from tandem.speculation.types import SpeculationStats
-from tests.comparison.fakes import record
+from tests.comparison.fakes import MEASUREMENT, record
 
 
 def test_a_distribution_has_llmperfs_statistics() -> None:
@@ -69,3 +70,28 @@ def test_a_summary_has_llmperfs_names_and_every_workload() -> None:
     assert found.identical is not None and (found.identical.count, found.identical.total) == (1, 2)
     assert found.workloads["code"].speedup.ratio == pytest.approx(4.0)
     assert (found.bytes_up_per_token, found.bytes_down_per_token) == (10, 20)
+
+
+@pytest.mark.parametrize(("traced", "gap"), [((1, 2, 3), 0.125), ((1, 7, 3), None)])
+def test_a_divergence_names_both_tokens_and_the_logit_gap_of_the_same_tokens(
+    traced: tuple[int, ...], gap: float | None
+) -> None:
+    plain = [record("autoregressive", output_token_ids=(1, 2, 3))]
+    trace = replace(MEASUREMENT, output_token_ids=traced, margins=(4.0, 0.125, 6.0))
+    found = identity([record("fused", output_token_ids=(1, 9, 3))], plain, {"code/a": trace})
+    assert (found.count, found.total) == (0, 1)
+    assert found.divergences == (Divergence("code/a", 0, 1, autoregressive_token=2, token=9, logit_gap=gap),)
+
+
+def test_the_token_of_a_sequence_that_had_ended_is_none() -> None:
+    plain = [record("autoregressive", output_token_ids=(1, 2, 3))]
+    (longer,) = identity([record("fused", output_token_ids=(1, 2, 3, 4))], plain).divergences
+    assert (longer.position, longer.autoregressive_token, longer.token) == (3, None, 4)
+    (shorter,) = identity([record("fused", output_token_ids=(1, 2))], plain).divergences
+    assert (shorter.position, shorter.autoregressive_token, shorter.token) == (2, 3, None)
+
+
+def test_only_pairs_that_both_completed_are_counted() -> None:
+    failed = Record("autoregressive", "code/b", "code", 0, error=Failure("UNAVAILABLE", "gone"))
+    found = identity([record("fused", "a"), record("fused", "b")], [record("autoregressive", "a"), failed])
+    assert (found.count, found.total) == (1, 1)

@@ -18,7 +18,7 @@ from tandem.rpc.received_errors import TandemError
 from tandem.rpc.verifier_client import Deadlines, SessionCloses, VerifierClient
 from tandem.speculation.types import Request
 from tandem.v1 import target_verifier_pb2 as pb
-from tests.services.test_load import Wordy
+from tests.services.test_limits import Wordy
 from tests.support import (
     GREEDY,
     ids,

@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -36,7 +35,6 @@ from tests.support import (
     raw_stub,
     refusal,
     remote_draft,
-    run_here,
     toy,
     until,
     worker_site,
@@ -216,22 +214,6 @@ async def test_a_full_worker_refuses_and_its_callers_decode_plainly_until_it_has
 
 
 # --- processes ---
-
-
-@pytest.mark.parametrize(
-    ("arguments", "names"),
-    [
-        ("--draft_host nowhere", "draft_host: 'nowhere'"),
-        ("--draft_host :7", "draft_host: ':7'"),
-        ("--draft_host a:b", "draft_host: 'a:b'"),
-        ("--draft_host 127.0.0.1:1 --draft_seconds 0", "draft_seconds: 0"),
-    ],
-)
-def test_a_bad_draft_host_is_exit_code_2_and_one_line(arguments: str, names: str, tmp_path: Path) -> None:
-    done = run_here(tmp_path, "--role", "target", "--backend", "toy", "--port", "0", *arguments.split())
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert names in line
 
 
 SLOW = ToyConfig(step_seconds=0.003)

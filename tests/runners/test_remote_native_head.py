@@ -29,7 +29,6 @@ from tests.runners.modules import torch_features
 from tests.runners.test_eagle import CONFIG, a_head
 from tests.runners.test_native_head import TEXT, WAYS, a_target, check_same, drafted, row
 from tests.runners.test_quantised_checkpoints import compressed
-from tests.runners.tiny import model_folder
 
 SPEC = FeatureSpec((1, 1, 2), 64)
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -75,11 +74,6 @@ class Heads:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("target"), seed=5)
-
-
-@pytest.fixture(scope="module")
 def head(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     """A head with an embedding of its own, in numbers that bfloat16 has too."""
     folder = tmp_path_factory.mktemp("head")
@@ -94,15 +88,15 @@ def alone(head: Checkpoint, target: Path, compile: str = "auto", **flags: Any) -
 
 
 @pytest.fixture
-def heads(folder: Path, head: Checkpoint) -> Heads:
-    target = a_target(folder, torch.bfloat16)
-    beside = load_head(head, target, Startup(), Execution(dtype="float32"))
-    native, module = (alone(head, folder, how, dtype="float32") for how in ("native", "off"))
+def heads(target: Path, head: Checkpoint) -> Heads:
+    own = a_target(target, torch.bfloat16)
+    beside = load_head(head, own, Startup(), Execution(dtype="float32"))
+    native, module = (alone(head, target, how, dtype="float32") for how in ("native", "off"))
     assert isinstance(beside, NativeHeadRunner) and isinstance(beside.model, NativeHead)
     assert isinstance(native, NativeHeadRunner) and isinstance(module, EagleRunner)
     ours, theirs = native.capabilities.features_in, module.capabilities.features_in
     assert isinstance(ours, FeaturesIn) and ours == replace(theirs, follow=ours.follow)  # type: ignore[type-var]
-    return Heads(target, torch_features(beside.model.features), beside, native, module)
+    return Heads(own, torch_features(beside.model.features), beside, native, module)
 
 
 def test_with_all_features_it_drafts_what_it_drafts_beside_its_target_to_the_bit(heads: Heads) -> None:
@@ -207,28 +201,28 @@ def test_tails_as_long_as_a_chunk_fit_in_a_step_of_all_slots(heads: Heads) -> No
 
 
 def test_flags_choose_its_format_which_is_int8_by_default_for_a_target_that_runs_so(
-    folder: Path, head: Checkpoint, tmp_path: Path
+    target: Path, head: Checkpoint, tmp_path: Path
 ) -> None:
     fast = "bfloat16" if platform_of("cpu").has_bfloat16() else "float32"
     for flags, dtype in (({}, fast), ({"weights": "int8"}, "int8/float32"), ({"weights": "q4"}, "q4/float32")):
-        made = alone(head, folder, **flags)
+        made = alone(head, target, **flags)
         assert (made.identity.backend, made.identity.dtype) == (
             "native",
             dtype,
         ) and made.capabilities.reprocess_accepted
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((target / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": compressed("int", "channel")}))
-    (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    (tmp_path / "model.safetensors").write_bytes((target / "model.safetensors").read_bytes())
     assert alone(head, tmp_path).identity.dtype == "int8/float32"
     assert alone(head, tmp_path, dtype="float32").identity.dtype == "float32"
 
 
 def test_where_native_steps_are_not_available_module_code_runs_it(
-    folder: Path, head: Checkpoint, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    target: Path, head: Checkpoint, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_head(tmp_path, a_head(replace(CONFIG, head_dim=8)), embedding=torch.zeros(258, 64))
     with caplog.at_level("INFO", "tandem.engine"):
-        odd = alone(BACKEND.find(str(tmp_path)), folder)
+        odd = alone(BACKEND.find(str(tmp_path)), target)
     assert isinstance(odd, EagleRunner) and odd.identity.backend == "torch"
     assert "runs as module code: head_dim 8" in caplog.text
-    assert isinstance(alone(head, folder, "off"), EagleRunner)
+    assert isinstance(alone(head, target, "off"), EagleRunner)

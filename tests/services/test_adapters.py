@@ -1,4 +1,4 @@
-"""Adapters over the wire: chosen by request and by session, alone and beside others, and refused by name."""
+"""Adapters over the wire: chosen by request and by session, alone and beside others, refused by name; a draft's own."""
 
 from __future__ import annotations
 
@@ -11,23 +11,28 @@ import pytest
 
 from tandem import Client, DraftSession
 from tandem.checkpoints.adapter_files import AdapterChoice
+from tandem.cli.main import main
 from tandem.rpc import wire
 from tandem.rpc.received_errors import TandemError
 from tandem.rpc.remote_session import RemoteSession
 from tandem.rpc.verifier_client import VerifierClient
 from tandem.services.target_verifier import TargetVerifierService
-from tandem.speculation.types import GenerationRequest, Request, SamplingParams, SpeculationStats
+from tandem.speculation.types import GenerationEnd, GenerationRequest, Request, SamplingParams, SpeculationStats
+from tandem.speculation.verification_mode import Pipeline
 from tests.engine.test_adapters import truth
 from tests.support import (
     GREEDY,
     SAMPLED,
     RemoteRounds,
+    Site,
     answer,
+    draft_config,
     ids,
     let_all_expire,
     opening,
     raw_stub,
     refusal,
+    run,
     run_client,
     run_here,
     server_process,
@@ -166,3 +171,56 @@ def test_a_server_that_cannot_have_an_adapter_says_so_in_one_line(tmp_path: Path
     ):
         ran = run_here(tmp_path, "--role", "target", "--backend", "toy", "--port", "0", *flags)
         assert ran.returncode == 2 and said in ran.stderr and ran.stderr.count("\n") < 6, ran.stderr
+
+
+OWN = (AdapterChoice("red", "red"),)
+"""Of the draft, which is the target's equal: with it drafts are right, without it they are wrong."""
+
+
+async def ended(site: Site, name: str, sampling: SamplingParams, k: int = 3) -> GenerationEnd:
+    """The end of a request that said what the target with its adapter says."""
+    async with site.client() as client:
+        told = await answer(client.generate, asking(name, sampling, speculation_length=k))
+    assert told.token_ids == truth(name, sampling, COUNT, PROMPT)
+    return told.completion
+
+
+@both_samplings
+@pytest.mark.parametrize("pipeline", [Pipeline.OFF, Pipeline.ON, Pipeline.NEVER_WAITING], ids=lambda way: way.value)
+def test_a_draft_worker_drafts_with_its_own_adapter_of_the_name_or_without(
+    pipeline: Pipeline, sampling: SamplingParams
+) -> None:
+    async def test() -> None:
+        config = replace(draft_config("", 4, 160), draft_adapters=OWN)
+        async with target_site() as target:
+            await with_adapters(target.engine)
+            async with worker_site(target.address, config=config, pipeline=pipeline) as worker:
+                ends = {name: await ended(worker, name, sampling) for name in ("", "red", "blue")}
+                assert worker.engine and not worker.engine.adapters.running
+        if pipeline is Pipeline.NEVER_WAITING:
+            return  # a target that never waits may overtake any draft
+        right, wrong = (ends[""], ends["red"]), ends["blue"]
+        assert all(end.stats.accepted == end.stats.drafted > 0 for end in right)
+        assert wrong.stats.accepted < wrong.stats.drafted / 2
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("role", "flags", "said"),
+    [
+        ("fused_target", "--draft_adapters red=red", "the target has no adapter red"),
+        ("fused_target", "--draft_adapters red=red,red=blue", "the name red is given twice"),
+        ("fused_target", "--draft_adapters red=", "red: no folder is named; write red=DIR"),
+        ("fused_target", "--adapters red=red --draft ngram --draft_adapters red=red", "prompt lookup drafts"),
+        ("draft_worker", "--propose_only --draft_adapters red=red", "--propose_only has no target"),
+        ("draft_worker", "--draft ngram --draft_adapters red=red", "prompt lookup drafts"),
+    ],
+)
+def test_what_can_have_no_effect_is_refused_in_one_line(
+    role: str, flags: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drafts = ["--draft_model", "salt=0"] if "ngram" not in flags else []
+    assert main(["--role", role, "--backend", "toy", *drafts, "--port", "0", *flags.split()]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "draft_adapters" in line]
+    assert f"draft_adapters: {said}" in line

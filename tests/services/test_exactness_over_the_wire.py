@@ -9,7 +9,6 @@ from tests.architectures import ARCHITECTURES, serving
 from tests.daily import daily
 from tests.support import GREEDY, SAMPLED, answer, ids, oracle
 
-DRAFTS = {"perfect": "salt=0", "noisy": "miss=0.3", "always wrong": "salt=9", "n-gram": None}
 PROMPT = b"abcabcabc"
 
 

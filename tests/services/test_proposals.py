@@ -1,4 +1,4 @@
-"""Propose over the wire: what a DraftWorker remembers of a stream, and when it lets go of it."""
+"""DraftWorker's proposals: what a session gets, refusals, and the bytes that sessions without a slot may hold."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import pytest
 from tandem.rpc import wire
 from tandem.rpc.channel import DRAFT
 from tandem.rpc.received_errors import TandemError
+from tandem.services.draft_worker import BYTES_PER_TOKEN, ProposalSessions
+from tandem.services.security.access import Security
+from tandem.services.security.limits import LimitReached, ServerLimits
 from tandem.speculation.types import SamplingParams
 from tandem.v1 import draft_worker_pb2 as pb
 from tests.support import GREEDY, SAMPLED, Refusal, Site, answer, ids, oracle, raw_stub, refusal, until, worker_site
@@ -123,3 +126,43 @@ async def test_a_worker_that_only_proposes_says_what_drafts_and_generates_nothin
         with pytest.raises(TandemError, match="only proposes") as caught:
             await answer(client.generate, ids(b"x"))
         assert caught.value.code == "UNIMPLEMENTED"
+
+
+def by_lookup(**limits: int) -> Any:
+    return worker_site(None, None, security=Security(limits=ServerLimits(**limits)))
+
+
+def held(site: Site) -> tuple[int, int]:
+    """Sessions and bytes that the limits know of."""
+    return len(site.worker.sessions), site.worker.sessions._bytes.total()
+
+
+async def test_lookup_holds_so_many_bytes_and_a_stream_that_would_grow_beyond_them_is_refused() -> None:
+    most = 20 * BYTES_PER_TOKEN
+    async with by_lookup(max_proposal_bytes=most) as site, raw_stub(site.address, DRAFT) as worker:
+        first, second = Caller(worker), Caller(worker)
+        for caller in (first, second):
+            await caller.ask(asking([1] * 8))
+        refused = await asked_once(worker, asking([1] * 5))
+        assert refused.code == "RESOURCE_EXHAUSTED" and "max_proposal_bytes" in refused.message
+        assert held(site) == (2, 16 * BYTES_PER_TOKEN)
+        await first.ask(further([1] * 4))
+        await second.call.write(further([1]))
+        assert "max_proposal_bytes" in (await refusal(second.call.read())).message
+        assert held(site) == (1, 12 * BYTES_PER_TOKEN)
+        await first.end()
+        assert held(site) == (0, 0)
+        assert (await asked_once(worker, asking([]))).code == "INVALID_ARGUMENT"
+        assert held(site) == (0, 0)
+
+
+def test_a_caller_with_a_name_has_half_and_leaves_the_rest_to_others() -> None:
+    counts = ProposalSessions(8 * BYTES_PER_TOKEN)
+    counts.grow("alice", 4)
+    with pytest.raises(LimitReached, match=r"max_proposal_bytes: your .* 4096 of 4096"):
+        counts.grow("alice", 1)
+    counts.grow("bob", 4)
+    with pytest.raises(LimitReached, match=r"max_proposal_bytes: all .* 8192 of 8192"):
+        counts.grow("carol", 1)
+    counts.grow("alice", -4)
+    counts.grow("carol", 4)

@@ -1,8 +1,10 @@
-"""How a target process ends: drained after SIGTERM (G11), or lost with its device (G12). Real processes."""
+"""How a target process ends: drained after SIGTERM (G11), lost with its device (G12) or killed, and who goes on."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,21 @@ import pytest
 from tandem.rpc.received_errors import TandemError
 from tandem.speculation.verification_mode import Pipeline
 from tests.daily import daily
-from tests.support import GREEDY, HANG, SAMPLED, answer, distributed, ids, oracle, run, server_process, target_site
-from tests.support import toy as toy_runner
+from tests.support import (
+    GREEDY,
+    HANG,
+    SAMPLED,
+    ServerProcess,
+    answer,
+    distributed,
+    ids,
+    oracle,
+    run,
+    server_process,
+    target_site,
+    toy,
+)
+from tests.toy import ToyConfig
 
 PROMPT = list(b"abcabcabcab")
 LONG = ids(PROMPT, 90, sampling=SAMPLED, ignore_end_of_sequence=True)
@@ -25,7 +40,7 @@ def test_a_lost_device_ends_the_process_and_its_sessions_go_on_elsewhere(tmp_pat
 
     async def test(address: str) -> None:
         async with (
-            target_site(toy_runner(max_length=512)) as other,
+            target_site(toy(max_length=512)) as other,
             distributed(f"{address},{other.address}", "miss=0.3", pipeline=pipeline) as (generator, client),
         ):
             client.pool.current = address
@@ -56,3 +71,36 @@ async def test_a_new_request_goes_to_the_verifier_that_is_not_stopping() -> None
             client.retry_seconds = 0.2
             await answer(generator.generate, ids(PROMPT, 9))
         assert (caught.value.code, caught.value.reason) == ("UNAVAILABLE", "DRAINING")
+
+
+@pytest.mark.parametrize("pipeline", daily(MODES, 0), ids=["unary", "stream", "run"])
+def test_a_verifier_that_runs_another_model_does_not_take_over_and_the_reason_is_said(
+    tmp_path: Path, pipeline: Pipeline, caplog: pytest.LogCaptureFixture
+) -> None:
+    """G8, and G1 above all: no token of another model."""
+
+    async def test(first: ServerProcess) -> None:
+        async with target_site(toy(ToyConfig(salt=1), max_length=512)) as other:
+            address = first.wait_ready()
+            async with distributed(
+                f"{address},{other.address}", "miss=0.3", pipeline=pipeline, reconnect_seconds=1.0
+            ) as (generator, client):
+                client.pool.current = address
+                info = await client.endpoints[address].info(5.0)
+                client.expected, client.endpoints[other.address].suspect = info, True
+                seen: list[int] = []
+                with pytest.raises(TandemError, match="given up after") as caught:
+                    async for event in generator.generate(LONG):
+                        seen += getattr(event, "token_ids", ())
+                        if first.process.poll() is None and len(seen) >= 20:
+                            os.kill(first.process.pid, signal.SIGKILL)
+                            first.process.wait()
+                assert tuple(seen) == TRUTH[: len(seen)] and len(seen) >= 20
+                assert caught.value.code == "UNAVAILABLE"
+                assert caught.value.produced == tuple(seen)
+            assert len(other.verifier.sessions) == 0 and other.engine.batcher.steps == 0
+
+    with server_process(tmp_path, "--role", "target", "--model", "step=0.004") as first:
+        run(test(first))
+    assert "is not used: the TargetVerifier at" in caplog.text
+    assert "weights_revision is 'toy:1', but this client started with 'toy:0'" in caplog.text

@@ -25,7 +25,7 @@ from tandem.services.server_duplex import StreamIdle, answered_in_order
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.reliability import frames
 from tests.services.test_identity import ByToken
-from tests.services.test_load import Wordy
+from tests.services.test_limits import Wordy
 from tests.support import (
     GREEDY,
     Refusal,

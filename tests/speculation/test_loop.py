@@ -11,10 +11,8 @@ from tandem.speculation.length import FixedLength
 from tandem.speculation.loop import Rounds, speculate
 from tandem.speculation.rules import agree
 from tandem.speculation.stopping import Stopping, TextStream
-from tandem.speculation.types import Chunk, Draft, SamplingParams, SpeculationStats, Verdict
+from tandem.speculation.types import Chunk, Draft, SpeculationStats, Verdict
 from tests.speculation.laws import PROMPT
-
-SAMPLING = SamplingParams(temperature=0.5, seed=8)
 
 
 class Script(Rounds):

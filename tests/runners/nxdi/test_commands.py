@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import re
-import shutil
 import sys
 from pathlib import Path
 
@@ -78,24 +76,3 @@ def test_the_real_packages_are_taken_for_what_they_are(packages: Path) -> None:
         install(packages, name, "2.9", "__init__.py", "models.py")
     backend.require_nxdi()
     assert backend.versions()["torch-neuronx"] == "2.9"
-
-
-def test_versions_that_nxd_inference_does_not_want_are_refused_where_it_calls_them(packages: Path) -> None:
-    def asks(*needs: str) -> None:
-        for name in backend.PACKAGES:
-            shutil.rmtree(packages / name.replace("-", "_"), ignore_errors=True)
-            shutil.rmtree(packages / f"{name.replace('-', '_')}-0.9.dist-info", ignore_errors=True)
-            lines = needs if name == "neuronx-distributed-inference" else ()
-            rest = "".join(f"Requires-Dist: {need}\n" for need in lines)
-            install(packages, name, "0.9", "__init__.py", "models.py", rest=rest)
-
-    asks("pytest==0.1.*", "torch", "absent==1")
-    backend.require_nxdi()
-    asks("transformers==4.1.*", "torch==2.1.*")
-    with pytest.raises(ValueError, match="backend: nxdi is not available here: ") as refused:
-        backend.require_nxdi()
-    for name, wanted in (("transformers", "==4.1.*"), ("torch", "==2.1.*")):
-        found = re.escape(importlib.metadata.version(name))
-        assert re.search(f"{name} {found} is installed, and .* needs {name}{re.escape(wanted)}", str(refused.value))
-    words = ["--role", "target", "--backend", "nxdi", "--model", "tandem/checkpoints/embedded_draft", "--port", "0"]
-    assert main.main(words) == 2
