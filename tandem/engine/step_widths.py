@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from tandem.runners.protocol import FusedResult, FusedRow, FusedStep
-from tandem.speculation.estimate import Line
+from tandem.speculation.estimate import LEAST_GAIN, Line
 
 ROUNDS = 3  # of the rate, which prices a token's seconds and follows from the lengths
+MARGIN = 1.2  # worth over price that a draft token needs, because estimates of acceptance err
 
 
 class StepWidths:
@@ -41,7 +42,8 @@ class StepWidths:
         """Shortens drafts of known worth; with one row, its plan is the step's."""
         if len(rows) < 2 or not (self._verify.known and self._draft.known):
             return list(rows)
-        _, lengths = max(self._lengths(rows, drafts=False), self._lengths(rows, drafts=True))
+        copies, both = self._lengths(rows, drafts=False), self._lengths(rows, drafts=True)
+        _, lengths = both if both[0] > LEAST_GAIN * copies[0] else copies
         return [row.cut(length) if row.worth else row for row, length in zip(rows, lengths, strict=True)]
 
     def _lengths(self, rows: Sequence[FusedRow], drafts: bool) -> tuple[float, list[int]]:
@@ -52,7 +54,7 @@ class StepWidths:
             lengths = [
                 sum(1 for _ in itertools.takewhile(price.__lt__, row.worth)) if row.copied or drafts else 0
                 for row in rows
-                for price in [rate * (token if row.copied else token + self._draft.slope)]
+                for price in [MARGIN * rate * (token if row.copied else token + self._draft.slope)]
             ]
             drafted = sum(n for row, n in zip(rows, lengths, strict=True) if not row.copied)
             seconds = plain + token * sum(lengths) + (self._draft.at(drafted) if drafted else 0.0)

@@ -33,6 +33,8 @@ class AcceptanceRates:
     def __init__(self, prior: float | AcceptanceRates, fading: float) -> None:
         self._prior, self._fading = prior, fading
         self._counts: tuple[tuple[float, float], ...] = ()  # (trials, hits) by position; other threads read it
+        # The last rates, of `most` positions, a prior and counts; undrafted rounds change none of them
+        self._made: tuple[int, object, object, list[float]] = (0, None, None, [])
 
     def note(self, drafted: int, accepted: int) -> None:
         """Records a draft; tokens after the first rejected one are no trials."""
@@ -45,8 +47,11 @@ class AcceptanceRates:
 
     def rates(self, most: int) -> list[float]:
         """Returns the acceptance of the first `most` positions, each given that all before were accepted."""
-        prior = [self._prior] * most if isinstance(self._prior, float) else self._prior.rates(most)
-        counts = self._counts
+        counts, given = self._counts, self._prior
+        known = given if isinstance(given, float) else given.rates(most)
+        if (made := self._made)[0] == most and made[1] is known and made[2] is counts:
+            return made[3]
+        prior = [known] * most if isinstance(known, float) else known
         excess = sum(hits - trials * rate for (trials, hits), rate in zip(counts, prior, strict=False))
         shift = excess / (sum(trials for trials, _ in counts) + TOGETHER)
         found = []
@@ -54,6 +59,7 @@ class AcceptanceRates:
             trials, hits = counts[i] if i < len(counts) else (0.0, 0.0)
             moved = min(HIGHEST, max(LOWEST, rate + shift))
             found.append((hits + EACH * moved) / (trials + EACH))
+        self._made = most, known, counts, found
         return found
 
 

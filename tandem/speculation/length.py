@@ -21,6 +21,7 @@ TRIED = 8  # first rounds that try different lengths, to measure costs
 # Share of a session's time for unpromising model drafts of one token; most credit, in rounds. A trial slows the rows of
 # its step, which divide both.
 TRIAL_SHARE, TRIALS_SAVED = 0.01, 0.4
+REFRESH = 4  # rounds without drafts for which a plan lasts: choosing takes the steps' processor time
 LONGEST_OF_MODEL = 8  # each token of a model costs time; a copy is free
 
 
@@ -67,9 +68,12 @@ class AdaptiveLength(FixedLength):
         self._acceptance = {
             source: AcceptanceRates(known, REQUEST_FADING) for source, known in estimate.acceptance.items()
         }
+        self._plan, self._undrafted = LengthPlan(0, 0), 0  # rounds without drafts since the last one with
         self._credit, self._trial = 0.0, 0.0  # seconds that trials may cost, and that one does
 
     def choose(self, remaining: int) -> LengthPlan:
+        if self._undrafted % REFRESH and self._plan.k < remaining:
+            return self._plan
         most, rounds = min(self._most, remaining - 1), self._estimate.rounds
         if most < 1:
             return LengthPlan(0, 0)
@@ -81,7 +85,8 @@ class AdaptiveLength(FixedLength):
         if not model and self._credit >= self._trial:
             return LengthPlan(max(1, copied), 1, lasts=False)
         asks = model or self._worth_asking(copied)
-        return LengthPlan(copied if asks else 0, model, True, of_copies, of_model)
+        self._plan = LengthPlan(copied if asks else 0, model, True, of_copies, of_model)
+        return self._plan
 
     def _worth_asking(self, copied: int) -> bool:
         known = self._estimate
@@ -105,6 +110,7 @@ class AdaptiveLength(FixedLength):
         self._estimate.observe(requested, draft, verdict, seconds)
         each, drafted = seconds / verdict.rows, len(draft.token_ids)
         self._credit = min(self._credit + TRIAL_SHARE * each, max(TRIALS_SAVED * each, self._trial))
+        self._undrafted = 0 if drafted or requested else self._undrafted + 1
         if drafted:
             self._acceptance[source_of(draft)].note(drafted, verdict.accepted)
             if drafted > verdict.accepted == 0 and source_of(draft) is Proposer.MODEL:

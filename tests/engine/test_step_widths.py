@@ -72,7 +72,7 @@ def test_a_step_verifies_the_drafts_with_which_it_commits_most_tokens_per_second
         rows = [row([p**i for i in range(1, 4)], chance.random() < 0.3) for p in accepted]
         widths.run(rows)
         best = max(rate(rows, lengths) for lengths in itertools.product(range(4), repeat=len(rows)))
-        assert rate(rows, device.lengths) > 0.98 * best, (accepted, device.lengths)
+        assert rate(rows, device.lengths) > 0.95 * best, (accepted, device.lengths)
         cut += sum(device.lengths) < 3 * len(rows)
     assert cut
 
