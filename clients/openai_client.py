@@ -5,7 +5,6 @@ Without token ids (`return_token_ids`) each piece of text counts as one token; t
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import http.client
 import json
@@ -100,6 +99,8 @@ class OpenAIClient:
         self, method: str, path: str, body: dict[str, Any] | None, timeout: float | None
     ) -> AsyncGenerator[str, None]:
         """Yields the lines of an answer, read in a thread. Raises TandemError."""
+        import asyncio  # here: a comparison's --help reads this file
+
         loop, lines = asyncio.get_running_loop(), asyncio.Queue[str | Exception | None]()
         connection = (http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection)(
             str(self._url.hostname), self._url.port, timeout=timeout

@@ -33,8 +33,8 @@ async def settle_file(source: Path, output: Path, settler: AbstractAsyncContextM
     A request is a line: one of OpenAI's batches, or its body alone.
     """
     requests, refused = read_requests(source), 0
-    with opened("output", output, "a+b") as file:
-        async with settler as target:
+    async with settler as target:
+        with opened("output", output, "a+b") as file:
             reader = RequestReader(target.generator, ServerLimits(), dict)
             digests = {name: _digest(target, given) for name, given in requests.items()}
             done = _resumed(file, output, digests)

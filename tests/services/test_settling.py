@@ -213,7 +213,7 @@ WRONG = {
     ("--engine", "http://127.0.0.1:9"): "is not openai=URL",
     ("--engine", "openai=ftp://a"): "is not http://HOST:PORT",
     ("--input", "none.jsonl"): "input: none.jsonl: No such file",
-    ("--output", "none/out.jsonl"): "output: none/out.jsonl: No such file",
+    ("--output", "."): "output: .: Is a directory",
 }
 
 
