@@ -34,11 +34,12 @@ from tandem.v1 import target_verifier_pb2 as pb
 from tests import support
 from tests.architectures import ARCHITECTURES, serving
 from tests.daily import daily
-from tests.services.test_exactness_over_the_wire import DRAFTS
 from tests.support import GREEDY, Answer, answer, distributed, fused_site, ids, oracle, raw_stub, target_site, toy
 from tests.toy import END, VOCAB_SIZE, ToyRunner, ToyTokenizer, toy_logits
 
 llguidance = pytest.importorskip("llguidance")
+
+DRAFTS = {"perfect": "salt=0", "noisy": "miss=0.3", "always wrong": "salt=9", "n-gram": None}
 
 PROMPT = b"abcabcabc"
 SCHEMA = {
