@@ -129,7 +129,8 @@ class Validator:
     def _heard(self, event: Event) -> None:
         """A message of a run. It may come before the opening of its session, and steps before that is answered."""
         said, key = event.message, (event.server, event.session)
-        if said.get("opening_sent"):
+        opening = any((e.server, e.session, e.method) == (*key, "OpenSession") for e in self._open_calls.values())
+        if said.get("opening_sent") or opening:
             self._sessions.setdefault(key, _Session(list(self._asked.get(key, (-1, []))[1]), unanswered=True))
         session = self._sessions.get(key)
         if session is None:
