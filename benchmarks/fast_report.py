@@ -65,7 +65,7 @@ class Outcome:
         shares = [
             1000 * limit.seconds(self.contexts[s.prompt]) / ms
             for s in self.samples
-            if s.contender == contender and kind in (None, s.kind) and (ms := decoding(s)) is not None
+            if s.contender == contender and kind in (None, s.kind) and (ms := decoding(s))
         ]
         return statistics.median(shares) if shares else None
 

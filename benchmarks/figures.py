@@ -32,9 +32,9 @@ def end_to_end(sample: Sample) -> float:
 
 
 def decoding(sample: Sample) -> float | None:
-    """From the first tokens to the end."""
-    later = len(sample.token_ids) - sample.first_tokens
-    return 1000 * (sample.seconds - sample.first_seconds) / later if later else None
+    """From the first tokens to the end; None if all came at once, as without a stream."""
+    later, seconds = len(sample.token_ids) - sample.first_tokens, sample.seconds - sample.first_seconds
+    return 1000 * seconds / later if later and seconds > 0 else None
 
 
 def speedup(samples: Iterable[Sample], ours: str, theirs: str, figure: Figure = end_to_end) -> float | None:
