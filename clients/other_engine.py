@@ -17,7 +17,7 @@ CHARACTERS = 64  # of an answer, per token asked for
 
 
 class OtherEngine:
-    """Retried for `patience` seconds while it is down; then, and after nonsense, its requests fail at once."""
+    """Retries requests for `patience` seconds while the engine is down; later, or answered wrongly, they fail."""
 
     def __init__(self, field: str, address: str, credentials: Credentials, patience: float = 0.0) -> None:
         """`address`: openai=URL. Raises ValueError."""

@@ -34,7 +34,7 @@ KEY_DAYS, LENGTH, PATIENCE = 90.0, 2048, 60.0
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """`written`: tokens of the engine's answer, of which the first `agreed` stayed. `failure`: why there are none."""
+    """`written`: tokens of the engine's answer, of which the first `agreed` stayed. `failure`: why it gave none."""
 
     completion: Completion  # the target's own
     written: int

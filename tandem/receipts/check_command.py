@@ -18,7 +18,7 @@ from tandem.receipts import checking
 from tandem.receipts.checking import CheckOutcome, Finding, overall
 from tandem.receipts.computation_receipt import computation_receipt
 from tandem.receipts.keys import read_keys
-from tandem.receipts.receipt import EVERY, MOST_BYTES, Receipt, Signed, read_signed
+from tandem.receipts.receipt import MOST_BYTES, Receipt, Signed, read_signed
 from tandem.receipts.redraw import Redrawn, redraw, same_adapter, same_arithmetic, same_model, spans
 from tandem.runners.load_runner import WEIGHTS
 from tandem.speculation.chat import ChatMessage
@@ -60,15 +60,17 @@ class CheckConfig:
         if self.prompt is None and self.chat is None and not self.signature_only:
             raise ValueError("prompt: give --prompt FILE, or --signature_only")
 
+    @property
+    def challenge(self) -> bytes | None:
+        return None if self.beacon is None else bytes.fromhex(self.beacon)
+
 
 async def run_check(config: CheckConfig) -> int:
     """Returns the exit code, a CheckOutcome. Raises ValueError if nothing can be checked."""
     signed = read_signed(read_file("receipt", config.receipt))
     findings = await check(config, signed)
     if config.computation_receipt is not None:
-        spans = -(-len(signed.receipt.token_ids) // EVERY)
-        sample = config.sample and min(config.sample, spans)
-        made = computation_receipt(signed, sample, bytes.fromhex(config.beacon or ""))
+        made = computation_receipt(signed, config.sample, config.challenge or b"")
         config.computation_receipt.write_text(json.dumps(made, ensure_ascii=False) + "\n")
     _show(findings, config.json)
     return int(overall(findings))
@@ -123,10 +125,7 @@ async def checked_by(loaded: Loaded, signed: Signed, config: CheckConfig) -> lis
     findings += [found, checking.end(receipt, loaded.tokenizer.stream())]
     if prompt is None or overall(findings) is not CheckOutcome.RIGHT:
         return findings
-    exact, checked = (
-        same_arithmetic(receipt, engine),
-        spans(receipt, config.sample, bytes.fromhex(config.beacon) if config.beacon else None),
-    )
+    exact, checked = same_arithmetic(receipt, engine), spans(receipt, config.sample, config.challenge)
     note = engine.arithmetic if exact else f"{receipt.served.arithmetic or 'unknown'} there, {engine.arithmetic} here"
     findings.append(Finding("arithmetic", CheckOutcome.RIGHT if exact else None, note))
     began = time.perf_counter()

@@ -20,10 +20,11 @@ NATIVE: Json = {"group": 32, "group_sum_bits": 32, "sum_bits": 32, "fused_multip
 
 
 def computation_receipt(signed: Signed, size: int | None = None, challenge: bytes = b"") -> Json:
-    """Returns a CR 0.1 document, or 0.1.1 with a sample of `size` spans."""
+    """Returns a CR 0.1 document, or 0.1.1 with a sample of `size` spans, at most all."""
     found = manifest(signed.receipt)
     if size is not None:
         rows, base = _rows(signed.receipt.token_ids), {**found, "cr": "0.1.1"}
+        size = min(size, len(rows))
         sampled = [rows[index] for index in indices(base, len(rows), size, challenge)]
         found = {
             **base,

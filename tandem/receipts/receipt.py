@@ -207,7 +207,7 @@ def _pairs(values: Sequence[Sequence[float]]) -> tuple[tuple[int, float], ...]:
     return tuple((int(token), float(number)) for token, number in values)
 
 
-EVERY = 64  # output tokens between digests
+EVERY = 64  # output tokens between digests; a span, which one step redraws
 SALT_BYTES = 32
 _PROMPT = b"tandem-receipt-prompt-v1\0"
 

@@ -14,13 +14,11 @@ from tandem.engine.generators import widest_step
 from tandem.engine.sequences import TargetSequence
 from tandem.receipts.checking import CheckOutcome, Finding
 from tandem.receipts.computation_receipt import sampled_spans
-from tandem.receipts.receipt import Receipt, SignedModel
+from tandem.receipts.receipt import EVERY, Receipt, SignedModel
 from tandem.runners.protocol import VerifyRow
 from tandem.speculation.draws import Floats, gumbel, surviving, words
 from tandem.speculation.rejection import Logits
 from tandem.speculation.types import ModelInfo, Request, SamplingParams, TokenLogprobs
-
-STEP = 64  # tokens in a span: one step, as wide as a prompt's, redraws it
 
 
 @dataclass(slots=True)
@@ -68,7 +66,7 @@ def same_arithmetic(receipt: Receipt, engine: Engine) -> bool:
 def spans(receipt: Receipt, sample: int | None, beacon: bytes | None = None) -> list[range]:
     """Returns all spans, or a `sample` that a beacon chooses, or that nobody can predict."""
     count = len(receipt.token_ids)
-    found = [range(start, min(start + STEP, count)) for start in range(0, count, STEP)]
+    found = [range(start, min(start + EVERY, count)) for start in range(0, count, EVERY)]
     if sample is None or sample >= len(found):
         return found
     if beacon is None:
