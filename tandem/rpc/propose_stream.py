@@ -33,6 +33,7 @@ from tandem.speculation.types import (
 )
 from tandem.v1 import draft_worker_pb2 as pb
 
+MOST_UNSENT = 32  # tokens
 MOST_DRAFTED = 2**14  # between two replies: a worker answers at least every 33rd message
 
 
@@ -57,6 +58,9 @@ class StreamedDrafts:
         """Lets `ahead` adopt drafts until cancelled; calls `ended` when none come for a while."""
         ahead.heard = self.arrived
         while True:
+            while not ahead.lookahead.plan.width:  # the worker is asked once its drafts are expected to pay
+                await self._news.wait()
+                self._news.clear()
             self.following = self._client.health.attempt(self._backoff)
             if self.following:
                 await self._follow(ahead, prompt_length, ended)
@@ -156,7 +160,8 @@ class FollowedStream(ClientDuplex[pb.ProposeRequest, pb.ProposeResponse]):
         if len(known) >= self._longest:
             self._over()
             return None
-        if len(known) <= self.sent_length:
+        # A worker whose drafts would not pay gets many tokens at once, before its lease ends
+        if len(known) - self.sent_length < (1 if plan.width else MOST_UNSENT):
             return None
         request, self._request = self._request, pb.ProposeRequest()
         request.tokens.extend(known[self.sent_length :])

@@ -13,9 +13,6 @@ from tandem.speculation.run_on import MAX_UNREAD, RunMessage
 from tandem.speculation.types import Draft, Proposer, SpeculationStats
 from tandem.speculation.verification_mode import DraftPlan, LookaheadPolicy
 
-# A resting drafter drafts a token after each of a run's first tokens, and then every PROBED: requests differ.
-PROBED_FIRST, PROBED = 8, 4
-
 
 @dataclass(slots=True)
 class DraftingAhead:
@@ -36,10 +33,10 @@ class DraftingAhead:
     heard: Callable[[], None] | None = None  # called when tokens arrive
     drafted: int = 0
     used: int = 0  # tokens handed to the caller, prompt included
-    _began_at: int = 0
     _path: list[int] = field(default_factory=list)
     _proposers: dict[int, Proposer] = field(default_factory=dict)
     _sent_length: int = 0  # the length of the path that was sent
+    _sent_width: int = 0
     _acknowledged: int = 0
     _until: int = 0
     _starts: int = 0  # how often the path was left
@@ -47,7 +44,7 @@ class DraftingAhead:
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self.used = self._began_at = len(self.known)
+        self.used = len(self.known)
         self._leave_path()
 
     def begin(self) -> None:
@@ -106,14 +103,15 @@ class DraftingAhead:
             while self.drafts_here and await self._draft_more():
                 pass
             plan = self.lookahead.plan
-            if (plan.width and len(self._path) > self._sent_length) or self._must_acknowledge():
+            rests = self._sent_width > plan.width == 0  # the verifier then hands out steps together
+            if rests or (plan.width and len(self._path) > self._sent_length) or self._must_acknowledge():
                 self._send_path(plan)
 
     async def _draft_more(self) -> bool:
         """Drafts one chunk; returns whether more may follow."""
         plan = self.lookahead.plan
         missing = min(len(self.known) + plan.depth, self.end - 1) - len(self._path)
-        if missing < 1 or (plan.width == 0 and not self._probes):
+        if missing < 1 or not plan.width:
             return False
         starts, began = self._starts, self.clock()
         draft = await self.drafter.propose(self._path, min(missing, self.chunk))
@@ -127,18 +125,15 @@ class DraftingAhead:
             self._proposers[at] = proposer
         self._path += draft.token_ids
         ahead = len(self._path) - len(self.known)
-        if plan.width and ahead >= plan.fresh and len(self._path) - self._sent_length >= plan.width:
+        if ahead >= plan.fresh and len(self._path) - self._sent_length >= plan.width:
             self._send_path(plan)
         return bool(draft.token_ids)
 
-    @property
-    def _probes(self) -> bool:
-        since = len(self.known) - self._began_at
-        return since < PROBED_FIRST or since % PROBED == 0
-
     def _observe(self, at: int, hit: bool) -> None:
         self._observed = at + 1
-        self.lookahead.observe(hit)
+        # A target that copies by itself needs no drafter for copies
+        if not (self.copies and self._proposers.get(at) is Proposer.NGRAM):
+            self.lookahead.observe(hit)
 
     def _leave_path(self) -> None:
         self._path = list(self.known)
@@ -155,7 +150,7 @@ class DraftingAhead:
         return (more and self._until - len(self.known) < few) or len(self.known) - self._acknowledged >= few
 
     def _send_path(self, plan: DraftPlan) -> None:
-        known = len(self.known)
+        known, self._sent_width = len(self.known), plan.width
         self._sent_length, self._acknowledged, self._until = len(self._path), known, self._allowed
         path = tuple(self._path[known:])
         self.send(RunMessage(known, self.known[-1], path, self._until, plan.width, self.copies))

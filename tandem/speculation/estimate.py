@@ -23,6 +23,7 @@ SHARE_FADING, COMMITTED_FADING, SMOOTHING = 0.8, 0.97, 0.2
 # Steps kept of a size; fewer use the lower quartile; steps between fits; most sizes
 KEPT, FEW, REFRESH, MOST_SIZES = 25, 8, 4, 256
 PRIOR_STEPS = 4.0  # weight of the assumed slope, in steps
+TRIAL_SHARE = 0.01  # share of the steps' time for drafts that may not pay
 LEAST_GAIN = 1.03  # expected speedup that drafts need, of a row alone
 WIDEST = 16  # tokens of a row; wider ones are chunks of prompts, whose tokens cost less
 
@@ -141,6 +142,10 @@ class Estimate:
         self.ahead = AcceptanceRates(PRIOR_AHEAD, PROCESS_FADING)  # of a token drafted ahead
         # Seconds by the step's tokens; by draft tokens; by whether a draft was requested
         self.target, self.draft, self.rest = Line(0.1), Line(1.0), Line(0.0)
+        # Seconds of a target's steps while no request drafts ahead: where cores are shared, drafting slows steps
+        self.alone, self.alone_from = Line(0.1), 0.0  # from this time on no step is slowed
+        # Seconds that drafts ahead which may not pay may cost, and what a trial costs
+        self.credit = self.trial = 0.0
         self.rows = self.others = self.co_committed = 0.0  # co-batched rows, their tokens, and their committed tokens
         self.rounds, self.copied = 0, PRIOR_COPIED  # copied: share of drafts that are copies
         # Seconds of a remote pair: of a draft token, of a verification with its queue, and of a round trip
@@ -150,7 +155,7 @@ class Estimate:
         """Records a round that waited for a draft of `requested` tokens."""
         self.rounds += 1
         drafted = len(draft.token_ids)
-        self.stepped(drafted + 1, verdict)
+        self.stepped(drafted + 1, verdict, self.target)
         if drafted and source_of(draft) is Proposer.MODEL:
             self.draft.note(drafted, draft.compute_seconds / draft.rows)
         waited = draft.queue_seconds + verdict.queue_seconds
@@ -161,14 +166,14 @@ class Estimate:
         if drafted:
             self.acceptance[source_of(draft)].note(drafted, verdict.accepted)
 
-    def stepped(self, tokens: int, verdict: Verdict) -> None:
-        """Records a target step in which this row had `tokens` tokens."""
+    def stepped(self, tokens: int, verdict: Verdict, times: Line | None) -> None:
+        """Records a target step in which this row had `tokens` tokens; its seconds in `times`."""
         whole = verdict.step_tokens or verdict.rows * max(verdict.width, tokens)
         self.rows += (1 - SHARE_FADING) * (verdict.rows - 1 - self.rows)
         self.others += (1 - SHARE_FADING) * (whole - tokens - self.others)
         self.co_committed += (1 - COMMITTED_FADING) * ((verdict.rows - 1) * len(verdict.token_ids) - self.co_committed)
-        if verdict.compute_seconds > 0 and verdict.width <= max(tokens, WIDEST):
-            self.target.note(whole, verdict.compute_seconds)
+        if times and verdict.compute_seconds > 0 and verdict.width <= max(tokens, WIDEST):
+            times.note(whole, verdict.compute_seconds)
 
     def drafted(self, tokens: int, seconds: float) -> None:
         if tokens:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from tandem.speculation.estimate import (
     REQUEST_FADING,
+    TRIAL_SHARE,
     AcceptanceRates,
     Estimate,
     best_length,
@@ -18,9 +19,7 @@ from tandem.speculation.types import Draft, Proposer, Verdict
 
 FIRST = 3  # draft tokens of a process's first round
 TRIED = 8  # first rounds that try different lengths, to measure costs
-# Share of a session's time for unpromising model drafts of one token; most credit, in rounds. A trial slows the rows of
-# its step, which divide both.
-TRIAL_SHARE, TRIALS_SAVED = 0.01, 0.4
+TRIALS_SAVED = 0.4  # most credit for trials, in rounds. A trial slows the rows of its step, which divide both
 REFRESH = 4  # rounds without drafts for which a plan lasts: choosing takes the steps' processor time
 LONGEST_OF_MODEL = 8  # each token of a model costs time; a copy is free
 

@@ -77,7 +77,8 @@ class PolicedLookup:
         await self._lookup.close()
 
     def stepped(self, drafted: int, seconds: float, rows: int = 1) -> None:
-        self._estimate.stepped(drafted + 1, Verdict((), 0, 0.0, seconds, rows=rows, step_tokens=drafted + rows))
+        step = Verdict((), 0, 0.0, seconds, rows=rows, step_tokens=drafted + rows)
+        self._estimate.stepped(drafted + 1, step, self._estimate.target)
 
 
 class HybridDrafter:

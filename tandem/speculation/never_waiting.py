@@ -41,6 +41,24 @@ class RunVerifier(TargetSession, Protocol):
 DraftsElsewhere = Callable[[DraftingAhead, int], Awaitable[None]]
 
 
+class OpenedAtUse(Drafter):
+    """A request's drafter, which is opened with its prompt once drafts are expected to pay."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter, self._open = drafter, False
+        self.prompt: list[int] = []
+
+    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
+        if not self._open:
+            await self._drafter.close()  # frees what an opening that was cancelled may hold
+            await self._drafter.open(self.prompt)
+            self._open = True
+        return await self._drafter.propose(tokens, k, model_k)
+
+    async def close(self) -> None:
+        await self._drafter.close()
+
+
 @dataclass(slots=True)
 class NeverWaitingRounds(Rounds):
     """Rounds of a drafter and a verifier that never waits."""
@@ -62,8 +80,11 @@ class NeverWaitingRounds(Rounds):
     _steps: asyncio.Queue[Verdict | Exception] = field(default_factory=asyncio.Queue)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _ended: float = 0.0
-    _drafter_open: bool = False
+    _opened: OpenedAtUse = field(init=False)
     _verified: int = 0  # draft tokens that steps of this run verified
+
+    def __post_init__(self) -> None:
+        self._opened = OpenedAtUse(self.drafter)
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._begin_request(prompt)
@@ -74,7 +95,7 @@ class NeverWaitingRounds(Rounds):
         self._begin_request(prompt)
 
     def _begin_request(self, prompt: Sequence[int]) -> None:
-        self._prompt = list(prompt)
+        self._prompt = self._opened.prompt = list(prompt)
         self._end = self.most_total if self.most_new is None else min(self.most_total, len(prompt) + self.most_new)
 
     async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
@@ -108,13 +129,13 @@ class NeverWaitingRounds(Rounds):
     async def close(self) -> None:
         try:
             await self._leave()
-            await self.drafter.close()
+            await self._opened.close()
         finally:
             await self.verifier.close()
 
     def _begin(self, tokens: Sequence[int]) -> None:
         self._ahead = DraftingAhead(
-            self.drafter,
+            self._opened,
             self.lookahead,
             self.verifier.send,
             self.stats,
@@ -130,7 +151,7 @@ class NeverWaitingRounds(Rounds):
         self._steps = asyncio.Queue()
         self.verifier.begin(tokens, partial(self._on_step, self._ahead))
         self._ahead.begin()
-        parts: list[Callable[[], Awaitable[None]]] = [partial(self._draft, self._ahead)]
+        parts: list[Callable[[], Awaitable[None]]] = [self._ahead.run]
         if self.elsewhere:
             parts.append(partial(self.elsewhere, self._ahead, len(self._prompt)))
         self._tasks = [asyncio.create_task(self._reported(part), name="draft ahead") for part in parts]
@@ -141,27 +162,16 @@ class NeverWaitingRounds(Rounds):
             return
         if isinstance(step, Verdict):
             self._verified += 0 if step.copied else step.drafted
-            self.lookahead.stepped(step.drafted, step)
+            self.lookahead.stepped(step.drafted, step, self.clock())
             self.lookahead.estimate.verified(step.queue_seconds + step.compute_seconds, step.network_seconds)
             ahead.arrived(step.token_ids)
         self._steps.put_nowait(step)
-
-    async def _draft(self, ahead: DraftingAhead) -> None:
-        if ahead.drafts_here:
-            await self._open_drafter()
-        await ahead.run()
 
     async def _reported(self, part: Callable[[], Awaitable[None]]) -> None:
         try:
             await part()
         except Exception as error:
             self._steps.put_nowait(error)
-
-    async def _open_drafter(self) -> None:
-        if not self._drafter_open:
-            await self.drafter.close()  # frees what an opening that was cancelled may hold
-            await self.drafter.open(self._prompt)
-            self._drafter_open = True
 
     def _draft_of(self, step: Verdict, ahead: DraftingAhead) -> Draft:
         accepted = step.token_ids[: step.accepted]

@@ -82,7 +82,7 @@ class SelfPacedRun:
 
     @property
     def client_is_drafting(self) -> bool:
-        return self._undrafted <= DRAFTING
+        return self._most > 0 and self._undrafted <= DRAFTING
 
     def follow(self, token_ids: Sequence[int]) -> None:
         with self._lock:

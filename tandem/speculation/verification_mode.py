@@ -8,7 +8,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tandem.speculation.estimate import AcceptanceRates, Estimate, best_length, expected_by_length
+from tandem.speculation.estimate import (
+    SMOOTHING,
+    TRIAL_SHARE,
+    AcceptanceRates,
+    Estimate,
+    best_length,
+    expected_by_length,
+)
 from tandem.speculation.loop import Rounds
 from tandem.speculation.types import Draft, Verdict
 
@@ -21,6 +28,9 @@ UNLIKELY = 0.02  # a path less likely than this is not drafted
 MOST_AHEAD = 64  # tokens beyond those known to be committed
 REFRESH = 8  # steps between plans
 LEAST_GAIN = 1.005  # expected speedup of the target that drafts need
+TRIED = 4  # draft tokens of a trial that the target must have answered
+LONGEST_TRIAL = 64  # steps
+UNMEASURED = 1.0  # seconds for which drafting slows steps, before they are measured
 
 
 class Pipeline(enum.Enum):
@@ -73,11 +83,14 @@ class DraftPlan(NamedTuple):
     width: int  # draft tokens per step; 0: nothing is sent
 
 
-RESTING = DraftPlan(1, 1, 0)
+RESTING = DraftPlan(0, 0, 0)
 
 
 class LookaheadPolicy:
-    """Plans one request's drafts, of at most `most_width` tokens a step, or `fixed` without rest. `given`: the plan."""
+    """Plans one request's drafts, of at most `most_width` tokens a step, or `fixed` without rest. `given`: the plan.
+
+    Drafts that the measured times and acceptance don't promise to pay may cost TRIAL_SHARE of the steps' time.
+    """
 
     def __init__(
         self, most_width: int, estimate: Estimate, fixed: int | None = None, given: DraftPlan | None = None
@@ -88,7 +101,9 @@ class LookaheadPolicy:
         self._fixed, self.estimate, self.given = fixed, estimate, given
         self._acceptance = AcceptanceRates(estimate.ahead, FADING)
         self._plan: DraftPlan | None = None
-        self._since = 0
+        # Of the plan: steps, tokens that they committed, their seconds, and draft tokens that the target answered
+        self._steps = self._tokens = self._tried = 0
+        self._seconds = 0.0
 
     @property
     def acceptance(self) -> float:
@@ -96,6 +111,7 @@ class LookaheadPolicy:
 
     def observe(self, hit: bool) -> None:
         """Records whether a token drafted ahead was right."""
+        self._tried += 1
         for known in (self._acceptance, self.estimate.ahead):
             known.note(1, hit)
 
@@ -103,29 +119,59 @@ class LookaheadPolicy:
         for position in range(min(drafted, verdict.accepted + 1)):
             self.observe(position < verdict.accepted)
 
-    def stepped(self, drafted: int, verdict: Verdict) -> None:
-        self.estimate.stepped(drafted + 1, verdict)
-        self._since += 1
+    def stepped(self, drafted: int, verdict: Verdict, now: float) -> None:
+        """Records a step whose verdict came at `now`, in seconds."""
+        known, times = self.estimate, None
+        if self.plan.width:
+            times = known.target
+            late = 2 * (known.rtt + known.verification)  # what is under way when drafting ends is slowed too
+            known.alone_from = now + (UNMEASURED if math.isnan(late) else late)
+        elif now >= known.alone_from:
+            times = known.alone
+        known.stepped(drafted + 1, verdict, times)
+        self._steps += 1
+        self._tokens += len(verdict.token_ids)
+        self._seconds += verdict.compute_seconds
 
     @property
     def plan(self) -> DraftPlan:
         if self.given:
             return self.given
-        if self._plan is None or self._since >= REFRESH:
-            self._plan, self._since = self._choose(), 0
+        if self._plan is None or self._over(self._plan):
+            self._settle(self._plan or RESTING)
+            self._plan = self._choose()
+            self._steps = self._tokens = self._tried = 0
+            self._seconds = 0.0
         return self._plan
+
+    def _over(self, plan: DraftPlan) -> bool:
+        tried = not plan.width or self._tried >= TRIED
+        return self._steps >= (REFRESH if tried else LONGEST_TRIAL)
+
+    def _settle(self, plan: DraftPlan) -> None:
+        """Counts what the plan's drafts cost or gained beside plain steps."""
+        known = self.estimate
+        if not plan.width:
+            known.credit = min(known.trial, known.credit + TRIAL_SHARE * self._seconds)
+        elif known.alone.known:
+            cost = self._seconds - self._tokens * known.alone.at(known.others + 1)
+            known.trial += SMOOTHING * (max(0.0, cost) - known.trial)
+            known.credit = min(known.trial, known.credit - cost)
 
     def _choose(self) -> DraftPlan:
         known, rate = self.estimate, self.acceptance
-        if self.most == 0:
-            return DraftPlan(0, 0, 0)
+        adaptive = self._fixed is None
+        if self.most == 0 or (adaptive and not known.alone.known):
+            return RESTING
         if not (known.timed and known.target.known):
             return DraftPlan(2 * self.most, self.most, self.most)
         tokens, seconds = expected_by_length([rate] * self.most), known.steps(self.most)
-        width = self.most if self._fixed is not None else best_length(tokens, seconds, known.rows)
+        width = best_length(tokens, seconds, known.rows) if adaptive else self.most
         late = steps_late(known.rtt, known.draft_token, seconds[0], width)
-        if self._fixed is None and gain(rate, width, late, seconds) < LEAST_GAIN:
+        pays = gain(rate, width, late, seconds, known.alone.at(known.others + 1)) >= LEAST_GAIN
+        if adaptive and known.credit < (0.0 if pays else known.trial):
             return RESTING
+        width = max(width, 1)
         likely = math.ceil(math.log(UNLIKELY) / math.log(rate))
         depth = max(width, min(math.ceil(late * tokens[width]) + width, likely, MOST_AHEAD))
         return DraftPlan(depth, min(late + width, depth), width)
@@ -138,13 +184,13 @@ def steps_late(rtt: float, draft: float, step: float, width: int) -> int:
     return max(1, math.ceil(min(ahead, MOST_AHEAD)))
 
 
-def gain(rate: float, width: int, late: int, seconds: list[float]) -> float:
-    """Returns the speedup over plain steps of a run whose drafts arrive `late` steps late."""
+def gain(rate: float, width: int, late: int, seconds: list[float], alone: float) -> float:
+    """Returns the speedup over steps that take `alone` seconds of a run whose drafts arrive `late` steps late."""
     if not width or not seconds[0]:
         return 1.0
     reached = max(1e-9, rate**late)  # drafts resume after `late` right tokens in succession
     plain, drafted = (1 / reached - 1) / (1 - rate), 1 / (1 - rate ** (width + 1))
-    return (plain + 1 / (1 - rate)) * seconds[0] / (plain * seconds[0] + drafted * seconds[width])
+    return (plain + 1 / (1 - rate)) * alone / (plain * seconds[0] + drafted * seconds[width])
 
 
 @dataclass(slots=True)
