@@ -113,9 +113,14 @@ def drafted_generator(
         check_drafts(request, drafts_named(name))
         fixed = fixed_length(request, info)
         verifier = LocalVerifier(target.engine, request.of_models, stats)
-        drafts = drafter(request, stats, estimate) if fixed != 0 else None
-        waiting = DraftedRounds(verifier, drafts, stats=stats)
-        if drafts is None or pipeline in (Pipeline.OFF, Pipeline.ON) or request.rule is not Rule.AGREEMENT:
+        if fixed == 0 and not request.drafts_sample:
+            return UndraftedRounds(verifier, None if request.stop_strings else stop_tokens(request, info))
+        drafts = drafter(request, stats, estimate)
+        copies = request.drafts in (Drafts.AUTO, Drafts.LOOKUP) and Drafts.LOOKUP in drafts_named(name)
+        # Copies are made here, where asking for them costs nothing
+        here = HybridDrafter(PolicedLookup(target.estimate), drafts) if copies else drafts
+        waiting = DraftedRounds(verifier, here, stats=stats)
+        if pipeline in (Pipeline.OFF, Pipeline.ON) or request.rule is not Rule.AGREEMENT:
             return waiting
         lookahead = LookaheadPolicy(most, estimate, fixed)
         running = NeverWaitingRounds(
@@ -128,7 +133,7 @@ def drafted_generator(
             request.max_new_tokens,
             measures=False,
             elsewhere=elsewhere(request, stats) if elsewhere else None,
-            copies=request.drafts in (Drafts.AUTO, Drafts.LOOKUP) and Drafts.LOOKUP in drafts_named(name),
+            copies=copies,
         )
 
         async def opens(prompt: Sequence[int]) -> bool:

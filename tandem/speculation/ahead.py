@@ -113,15 +113,17 @@ class DraftingAhead:
         missing = min(len(self.known) + plan.depth, self.end - 1) - len(self._path)
         if missing < 1 or not plan.width:
             return False
-        starts, began = self._starts, self.clock()
-        draft = await self.drafter.propose(self._path, min(missing, self.chunk))
+        starts, path, known, began = self._starts, self._path, len(self.known), self.clock()
+        draft = await self.drafter.propose(path, min(missing, self.chunk))
         if self.measures:
             self.lookahead.estimate.drafted(len(draft.token_ids), self.clock() - began)
         self.stats.spent(draft)
         self.drafted += len(draft.token_ids)
-        if starts != self._starts:
-            return True  # overtaken while it was drafted
-        for at, proposer in enumerate(draft.proposed_by, len(self._path)):
+        if starts != self._starts:  # overtaken while it was drafted
+            by = (*(self._proposers.get(at, Proposer.MODEL) for at in range(known, len(path))), *draft.proposed_by)
+            self.adopt(known, [*path[known:], *draft.token_ids], by)
+            return True
+        for at, proposer in enumerate(draft.proposed_by, len(path)):
             self._proposers[at] = proposer
         self._path += draft.token_ids
         ahead = len(self._path) - len(self.known)

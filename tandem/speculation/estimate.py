@@ -13,7 +13,6 @@ from tandem.speculation.types import Draft, Proposer, Verdict
 PRIOR = {Proposer.MODEL: 0.7, Proposer.NGRAM: 0.7}  # acceptance of a draft token, before any data
 # Acceptance of a copy before any data, by the length of its match (5: or more)
 PRIOR_COPIES = {1: 0.2, 2: 0.4, 3: 0.55, 4: 0.64, 5: 0.84}
-PRIOR_COPIED, COPIED_FADING = 0.2, 0.98  # prior share of drafts that are copies; decay per draft
 PRIOR_AHEAD = 0.6  # prior acceptance of a token drafted ahead
 PROCESS_FADING, REQUEST_FADING = 0.998, 0.96  # decay of acceptance counts per draft
 TOGETHER, EACH = 6.0, 20.0  # weight of the prior, in trials: over all positions, and at each
@@ -140,29 +139,29 @@ class Estimate:
         self.acceptance = {source: AcceptanceRates(rate, PROCESS_FADING) for source, rate in PRIOR.items()}
         self.copies = {size: AcceptanceRates(rate, PROCESS_FADING) for size, rate in PRIOR_COPIES.items()}
         self.ahead = AcceptanceRates(PRIOR_AHEAD, PROCESS_FADING)  # of a token drafted ahead
-        # Seconds by the step's tokens; by draft tokens; by whether a draft was requested
+        # Seconds by the step's tokens; by draft tokens; by whether a model drafted
         self.target, self.draft, self.rest = Line(0.1), Line(1.0), Line(0.0)
         # Seconds of a target's steps while no request drafts ahead: where cores are shared, drafting slows steps
         self.alone, self.alone_from = Line(0.1), 0.0  # from this time on no step is slowed
         # Seconds that drafts ahead which may not pay may cost, and what a trial costs
         self.credit = self.trial = 0.0
         self.rows = self.others = self.co_committed = 0.0  # co-batched rows, their tokens, and their committed tokens
-        self.rounds, self.copied = 0, PRIOR_COPIED  # copied: share of drafts that are copies
+        self.rounds = 0
         # Seconds of a remote pair: of a draft token, of a verification with its queue, and of a round trip
         self.draft_token = self.verification = self.rtt = math.nan
 
-    def observe(self, requested: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
-        """Records a round that waited for a draft of `requested` tokens."""
+    def observe(self, draft: Draft, verdict: Verdict, seconds: float) -> None:
+        """Records a round that waited for its draft."""
         self.rounds += 1
         drafted = len(draft.token_ids)
         self.stepped(drafted + 1, verdict, self.target)
-        if drafted and source_of(draft) is Proposer.MODEL:
+        if not drafted:
+            self.alone.note(self.others + 1, verdict.compute_seconds)
+        modelled = drafted > 0 and source_of(draft) is Proposer.MODEL
+        if modelled:
             self.draft.note(drafted, draft.compute_seconds / draft.rows)
         waited = draft.queue_seconds + verdict.queue_seconds
-        self.rest.note(requested > 0, max(0.0, seconds - waited - draft.compute_seconds - verdict.compute_seconds))
-        if requested:
-            copied = drafted > 0 and source_of(draft) is Proposer.NGRAM
-            self.copied += (1 - COPIED_FADING) * (copied - self.copied)
+        self.rest.note(modelled, max(0.0, seconds - waited - draft.compute_seconds - verdict.compute_seconds))
         if drafted:
             self.acceptance[source_of(draft)].note(drafted, verdict.accepted)
 
@@ -192,6 +191,14 @@ class Estimate:
     def timed(self) -> bool:
         """Whether all times of a remote pair are measured."""
         return not math.isnan(self.draft_token + self.verification + self.rtt)
+
+    def waiting_pays(self, most: int) -> bool:
+        """Whether rounds that wait for at most `most` tokens of a model likely beat plain steps that wait for none."""
+        tokens = expected_by_length(self.acceptance[Proposer.MODEL].rates(most))
+        asked = self.rest.at(1)
+        rounds = [step + asked + self.draft.at(n) for n, step in enumerate(self.steps(most))]
+        plain = self.alone.at(self.others + 1)
+        return best_length(tokens, [plain, *rounds[1:]], max(self.rows, self.co_committed)) > 0
 
     def steps(self, most: int) -> list[float]:
         """Returns the seconds of target steps that verify 0 to `most` draft tokens of a row."""

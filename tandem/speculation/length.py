@@ -83,21 +83,15 @@ class AdaptiveLength(FixedLength):
         model, of_model = self._best(Proposer.MODEL, min(LONGEST_OF_MODEL, most))
         if not model and self._credit >= self._trial:
             return LengthPlan(max(1, copied), 1, lasts=False)
-        asks = model or self._worth_asking(copied)
-        self._plan = LengthPlan(copied if asks else 0, model, True, of_copies, of_model)
+        self._plan = LengthPlan(copied, model, True, of_copies, of_model)
         return self._plan
-
-    def _worth_asking(self, copied: int) -> bool:
-        known = self._estimate
-        gained = known.copied * sum(itertools.accumulate(self._acceptance[Proposer.NGRAM].rates(copied), operator.mul))
-        return gained * known.steps(0)[0] > known.rest.at(1) - known.rest.at(0)
 
     def _best(self, source: Proposer, most: int) -> tuple[int, tuple[float, ...]]:
         known = self._estimate
         seconds = known.steps(most)
-        rest, asked = known.rest.at(0), known.rest.at(1)
         drafts = source is Proposer.MODEL
-        costs = [seconds[0] + rest, *(seconds[n] + asked + drafts * known.draft.at(n) for n in range(1, most + 1))]
+        rest, drafted = known.rest.at(0), known.rest.at(drafts)
+        costs = [seconds[0] + rest, *(seconds[n] + drafted + drafts * known.draft.at(n) for n in range(1, most + 1))]
         self._trial = costs[1] - costs[0]  # of a model's, whose lengths are chosen last
         rates = self._acceptance[source].rates(most)
         best = best_length(expected_by_length(rates), costs, max(known.rows, known.co_committed))
@@ -106,7 +100,7 @@ class AdaptiveLength(FixedLength):
     def observe(self, requested: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
         if draft.ahead:
             return  # such a round's time says nothing about one that waits for its draft
-        self._estimate.observe(requested, draft, verdict, seconds)
+        self._estimate.observe(draft, verdict, seconds)
         each, drafted = seconds / verdict.rows, len(draft.token_ids)
         self._credit = min(self._credit + TRIAL_SHARE * each, max(TRIALS_SAVED * each, self._trial))
         self._undrafted = 0 if drafted or requested else self._undrafted + 1

@@ -93,7 +93,7 @@ class HybridDrafter:
 
     async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
         copied = self._lookup.copy(tokens, k)
-        return copied if copied.token_ids else await self._model.propose(tokens, k, model_k)
+        return copied if copied.token_ids or model_k == 0 else await self._model.propose(tokens, k, model_k)
 
     async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
         copied = self._lookup.copy(tokens, 1)

@@ -17,7 +17,7 @@ from tandem.speculation.estimate import (
     expected_by_length,
 )
 from tandem.speculation.loop import Rounds
-from tandem.speculation.types import Draft, Verdict
+from tandem.speculation.types import Draft, Proposer, Verdict
 
 # Round trip / verification below which depth stays minimal: on shared cores drafting ahead costs more than it saves
 # (measured at 1 ms / 11 ms: `auto` took 1.1 to 1.2 times as long per token as stop-and-wait).
@@ -30,6 +30,7 @@ REFRESH = 8  # steps between plans
 LEAST_GAIN = 1.005  # expected speedup of the target that drafts need
 TRIED = 4  # draft tokens of a trial that the target must have answered
 LONGEST_TRIAL = 64  # steps
+MOST_CREDIT = 32  # steps' time that drafts which gained may cost again
 UNMEASURED = 1.0  # seconds for which drafting slows steps, before they are measured
 
 
@@ -74,7 +75,8 @@ def never_waits(pipeline: Pipeline, most: int, estimate: Estimate, opening_rtt: 
         return True  # plain decoding saves every round trip
     if not estimate.timed:
         return opening_rtt >= NEAR_SECONDS
-    return estimate.rtt >= SHORT_NETWORK * estimate.verification
+    near = estimate.rtt < SHORT_NETWORK * estimate.verification
+    return not near or (estimate.alone.known and not estimate.waiting_pays(most))
 
 
 class DraftPlan(NamedTuple):
@@ -112,12 +114,13 @@ class LookaheadPolicy:
     def observe(self, hit: bool) -> None:
         """Records whether a token drafted ahead was right."""
         self._tried += 1
-        for known in (self._acceptance, self.estimate.ahead):
+        for known in (self._acceptance, self.estimate.ahead, self.estimate.acceptance[Proposer.MODEL]):
             known.note(1, hit)
 
     def waited(self, drafted: int, verdict: Verdict) -> None:
         for position in range(min(drafted, verdict.accepted + 1)):
-            self.observe(position < verdict.accepted)
+            for known in (self._acceptance, self.estimate.ahead):
+                known.note(1, position < verdict.accepted)
 
     def stepped(self, drafted: int, verdict: Verdict, now: float) -> None:
         """Records a step whose verdict came at `now`, in seconds."""
@@ -151,12 +154,13 @@ class LookaheadPolicy:
     def _settle(self, plan: DraftPlan) -> None:
         """Counts what the plan's drafts cost or gained beside plain steps."""
         known = self.estimate
+        plain = known.alone.at(known.others + 1)
         if not plan.width:
-            known.credit = min(known.trial, known.credit + TRIAL_SHARE * self._seconds)
+            known.credit = max(known.credit, min(known.trial, known.credit + TRIAL_SHARE * self._seconds))
         elif known.alone.known:
-            cost = self._seconds - self._tokens * known.alone.at(known.others + 1)
+            cost = self._seconds - self._tokens * plain
             known.trial += SMOOTHING * (max(0.0, cost) - known.trial)
-            known.credit = min(known.trial, known.credit - cost)
+            known.credit = min(MOST_CREDIT * plain, known.credit - cost)
 
     def _choose(self) -> DraftPlan:
         known, rate = self.estimate, self.acceptance
@@ -164,7 +168,8 @@ class LookaheadPolicy:
         if self.most == 0 or (adaptive and not known.alone.known):
             return RESTING
         if not (known.timed and known.target.known):
-            return DraftPlan(2 * self.most, self.most, self.most)
+            may = not adaptive or known.credit >= known.trial
+            return DraftPlan(2 * self.most, self.most, self.most) if may else RESTING
         tokens, seconds = expected_by_length([rate] * self.most), known.steps(self.most)
         width = best_length(tokens, seconds, known.rows) if adaptive else self.most
         late = steps_late(known.rtt, known.draft_token, seconds[0], width)

@@ -44,6 +44,10 @@ class SimulatedDraft:
     dry: bool = False
     _device: asyncio.Lock = field(default_factory=asyncio.Lock)
 
+    @property
+    def drafts(self) -> bool:
+        return self._device.locked()
+
     async def open(self, prompt: Sequence[int]) -> None: ...
 
     async def close(self) -> None: ...
@@ -87,6 +91,8 @@ class RunningTarget:
     refuses: bool = False
     window: int = MAX_UNREAD
     row_seconds: float = 0.0
+    beside: SimulatedDraft | None = None  # on the same cores: steps take `slowed` times as long while it drafts
+    slowed: float = 1.0
     committed: list[int] = field(default_factory=list)
     steps: int = 0
     drafted_steps: int = 0
@@ -126,7 +132,8 @@ class RunningTarget:
             while (draft := run.next_draft()) is None:
                 self._wake.clear()
                 await self._wake.wait()
-            await asyncio.sleep(seconds := self.verify_seconds + len(draft) * self.row_seconds)
+            slowed = self.slowed if self.beside and self.beside.drafts else 1.0
+            await asyncio.sleep(seconds := slowed * (self.verify_seconds + len(draft) * self.row_seconds))
             committed: list[int] = []
             for guess in [*draft, None]:
                 committed.append(truth([*self.committed, *committed]))
@@ -179,6 +186,7 @@ def measurements(draft: float, verify: float, rtt: float) -> Estimate:
     known.verified(verify, rtt)
     for tokens in range(1, 9):
         known.target.note(tokens, verify)
+        known.alone.note(tokens, verify)
     return known
 
 

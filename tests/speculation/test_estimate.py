@@ -69,6 +69,6 @@ def test_a_step_shared_with_others_counts_whole_and_tells_how_many_share() -> No
     for n in (0, 1, 2, 3) * 50:
         tokens = 14 + n + 1  # seven others of two tokens each
         draft = Draft((0,) * n, 0.0, 0.0, (Proposer.MODEL,) * n)
-        known.observe(n, draft, Verdict((0,), 0, 0.0, 0.010 + 0.0005 * tokens, rows=8, step_tokens=tokens), 0.020)
+        known.observe(draft, Verdict((0,), 0, 0.0, 0.010 + 0.0005 * tokens, rows=8, step_tokens=tokens), 0.020)
     assert known.rows == pytest.approx(7) and known.others == pytest.approx(14)
     assert known.steps(2) == pytest.approx([0.0175, 0.018, 0.0185], rel=0.01)

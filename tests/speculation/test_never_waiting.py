@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import statistics
 
 import pytest
 
@@ -23,6 +24,7 @@ def run(
     fixed: int | None = None,
     pause: float = 0.0,
     stop: frozenset[int] = frozenset(),
+    known: Estimate | None = None,
     **target: object,
 ) -> Ran:
     return in_virtual_time(
@@ -32,8 +34,9 @@ def run(
             count,
             width,
             fixed,
-            pause=pause,
-            stop=stop,
+            known,
+            pause,
+            stop,
         )
     )
 
@@ -88,6 +91,20 @@ def test_what_was_drafted_is_verified_or_counted_as_stale() -> None:
         assert stats.network_seconds <= found.seconds
 
 
+def test_drafts_that_slow_the_targets_steps_rest_unless_they_gain_more_than_that() -> None:
+    def seconds(acceptance: float, slowed: float, each: float = 0.003) -> list[float]:
+        known = Estimate()
+        drafts = [SimulatedDraft(acceptance, each) for _ in range(40)]
+        return [
+            run(draft=draft, beside=draft, slowed=slowed, known=known, row_seconds=0.002).seconds for draft in drafts
+        ]
+
+    plain = 80 * 0.009
+    assert statistics.median(seconds(0.5, 2.0)) <= 1.005 * plain >= statistics.mean(seconds(0.5, 2.0)) - 0.015 * plain
+    assert statistics.median(seconds(0.9, 2.0)) <= 0.9 * plain
+    assert statistics.median(seconds(0.7, 1.0)) <= 0.9 * plain  # drafting takes longer than a step
+
+
 def test_a_drafter_that_has_nothing_or_breaks_leaves_plain_decoding_or_ends_the_request() -> None:
     dry = run(draft=SimulatedDraft(0.7, 0.0003, dry=True), rtt=0.02)
     assert dry.tokens == said(80)
@@ -120,6 +137,7 @@ def test_the_reach_grows_with_the_round_trip_and_acceptance_and_is_bounded() -> 
         lookahead = LookaheadPolicy(width, measurements(0.0003, 0.009, rtt))
         for i in range(1000):
             lookahead.observe((i * 0.6180339887) % 1 < acceptance)
+        lookahead.estimate.trial = 1.0  # nothing is tried
         return lookahead.plan
 
     near, far, sure = plan(0.0, 0.85), plan(0.1, 0.85), plan(0.1, 0.97)

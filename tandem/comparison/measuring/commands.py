@@ -39,7 +39,7 @@ def worker_command(config: ComparisonConfig, architecture: str, target: str, *ex
     if config.capacity is not None:
         config = replace(config, batch=config.batch or MIN_SLOTS)
     host, _, port = target.rpartition(":")
-    pipeline = PIPELINES.get(architecture, config.pipeline)
+    pipeline = PIPELINES.get(architecture, config.pipeline or "off")
     where = ("--target_host", host.strip("[]"), "--target_port", port, "--pipeline", pipeline)
     if config.drafts_with_head:
         context = () if config.feature_context is None else ("--feature_context", str(config.feature_context))
@@ -54,7 +54,7 @@ def proposing_command(config: ComparisonConfig) -> list[str]:
 
 def asking_command(config: ComparisonConfig, worker: str, *extra: str) -> list[str]:
     """Returns the command of a target that asks the draft worker at HOST:PORT."""
-    pipeline = "off" if config.pipeline == "on" else config.pipeline  # it has one round at a time
+    pipeline = "off" if config.pipeline == "on" else config.pipeline or "auto"  # it has one round at a time
     asking = ("--draft_host", worker, "--pipeline", pipeline)
     return server_command(config, "target", *asking, *extra, group=config.groups.target)
 

@@ -103,7 +103,7 @@ class ComparisonConfig:
         default=tuple(each.name for each in DEFAULT),
         group=CONNECTING,
     )
-    pipeline: str = same("pipeline", default="off")  # of distributed's worker and, unless "on", remote_draft's target
+    pipeline: str | None = same("pipeline", "of distributed (default: off) and remote_draft (auto)", default=None)
 
     model: str | None = option("target (default: the embedded one)", also="target_model", group=STARTED)
     draft_model: str | None = same("draft_model")

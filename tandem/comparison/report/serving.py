@@ -24,7 +24,7 @@ LOOPBACK = "127.0.0.1"
 FOR_CLIENTS = ("--http_port", HTTP_PORT, "--port", "0")  # as `serve` has them
 URL = f"http://{LOOPBACK}:{HTTP_PORT}/v1"
 OF_THE_COMPARISON = ("--host", "--port", "--prefix_sharing", "--rehearse")  # flags with values for measuring only
-DEFAULTS = (["--backend", "torch"], ["--pipeline", "off"], ["--draft", "auto"])
+DEFAULTS = (["--backend", "torch"], ["--pipeline", "auto"], ["--draft", "auto"])
 APART = f"On two machines, put the other's address in place of {LOOPBACK}, and secure both (docs/security.md)."
 
 
