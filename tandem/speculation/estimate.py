@@ -84,6 +84,9 @@ class Line:
     def __init__(self, growing_share: float) -> None:
         self._growing_share = growing_share
         self._seconds: dict[float, deque[float]] = {}
+        self._points: dict[float, tuple[int, float]] = {}  # steps and their median by size, as the sums have them
+        self._stale: set[float] = set()
+        self._sums = [0.0] * 5  # of weights, sizes, seconds, squared sizes, sizes by seconds
         self._steps = 0
         self._fit = (0.0, 0.0)
         self.fixed_share = 1.0  # share of a mean step that does not grow with size
@@ -93,25 +96,40 @@ class Line:
         return self._steps > 0
 
     def note(self, size: float, seconds: float) -> None:
-        if self._steps == 1:
-            self._seconds.clear()  # the first step of a process takes longer than those after it
+        if self._steps == 1:  # the first step of a process takes longer than those after it
+            self._stale.update(self._seconds)
+            self._seconds.clear()
         self._seconds.setdefault(size, deque(maxlen=KEPT)).append(seconds)
+        self._stale.add(size)
         if len(self._seconds) > MOST_SIZES:
-            del self._seconds[next(iter(self._seconds))]
+            oldest = next(iter(self._seconds))
+            del self._seconds[oldest]
+            self._stale.add(oldest)
         self._steps += 1
         if self._steps <= FEW or self._steps % REFRESH == 0:
             self._refit()
 
     def _refit(self) -> None:
-        points = [(len(all_), size, _middle(all_)) for size, all_ in self._seconds.items()]
-        total = sum(n for n, _, _ in points)
-        x, y = sum(n * size for n, size, _ in points) / total, sum(n * time for n, _, time in points) / total
-        together = sum(n * (size - x) * (time - y) for n, size, time in points)
-        spread = sum(n * (size - x) ** 2 for n, size, _ in points)
+        for size in self._stale:
+            self._add(size, -1.0)
+            if all_ := self._seconds.get(size):
+                self._points[size] = len(all_), _middle(all_)
+                self._add(size, 1.0)
+            else:
+                self._points.pop(size, None)
+        self._stale.clear()
+        total, sizes, seconds, squares, products = self._sums
+        x, y = sizes / total, seconds / total
+        together, spread = products - sizes * y, max(0.0, squares - sizes * x)
         expected = self._growing_share * y / x if x else 0.0
         slope = max(0.0, (together + PRIOR_STEPS * expected) / (spread + PRIOR_STEPS))
         self._fit = max(0.0, y - slope * x), slope
         self.fixed_share = min(1.0, self._fit[0] / y) if y else 1.0
+
+    def _add(self, size: float, sign: float) -> None:
+        count, middle = self._points.get(size, (0, 0.0))
+        of_size = (count, count * size, count * middle, count * size * size, count * size * middle)
+        self._sums = [sum_ + sign * part for sum_, part in zip(self._sums, of_size, strict=True)]
 
     @property
     def slope(self) -> float:

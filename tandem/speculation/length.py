@@ -20,7 +20,7 @@ from tandem.speculation.types import Draft, Proposer, Verdict
 FIRST = 3  # draft tokens of a process's first round
 TRIED = 8  # first rounds that try different lengths, to measure costs
 TRIALS_SAVED = 0.4  # most credit for trials, in rounds. A trial slows the rows of its step, which divide both
-REFRESH = 4  # rounds without drafts for which a plan lasts: choosing takes the steps' processor time
+REFRESH = 4  # rounds for which a plan lasts, unless all of a draft was wrong: choosing takes the steps' processor time
 LONGEST_OF_MODEL = 8  # each token of a model costs time; a copy is free
 
 
@@ -67,11 +67,11 @@ class AdaptiveLength(FixedLength):
         self._acceptance = {
             source: AcceptanceRates(known, REQUEST_FADING) for source, known in estimate.acceptance.items()
         }
-        self._plan, self._undrafted = LengthPlan(0, 0), 0  # rounds without drafts since the last one with
+        self._plan, self._lasts = LengthPlan(0, 0), 0  # for so many rounds
         self._credit, self._trial = 0.0, 0.0  # seconds that trials may cost, and that one does
 
     def choose(self, remaining: int) -> LengthPlan:
-        if self._undrafted % REFRESH and self._plan.k < remaining:
+        if self._lasts and self._plan.k < remaining:
             return self._plan
         most, rounds = min(self._most, remaining - 1), self._estimate.rounds
         if most < 1:
@@ -83,7 +83,7 @@ class AdaptiveLength(FixedLength):
         model, of_model = self._best(Proposer.MODEL, min(LONGEST_OF_MODEL, most))
         if not model and self._credit >= self._trial:
             return LengthPlan(max(1, copied), 1, lasts=False)
-        self._plan = LengthPlan(copied, model, True, of_copies, of_model)
+        self._plan, self._lasts = LengthPlan(copied, model, True, of_copies, of_model), REFRESH
         return self._plan
 
     def _best(self, source: Proposer, most: int) -> tuple[int, tuple[float, ...]]:
@@ -103,7 +103,7 @@ class AdaptiveLength(FixedLength):
         self._estimate.observe(draft, verdict, seconds)
         each, drafted = seconds / verdict.rows, len(draft.token_ids)
         self._credit = min(self._credit + TRIAL_SHARE * each, max(TRIALS_SAVED * each, self._trial))
-        self._undrafted = 0 if drafted or requested else self._undrafted + 1
+        self._lasts = 0 if drafted > verdict.accepted == 0 else max(0, self._lasts - 1)
         if drafted:
             self._acceptance[source_of(draft)].note(drafted, verdict.accepted)
             if drafted > verdict.accepted == 0 and source_of(draft) is Proposer.MODEL:
