@@ -31,7 +31,8 @@ class FusedPair:
         self.health = health or DrafterHealth("of this process")
         step = fused(target.runner, draft.runner, self._fell_back)
         ragged = target.runner.shapes.ragged  # else the widest row decides
-        self.step = target.shared.with_prefill_rows(StepWidths(step).run if ragged else step)
+        self.widths = StepWidths(step) if ragged else None
+        self.step = target.shared.with_prefill_rows(self.widths.run if self.widths else step)
 
     def _fell_back(self, error: Exception) -> None:
         kind, counts = type(error).__name__, self.target.fused_fallbacks
@@ -81,7 +82,7 @@ class FusedRounds(Rounds):
         if self._target and self._draft:
             pair, lookup = self._pair, self._lookup
             self.stepper = FusedStepper(
-                pair.step, self._target, self._draft, lookup, pair.health, tokens, self._stops, self._end
+                pair.step, self._target, self._draft, lookup, pair.health, tokens, self._stops, self._end, pair.widths
             )
             self._target.set_stepper(self.stepper)
 
@@ -106,7 +107,7 @@ class FusedRounds(Rounds):
         assert target and stepper and self._draft, "open comes first"
         try:
             if target.device_waits:
-                stepper.plan = None
+                stepper.plan = stepper.latest if stepper.latest.lasts else None
                 stepper.asked = stepper.latest._replace(copied=k, model_k=model_part(k, model_k))
                 if target.sync_to(tokens):
                     await target.fill(tokens[:-1])
@@ -127,6 +128,8 @@ class FusedRounds(Rounds):
             return self._read(target, tokens, row, done)
         except StepHung:
             self._draft.held.clear()
+            if self._lookup:  # it may have followed tokens that no one read
+                await self._lookup.open(tokens)
             self._step_from(tokens)
             raise
         finally:
@@ -181,15 +184,16 @@ class FusedStepper(Stepper):
         tokens: Sequence[int],
         stops: Collection[int] | None,
         end: int,
+        widths: StepWidths | None = None,
     ) -> None:
         self._tokens = list(tokens)
         super().__init__(step, self._tokens)
         self.target, self.draft, self._lookup, self._health = target, draft, lookup, health
-        self._end = end
+        self._end, self._widths = end, widths
         self._stops, self.self_paced = frozenset(stops or ()), stops is not None
         self.asked: LengthPlan | None = None  # lengths of the event loop's row
         self.plan: LengthPlan | None = None  # of rows that the device begins; one that does not last serves one
-        self.latest = LengthPlan(0, 0)  # the last plan, for the worth of draft tokens
+        self.latest = LengthPlan(0, 0, lasts=False)  # the last plan, for the worth of draft tokens
         self.model_ready: bool | None = None  # set after `next_row` returned None: may the model draft for it?
 
     def follow(self, row: FusedRow, result: FusedResult) -> None:
@@ -210,7 +214,8 @@ class FusedStepper(Stepper):
         looks_up = self._lookup and k > 0 and self.model_ready is None
         copied = self._lookup.copy(tokens, k).token_ids if self._lookup and looks_up else ()
         k = model_part(k, lengths.model_k) if copied else self.draft.room(tokens, model_part(k, lengths.model_k))
-        if k and not copied and self.model_ready is not False:
+        rests = bool(not copied and self.latest.of_model and self._widths and self._widths.resting)
+        if k and not copied and self.model_ready is not False and not rests:
             propose = self._propose_row(k)
         else:
             propose = self.target.verify_only_row(tokens, k if copied else 0)
@@ -220,7 +225,7 @@ class FusedStepper(Stepper):
             self.plan = None
         self.asked = self.model_ready = None
         worth = self.latest.of_copies if copied else self.latest.of_model
-        return FusedRow(propose, copied, self.target.adapter, worth[: propose.k])
+        return FusedRow(propose, copied, self.target.adapter, worth[: k if rests else propose.k])
 
     def _propose_row(self, k: int) -> ProposeRow | None:
         try:

@@ -249,7 +249,7 @@ def fused_generator(
             mine = None  # its part of the prompt is not computed
         stops = None if request.stop_strings else stop_tokens(request, info)
         if pair and mine:
-            lookup = choice.lookup(target.estimate) if request.drafts is Drafts.AUTO else None
+            lookup = choice.lookup(target.estimate, only_grows=True) if request.drafts is Drafts.AUTO else None
             return FusedRounds(pair, request.of_models, lookup, stats, stops)
         verifier = LocalVerifier(target.engine, request.of_models, stats)
         if mine is None and not request.drafts_sample:

@@ -47,9 +47,9 @@ class DraftChoice:
             raise CheckpointError(f"draft: the draft model that Tandem ships is not installed: {ways}")
         return model
 
-    def lookup(self, estimate: Estimate) -> PolicedLookup | None:
+    def lookup(self, estimate: Estimate, only_grows: bool = False) -> PolicedLookup | None:
         """The lookup tried before the draft model, or None."""
-        return PolicedLookup(estimate) if self.looks_up else None
+        return PolicedLookup(estimate, only_grows) if self.looks_up else None
 
     @property
     def looks_up(self) -> bool:

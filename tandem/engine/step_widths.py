@@ -15,10 +15,14 @@ MARGIN = 1.2  # worth over price that a draft token needs, because estimates of 
 
 
 class StepWidths:
-    """Steps of one pair; measures seconds of verifications by rows and tokens, of drafts by draft tokens."""
+    """Steps of one pair; measures seconds of verifications by rows and tokens, of drafts by draft tokens.
+
+    `resting`: in steps of so many rows the model's drafts do not pay, so rows that only name their worth will do.
+    """
 
     def __init__(self, step: FusedStep) -> None:
         self._step, self._verify, self._draft = step, Line(0.1), Line(1.0)
+        self.resting = False
 
     def run(self, rows: Sequence[Any]) -> Sequence[Any]:
         """Runs rows, and chunks after them, with the drafts that pay; on the device's thread."""
@@ -40,10 +44,12 @@ class StepWidths:
 
     def cut(self, rows: Sequence[FusedRow]) -> list[FusedRow]:
         """Shortens drafts of known worth; with one row, its plan is the step's."""
+        self.resting = False
         if len(rows) < 2 or not (self._verify.known and self._draft.known):
             return list(rows)
         copies, both = self._lengths(rows, drafts=False), self._lengths(rows, drafts=True)
-        _, lengths = both if both[0] > LEAST_GAIN * copies[0] else copies
+        self.resting = both[0] <= LEAST_GAIN * copies[0]
+        _, lengths = copies if self.resting else both
         return [row.cut(length) if row.worth else row for row, length in zip(rows, lengths, strict=True)]
 
     def _lengths(self, rows: Sequence[FusedRow], drafts: bool) -> tuple[float, list[int]]:

@@ -133,7 +133,8 @@ class FusedRow:
     propose: ProposeRow
     copied: tuple[int, ...] = ()  # a lookup draft, verified instead of a proposal
     adapter: int = 0  # the target's
-    worth: tuple[float, ...] = ()  # probability by draft token that it is committed; empty: all are verified
+    # Probability by draft token, proposed or not, that it is committed; empty: all that are proposed are verified
+    worth: tuple[float, ...] = ()
 
     def cut(self, length: int) -> FusedRow:
         """The row with at most `length` draft tokens."""

@@ -30,7 +30,10 @@ class Drafter(Protocol):
 
 
 class NgramDrafter(Drafter):
-    """Prompt lookup (Saxena 2023): copies what followed the longest match of the last tokens, the latest of several."""
+    """Prompt lookup (Saxena 2023): copies what followed the longest match of the last tokens, the latest of several.
+
+    `only_grows`: `tokens` always extend those of the call before.
+    """
 
     def __init__(self, longest: int = 5, shortest: int = 1, only_grows: bool = False) -> None:
         if not 1 <= shortest <= longest:
@@ -75,7 +78,8 @@ class NgramDrafter(Drafter):
         for at in range(start, len(tokens)):
             before = tuple(tokens[max(0, at - self._sizes[0]) : at])
             grams = [before[-n:] for n in self._sizes if n <= at]
-            self._entries.append([(gram, self._follower.get(gram)) for gram in grams])
+            if not self._only_grows:
+                self._entries.append([(gram, self._follower.get(gram)) for gram in grams])
             self._follower.update(dict.fromkeys(grams, at))
         self._indexed += tokens[start:]
 

@@ -164,7 +164,7 @@ class Estimate:
         # Seconds that drafts ahead which may not pay may cost, and what a trial costs
         self.credit = self.trial = 0.0
         self.rows = self.others = self.co_committed = 0.0  # co-batched rows, their tokens, and their committed tokens
-        self.rounds = 0
+        self.rounds, self._ended = 0, 0.0
         # Seconds of a remote pair: of a draft token, of a verification with its queue, and of a round trip
         self.draft_token = self.verification = self.rtt = math.nan
 
@@ -189,8 +189,10 @@ class Estimate:
         self.rows += (1 - SHARE_FADING) * (verdict.rows - 1 - self.rows)
         self.others += (1 - SHARE_FADING) * (whole - tokens - self.others)
         self.co_committed += (1 - COMMITTED_FADING) * ((verdict.rows - 1) * len(verdict.token_ids) - self.co_committed)
-        if times and verdict.compute_seconds > 0 and verdict.width <= max(tokens, WIDEST):
+        again = verdict.ended == self._ended != 0.0  # another row of the step that was noted last
+        if times and not again and verdict.compute_seconds > 0 and verdict.width <= max(tokens, WIDEST):
             times.note(whole, verdict.compute_seconds)
+            self._ended = verdict.ended
 
     def drafted(self, tokens: int, seconds: float) -> None:
         if tokens:

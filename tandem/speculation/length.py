@@ -20,7 +20,9 @@ from tandem.speculation.types import Draft, Proposer, Verdict
 FIRST = 3  # draft tokens of a process's first round
 TRIED = 8  # first rounds that try different lengths, to measure costs
 TRIALS_SAVED = 0.4  # most credit for trials, in rounds. A trial slows the rows of its step, which divide both
-REFRESH = 4  # rounds for which a plan lasts, unless all of a draft was wrong: choosing takes the steps' processor time
+# Rounds for which a plan lasts, with a model's drafts and without, unless all of a draft was wrong: choosing, and
+# measuring rounds without drafts, takes the steps' processor time
+REFRESH, UNDRAFTED = 4, 8
 LONGEST_OF_MODEL = 8  # each token of a model costs time; a copy is free
 
 
@@ -82,8 +84,10 @@ class AdaptiveLength(FixedLength):
         copied, of_copies = self._best(Proposer.NGRAM, most)
         model, of_model = self._best(Proposer.MODEL, min(LONGEST_OF_MODEL, most))
         if not model and self._credit >= self._trial:
-            return LengthPlan(max(1, copied), 1, lasts=False)
-        self._plan, self._lasts = LengthPlan(copied, model, True, of_copies, of_model), REFRESH
+            self._credit -= self._trial
+            return LengthPlan(max(1, copied), 1, False, of_copies, of_model[:1])
+        self._plan = LengthPlan(copied, model, True, of_copies, of_model)
+        self._lasts = REFRESH if model else UNDRAFTED
         return self._plan
 
     def _best(self, source: Proposer, most: int) -> tuple[int, tuple[float, ...]]:
@@ -100,11 +104,12 @@ class AdaptiveLength(FixedLength):
     def observe(self, requested: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
         if draft.ahead:
             return  # such a round's time says nothing about one that waits for its draft
-        self._estimate.observe(draft, verdict, seconds)
         each, drafted = seconds / verdict.rows, len(draft.token_ids)
+        if drafted or self._lasts <= 1:
+            self._estimate.observe(draft, verdict, seconds)
         self._credit = min(self._credit + TRIAL_SHARE * each, max(TRIALS_SAVED * each, self._trial))
         self._lasts = 0 if drafted > verdict.accepted == 0 else max(0, self._lasts - 1)
         if drafted:
             self._acceptance[source_of(draft)].note(drafted, verdict.accepted)
-            if drafted > verdict.accepted == 0 and source_of(draft) is Proposer.MODEL:
-                self._credit = max(0.0, self._credit - self._trial)
+            if verdict.accepted and source_of(draft) is Proposer.MODEL:
+                self._credit = self._trial  # what was right cost nothing: the next may be tried at once
