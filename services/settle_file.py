@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -35,6 +36,10 @@ async def settle_file(source: Path, output: Path, settler: AbstractAsyncContextM
     requests, refused = read_requests(source), 0
     async with settler as target:
         with opened("output", output, "a+b") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InvalidField("output", f"{output}: another run is writing it") from None
             reader = RequestReader(target.generator, ServerLimits(), dict)
             digests = {name: _digest(target, given) for name, given in requests.items()}
             done = _resumed(file, output, digests)

@@ -29,6 +29,9 @@ class Drafter(Protocol):
         return
 
 
+MOST_PLACES = 64  # compared for the longest match, the latest first
+
+
 class NgramDrafter(Drafter):
     """Prompt lookup (Saxena 2023): copies what followed the longest match of the last tokens, the latest of several.
 
@@ -38,12 +41,10 @@ class NgramDrafter(Drafter):
     def __init__(self, longest: int = 5, shortest: int = 1, only_grows: bool = False) -> None:
         if not 1 <= shortest <= longest:
             raise ValueError(f"n-gram sizes: need 1 <= shortest <= longest, not {shortest} and {longest}")
-        self._only_grows = only_grows
-        self._sizes = range(longest, shortest - 1, -1)
-        self._follower: dict[tuple[int, ...], int] = {}
+        self._longest, self._shortest, self._only_grows = longest, shortest, only_grows
         self._indexed: list[int] = []
-        # By position, the n-grams that end before it, longest first, each with the earlier position of its follower.
-        self._entries: list[list[tuple[tuple[int, ...], int | None]]] = []
+        # Places after a token, and after two, ascending
+        self._after: defaultdict[int | tuple[int, int], list[int]] = defaultdict(list)
 
     async def open(self, prompt: Sequence[int]) -> None:
         self._forget()
@@ -67,38 +68,40 @@ class NgramDrafter(Drafter):
         self._forget()
 
     def _forget(self) -> None:
-        self._follower.clear()
         self._indexed.clear()
-        self._entries.clear()
+        self._after.clear()
 
     def note(self, tokens: Sequence[int]) -> None:
-        """Indexes `tokens`: for every n-gram the position after its latest occurrence."""
-        start = self._known(tokens)
-        self._roll_back(start)
-        for at in range(start, len(tokens)):
-            before = tuple(tokens[max(0, at - self._sizes[0]) : at])
-            grams = [before[-n:] for n in self._sizes if n <= at]
-            if not self._only_grows:
-                self._entries.append([(gram, self._follower.get(gram)) for gram in grams])
-            self._follower.update(dict.fromkeys(grams, at))
-        self._indexed += tokens[start:]
-
-    def _roll_back(self, length: int) -> None:
-        del self._indexed[length:]
-        while len(self._entries) > length:
-            for gram, before in self._entries.pop():
-                if before is None:
-                    del self._follower[gram]
-                else:
-                    self._follower[gram] = before
+        """Indexes `tokens`."""
+        known, after = self._known(tokens), self._after
+        while len(self._indexed) > known:
+            self._indexed.pop()
+            if at := len(self._indexed):
+                after[self._indexed[-1]].pop()
+            if at > 1:
+                after[self._indexed[-2], self._indexed[-1]].pop()
+        for at in range(known, len(tokens)):
+            if at:
+                after[tokens[at - 1]].append(at)
+            if at > 1:
+                after[tokens[at - 2], tokens[at - 1]].append(at)
+        self._indexed += tokens[known:]
 
     def _find(self, tokens: Sequence[int]) -> tuple[int, int]:
-        last = tuple(tokens[-self._sizes[0] :])
-        for n in self._sizes:
-            at = self._follower.get(last[-n:]) if n <= len(last) else None
-            if at is not None:
-                return n, at
-        return 0, 0
+        """Returns the length of the longest match, and the place after it."""
+        best, start, end = 0, 0, len(tokens)
+        if end and self._shortest == 1 and (after := self._after.get(tokens[-1])):
+            best, start = 1, after[-1]
+        if end > 1 and self._longest > 1:
+            for at in self._after.get((tokens[-2], tokens[-1]), ())[: -MOST_PLACES - 1 : -1]:
+                size, most = 2, min(self._longest, at)
+                while size < most and tokens[at - 1 - size] == tokens[end - 1 - size]:
+                    size += 1
+                if size > max(best, self._shortest - 1):
+                    best, start = size, at
+                if size == self._longest:
+                    break
+        return best, start
 
 
 LONGEST = 8  # most agreeing tokens counted; the value of a prediction not yet contradicted

@@ -146,6 +146,8 @@ def test_a_run_that_is_killed_goes_on_where_it_was_and_loses_nothing(tmp_path: P
     slow = settling(DOWN, "--reconnect_seconds", "0", "--model", "step=0.02", "--batch", "2")
     with subprocess.Popen(command(*slow), cwd=tmp_path, stderr=subprocess.DEVNULL) as killed:
         run(until(lambda: output.exists() and output.read_bytes().count(b"\n") >= 2))
+        second = run_here(tmp_path, *settling(DOWN))
+        assert (second.returncode, second.stderr.count("\n")) == (2, 1) and "another run is writing it" in second.stderr
         os.kill(killed.pid, signal.SIGKILL)
     before = output.read_bytes()
     with output.open("ab") as file:
