@@ -44,7 +44,7 @@ class NgramDrafter(Drafter):
         self._longest, self._shortest, self._only_grows = longest, shortest, only_grows
         self._indexed: list[int] = []
         # Places after a token, and after two, ascending
-        self._after: defaultdict[int | tuple[int, int], list[int]] = defaultdict(list)
+        self._places_after: defaultdict[int | tuple[int, int], list[int]] = defaultdict(list)
 
     async def open(self, prompt: Sequence[int]) -> None:
         self._forget()
@@ -69,11 +69,11 @@ class NgramDrafter(Drafter):
 
     def _forget(self) -> None:
         self._indexed.clear()
-        self._after.clear()
+        self._places_after.clear()
 
     def note(self, tokens: Sequence[int]) -> None:
         """Indexes `tokens`."""
-        known, after = self._known(tokens), self._after
+        known, after = self._known(tokens), self._places_after
         while len(self._indexed) > known:
             self._indexed.pop()
             if at := len(self._indexed):
@@ -90,10 +90,10 @@ class NgramDrafter(Drafter):
     def _find(self, tokens: Sequence[int]) -> tuple[int, int]:
         """Returns the length of the longest match, and the place after it."""
         best, start, end = 0, 0, len(tokens)
-        if end and self._shortest == 1 and (after := self._after.get(tokens[-1])):
+        if end and self._shortest == 1 and (after := self._places_after.get(tokens[-1])):
             best, start = 1, after[-1]
         if end > 1 and self._longest > 1:
-            for at in self._after.get((tokens[-2], tokens[-1]), ())[: -MOST_PLACES - 1 : -1]:
+            for at in self._places_after.get((tokens[-2], tokens[-1]), ())[: -MOST_PLACES - 1 : -1]:
                 size, most = 2, min(self._longest, at)
                 while size < most and tokens[at - 1 - size] == tokens[end - 1 - size]:
                     size += 1
