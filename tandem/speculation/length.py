@@ -20,9 +20,9 @@ from tandem.speculation.types import Draft, Proposer, Verdict
 FIRST = 3  # draft tokens of a process's first round
 TRIED = 8  # first rounds that try different lengths, to measure costs
 TRIALS_SAVED = 0.4  # most credit for trials, in rounds. A trial slows the rows of its step, which divide both
-# Rounds for which a plan lasts, with a model's drafts and without, unless all of a draft was wrong: choosing, and
+# Rounds for which a plan of shared steps, or without drafts, lasts, unless all of a draft was wrong: choosing, and
 # measuring rounds without drafts, takes the steps' processor time
-REFRESH, UNDRAFTED = 4, 8
+REFRESH = 4
 LONGEST_OF_MODEL = 8  # each token of a model costs time; a copy is free
 
 
@@ -71,6 +71,7 @@ class AdaptiveLength(FixedLength):
         }
         self._plan, self._lasts = LengthPlan(0, 0), 0  # for so many rounds
         self._credit, self._trial = 0.0, 0.0  # seconds that trials may cost, and that one does
+        self._tries = False  # a trial was chosen
 
     def choose(self, remaining: int) -> LengthPlan:
         if self._lasts and self._plan.k < remaining:
@@ -84,10 +85,10 @@ class AdaptiveLength(FixedLength):
         copied, of_copies = self._best(Proposer.NGRAM, most)
         model, of_model = self._best(Proposer.MODEL, min(LONGEST_OF_MODEL, most))
         if not model and self._credit >= self._trial:
-            self._credit -= self._trial
+            self._tries = True
             return LengthPlan(max(1, copied), 1, False, of_copies, of_model[:1])
         self._plan = LengthPlan(copied, model, True, of_copies, of_model)
-        self._lasts = REFRESH if model else UNDRAFTED
+        self._lasts = REFRESH if self._estimate.rows > 1 or not self._plan.k else 1
         return self._plan
 
     def _best(self, source: Proposer, most: int) -> tuple[int, tuple[float, ...]]:
@@ -111,5 +112,7 @@ class AdaptiveLength(FixedLength):
         self._lasts = 0 if drafted > verdict.accepted == 0 else max(0, self._lasts - 1)
         if drafted:
             self._acceptance[source_of(draft)].note(drafted, verdict.accepted)
-            if verdict.accepted and source_of(draft) is Proposer.MODEL:
-                self._credit = self._trial  # what was right cost nothing: the next may be tried at once
+        untried = self._tries and not drafted  # a full step cut the draft
+        if untried or (drafted > verdict.accepted == 0 and source_of(draft) is Proposer.MODEL):
+            self._credit = max(0.0, self._credit - self._trial)
+        self._tries = False

@@ -35,7 +35,7 @@ def phases(*parts: tuple[int, float]) -> Rates:
 
 @dataclass(frozen=True)
 class World:
-    """Seconds and acceptance. `asking`: what a round costs more that asks for drafts (remote_draft's round trip).
+    """Seconds and acceptance. `asking`: what a round costs more that asks a model for drafts (remote_draft's round trip).
 
     `noise`: standard deviation of a step's log time; every 40th step or so takes `spike` times as long.
     """
@@ -80,7 +80,7 @@ class Session:
             accepted += 1
         verify = (world.verify + world.position * world.rows * (n + 1)) * _shaken(world, noise)
         drafting = n * world.draft * _shaken(world, noise)
-        beside = (world.each_round + (world.asking if length.k else 0.0)) * _shaken(world, noise)
+        beside = (world.each_round + (world.asking if n else 0.0)) * _shaken(world, noise)
         draft = Draft((0,) * n, 0.0, drafting, (Proposer.MODEL,) * n, rows=world.rows)
         verdict = Verdict((0,) * (accepted + 1), accepted, 0.0, verify, rows=world.rows, width=n + 1)
         return draft, verdict, verify + drafting + beside
