@@ -35,7 +35,7 @@ def phases(*parts: tuple[int, float]) -> Rates:
 
 @dataclass(frozen=True)
 class World:
-    """Seconds and acceptance. `asking`: what a round costs more that asks a model for drafts (remote_draft's round trip).
+    """Seconds and acceptance. `asking`: what asking a model for drafts costs (remote_draft's round trip).
 
     `noise`: standard deviation of a step's log time; every 40th step or so takes `spike` times as long.
     """
