@@ -96,6 +96,11 @@ class DraftingAhead:
         found = (self._proposers.get(at) for at in range(self.used, self.used + count))
         return tuple(proposer or Proposer.MODEL for proposer in found)
 
+    @property
+    def copies_next(self) -> bool:
+        """Whether the next token was drafted by a copy, which the target could have made."""
+        return self.copies > 0 and self._proposers.get(len(self.known)) is Proposer.NGRAM
+
     async def run(self) -> None:
         while True:
             await self._news.wait()

@@ -24,6 +24,7 @@ KEPT, FEW, REFRESH, MOST_SIZES = 25, 8, 4, 256
 PRIOR_STEPS = 4.0  # weight of the assumed slope, in steps
 TRIAL_SHARE = 0.01  # share of the steps' time for drafts that may not pay
 LEAST_GAIN = 1.03  # expected speedup that drafts need, of a row alone
+FIRST_ALONE, MOST_ALONE = 32, 512  # slowed steps until undisturbed ones are measured again: doubled each time
 WIDEST = 16  # tokens of a row; wider ones are chunks of prompts, whose tokens cost less
 
 
@@ -161,8 +162,9 @@ class Estimate:
         self.target, self.draft, self.rest = Line(0.1), Line(1.0), Line(0.0)
         # Seconds of a target's steps while no request drafts ahead: where cores are shared, drafting slows steps
         self.alone, self.alone_from = Line(0.1), 0.0  # from this time on no step is slowed
-        # Seconds that drafts ahead which may not pay may cost, and what a trial costs
-        self.credit = self.trial = 0.0
+        self.alone_due, self.alone_every = 0, FIRST_ALONE  # slowed steps until these are measured again, and between
+        # Seconds gained by drafts ahead that were expected to pay, that trials of others may cost, and that one does
+        self.gained = self.credit = self.trial = 0.0
         self.rows = self.others = self.co_committed = 0.0  # co-batched rows, their tokens, and their committed tokens
         self.rounds, self._ended = 0, 0.0
         # Seconds of a remote pair: of a draft token, of a verification with its queue, and of a round trip

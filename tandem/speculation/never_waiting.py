@@ -162,7 +162,9 @@ class NeverWaitingRounds(Rounds):
             return
         if isinstance(step, Verdict):
             self._verified += 0 if step.copied else step.drafted
-            self.lookahead.stepped(step.drafted, step, self.clock())
+            self.lookahead.stepped(
+                step.drafted, step, self.clock(), step.copied or (step.drafted > 0 and ahead.copies_next)
+            )
             self.lookahead.estimate.verified(step.queue_seconds + step.compute_seconds, step.network_seconds)
             ahead.arrived(step.token_ids)
         self._steps.put_nowait(step)

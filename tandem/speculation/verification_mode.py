@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tandem.speculation.estimate import (
+    MOST_ALONE,
     SMOOTHING,
     TRIAL_SHARE,
     AcceptanceRates,
@@ -30,7 +31,7 @@ REFRESH = 8  # steps between plans
 LEAST_GAIN = 1.005  # expected speedup of the target that drafts need
 TRIED = 4  # draft tokens of a trial that the target must have answered
 LONGEST_TRIAL = 64  # steps
-MOST_CREDIT = 32  # steps' time that drafts which gained may cost again
+MOST_GAINED = 16  # steps' time that drafts which gained may cost again
 UNMEASURED = 1.0  # seconds for which drafting slows steps, before they are measured
 
 
@@ -103,9 +104,11 @@ class LookaheadPolicy:
         self._fixed, self.estimate, self.given = fixed, estimate, given
         self._acceptance = AcceptanceRates(estimate.ahead, FADING)
         self._plan: DraftPlan | None = None
-        # Of the plan: steps, tokens that they committed, their seconds, and draft tokens that the target answered
+        # Of the plan: steps, tokens that they committed, their seconds, and draft tokens that the target answered, or
+        # undisturbed steps
         self._steps = self._tokens = self._tried = 0
         self._seconds = 0.0
+        self._tries = False  # the plan's drafts are not expected to pay
 
     @property
     def acceptance(self) -> float:
@@ -122,19 +125,22 @@ class LookaheadPolicy:
             for known in (self._acceptance, self.estimate.ahead):
                 known.note(1, position < verdict.accepted)
 
-    def stepped(self, drafted: int, verdict: Verdict, now: float) -> None:
-        """Records a step whose verdict came at `now`, in seconds."""
+    def stepped(self, drafted: int, verdict: Verdict, now: float, copied: bool) -> None:
+        """Records a step whose verdict came at `now`, in seconds. `copied`: the target could have copied its draft."""
         known, times = self.estimate, None
         if self.plan.width:
             times = known.target
+            known.alone_due -= 1
             late = 2 * (known.rtt + known.verification)  # what is under way when drafting ends is slowed too
             known.alone_from = now + (UNMEASURED if math.isnan(late) else late)
         elif now >= known.alone_from:
             times = known.alone
+            self._tried += 1
         known.stepped(drafted + 1, verdict, times)
         self._steps += 1
-        self._tokens += len(verdict.token_ids)
-        self._seconds += verdict.compute_seconds
+        if not copied:
+            self._tokens += len(verdict.token_ids)
+            self._seconds += verdict.compute_seconds
 
     @property
     def plan(self) -> DraftPlan:
@@ -156,25 +162,34 @@ class LookaheadPolicy:
         known = self.estimate
         plain = known.alone.at(known.others + 1)
         if not plan.width:
-            known.credit = max(known.credit, min(known.trial, known.credit + TRIAL_SHARE * self._seconds))
+            if self._tried >= TRIED and known.alone_due <= 0:
+                known.alone_due, known.alone_every = known.alone_every, min(MOST_ALONE, 2 * known.alone_every)
+            share = TRIAL_SHARE * self._seconds
+            known.credit = min(known.trial, known.credit + share)
+            known.gained = max(known.gained, min(0.0, known.gained + share))
         elif known.alone.known:
             cost = self._seconds - self._tokens * plain
-            known.trial += SMOOTHING * (max(0.0, cost) - known.trial)
-            known.credit = min(MOST_CREDIT * plain, known.credit - cost)
+            if self._tries:
+                known.trial += SMOOTHING * (max(0.0, cost) - known.trial)
+                known.credit = min(known.trial, known.credit - cost)
+            else:
+                known.gained = min(MOST_GAINED * plain, known.gained - cost)
 
     def _choose(self) -> DraftPlan:
         known, rate = self.estimate, self.acceptance
         adaptive = self._fixed is None
-        if self.most == 0 or (adaptive and not known.alone.known):
+        if self.most == 0 or (adaptive and known.alone_due <= 0):
             return RESTING
         if not (known.timed and known.target.known):
+            self._tries = adaptive
             may = not adaptive or known.credit >= known.trial
             return DraftPlan(2 * self.most, self.most, self.most) if may else RESTING
         tokens, seconds = expected_by_length([rate] * self.most), known.steps(self.most)
         width = best_length(tokens, seconds, known.rows) if adaptive else self.most
         late = steps_late(known.rtt, known.draft_token, seconds[0], width)
         pays = gain(rate, width, late, seconds, known.alone.at(known.others + 1)) >= LEAST_GAIN
-        if adaptive and known.credit < (0.0 if pays else known.trial):
+        self._tries = not (pays and known.gained >= 0.0)
+        if adaptive and self._tries and known.credit < known.trial:
             return RESTING
         width = max(width, 1)
         likely = math.ceil(math.log(UNLIKELY) / math.log(rate))

@@ -187,6 +187,7 @@ def measurements(draft: float, verify: float, rtt: float) -> Estimate:
     for tokens in range(1, 9):
         known.target.note(tokens, verify)
         known.alone.note(tokens, verify)
+    known.alone_due = known.alone_every
     return known
 
 
@@ -219,6 +220,7 @@ async def generate(
     """`count` tokens from a target that never waits. `pause`: seconds after each chunk before the next is asked for."""
     loop, stats = asyncio.get_running_loop(), SpeculationStats()
     known = known or measurements(draft.seconds, target.verify_seconds, target.rtt)
+    known.alone_from = 0.0  # virtual time begins anew
     lookahead = LookaheadPolicy(width, known, fixed)
     rounds = NeverWaitingRounds(target, draft, lookahead, stats, len(PROMPT) + count, chunk, count, clock=loop.time)
     tokens: list[int] = []
