@@ -111,10 +111,10 @@ def drafted_generator(
         if request.predicted:
             return predicted_rounds(target, request, stats, info)
         check_drafts(request, drafts_named(name))
-        fixed = fixed_length(request, info)
+        fixed, stops = fixed_length(request, info), None if request.stop_strings else stop_tokens(request, info)
         verifier = LocalVerifier(target.engine, request.of_models, stats)
         if fixed == 0 and not request.drafts_sample:
-            return UndraftedRounds(verifier, None if request.stop_strings else stop_tokens(request, info))
+            return UndraftedRounds(verifier, stops)
         drafts = drafter(request, stats, estimate)
         copies = request.drafts in (Drafts.AUTO, Drafts.LOOKUP) and Drafts.LOOKUP in drafts_named(name)
         # Copies are made here, where asking for them costs nothing
@@ -123,6 +123,9 @@ def drafted_generator(
         if pipeline in (Pipeline.OFF, Pipeline.ON) or request.rule is not Rule.AGREEMENT:
             return waiting
         lookahead = LookaheadPolicy(most, estimate, fixed)
+        if never_waits(pipeline, most, estimate) and lookahead.rests():
+            lookup = PolicedLookup(target.estimate, only_grows=True) if copies else None
+            return UndraftedRounds(verifier, stops, most, lookup)
         running = NeverWaitingRounds(
             LocalRunVerifier(verifier, target.estimate, stop_tokens(request, info)),
             drafts,

@@ -166,7 +166,7 @@ class Estimate:
         # Seconds gained by drafts ahead that were expected to pay, that trials of others may cost, and that one does
         self.gained = self.credit = self.trial = 0.0
         self.rows = self.others = self.co_committed = 0.0  # co-batched rows, their tokens, and their committed tokens
-        self.rounds, self._ended = 0, 0.0
+        self.rounds, self.rested, self._ended = 0, 0, 0.0  # rested: requests that began without drafts ahead
         # Seconds of a remote pair: of a draft token, of a verification with its queue, and of a round trip
         self.draft_token = self.verification = self.rtt = math.nan
 

@@ -153,6 +153,14 @@ class LookaheadPolicy:
             self._seconds = 0.0
         return self._plan
 
+    def rests(self) -> bool:
+        """Whether a request that begins now drafts nothing; of four such requests one may, to measure."""
+        known = self.estimate
+        if self._fixed is not None or self.plan.width or known.alone_due <= 0:
+            return False
+        known.rested = (known.rested + 1) % 4
+        return known.rested > 0
+
     def _over(self, plan: DraftPlan) -> bool:
         tried = not plan.width or self._tried >= TRIED
         return self._steps >= (REFRESH if tried else LONGEST_TRIAL)
