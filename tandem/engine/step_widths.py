@@ -17,7 +17,7 @@ MARGIN = 1.2  # worth over price that a draft token needs, because estimates of 
 class StepWidths:
     """Steps of one pair; measures seconds of verifications by rows and tokens, of drafts by draft tokens.
 
-    `resting`: in steps of so many rows the model's drafts do not pay, so rows that only name their worth will do.
+    `resting`: the model's drafts did not pay in the last step, so rows need not prepare any, only name their worth.
     """
 
     def __init__(self, step: FusedStep) -> None:

@@ -174,9 +174,7 @@ class Estimate:
         """Records a round that waited for its draft."""
         self.rounds += 1
         drafted = len(draft.token_ids)
-        self.stepped(drafted + 1, verdict, self.target)
-        if not drafted:
-            self.alone.note(self.others + 1, verdict.compute_seconds)
+        self.stepped(drafted + 1, verdict, self.target, *(() if drafted else (self.alone,)))
         modelled = drafted > 0 and source_of(draft) is Proposer.MODEL
         if modelled:
             self.draft.note(drafted, draft.compute_seconds / draft.rows)
@@ -185,15 +183,16 @@ class Estimate:
         if drafted:
             self.acceptance[source_of(draft)].note(drafted, verdict.accepted)
 
-    def stepped(self, tokens: int, verdict: Verdict, times: Line | None) -> None:
-        """Records a target step in which this row had `tokens` tokens; its seconds in `times`."""
+    def stepped(self, tokens: int, verdict: Verdict, *times: Line) -> None:
+        """Records a target step in which this row had `tokens` tokens; its seconds in each of `times`."""
         whole = verdict.step_tokens or verdict.rows * max(verdict.width, tokens)
         self.rows += (1 - SHARE_FADING) * (verdict.rows - 1 - self.rows)
         self.others += (1 - SHARE_FADING) * (whole - tokens - self.others)
         self.co_committed += (1 - COMMITTED_FADING) * ((verdict.rows - 1) * len(verdict.token_ids) - self.co_committed)
         again = verdict.ended == self._ended != 0.0  # another row of the step that was noted last
         if times and not again and verdict.compute_seconds > 0 and verdict.width <= max(tokens, WIDEST):
-            times.note(whole, verdict.compute_seconds)
+            for line in times:
+                line.note(whole, verdict.compute_seconds)
             self._ended = verdict.ended
 
     def drafted(self, tokens: int, seconds: float) -> None:
@@ -217,10 +216,14 @@ class Estimate:
     def waiting_pays(self, most: int) -> bool:
         """Whether rounds that wait for at most `most` tokens of a model likely beat plain steps that wait for none."""
         tokens = expected_by_length(self.acceptance[Proposer.MODEL].rates(most))
-        asked = self.rest.at(1)
-        rounds = [step + asked + self.draft.at(n) for n, step in enumerate(self.steps(most))]
-        plain = self.alone.at(self.others + 1)
-        return best_length(tokens, [plain, *rounds[1:]], max(self.rows, self.co_committed)) > 0
+        costs = [self.alone.at(self.others + 1), *self.rounds_with(Proposer.MODEL, most)]
+        return best_length(tokens, costs, max(self.rows, self.co_committed)) > 0
+
+    def rounds_with(self, source: Proposer, most: int) -> list[float]:
+        """Returns the seconds of rounds that wait for 1 to `most` draft tokens of `source`."""
+        model = source is Proposer.MODEL
+        rest = self.rest.at(model)
+        return [step + rest + model * self.draft.at(n) for n, step in enumerate(self.steps(most)[1:], 1)]
 
     def steps(self, most: int) -> list[float]:
         """Returns the seconds of target steps that verify 0 to `most` draft tokens of a row."""

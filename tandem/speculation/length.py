@@ -93,10 +93,7 @@ class AdaptiveLength(FixedLength):
 
     def _best(self, source: Proposer, most: int) -> tuple[int, tuple[float, ...]]:
         known = self._estimate
-        seconds = known.steps(most)
-        drafts = source is Proposer.MODEL
-        rest, drafted = known.rest.at(0), known.rest.at(drafts)
-        costs = [seconds[0] + rest, *(seconds[n] + drafted + drafts * known.draft.at(n) for n in range(1, most + 1))]
+        costs = [known.steps(0)[0] + known.rest.at(0), *known.rounds_with(source, most)]
         self._trial = costs[1] - costs[0]  # of a model's, whose lengths are chosen last
         rates = self._acceptance[source].rates(most)
         best = best_length(expected_by_length(rates), costs, max(known.rows, known.co_committed))

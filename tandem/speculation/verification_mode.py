@@ -14,6 +14,7 @@ from tandem.speculation.estimate import (
     TRIAL_SHARE,
     AcceptanceRates,
     Estimate,
+    Line,
     best_length,
     expected_by_length,
 )
@@ -127,16 +128,16 @@ class LookaheadPolicy:
 
     def stepped(self, drafted: int, verdict: Verdict, now: float, copied: bool) -> None:
         """Records a step whose verdict came at `now`, in seconds. `copied`: the target could have copied its draft."""
-        known, times = self.estimate, None
+        known, times = self.estimate, tuple[Line, ...]()
         if self.plan.width:
-            times = known.target
+            times = (known.target,)
             known.alone_due -= 1
             late = 2 * (known.rtt + known.verification)  # what is under way when drafting ends is slowed too
             known.alone_from = now + (UNMEASURED if math.isnan(late) else late)
         elif now >= known.alone_from:
-            times = known.alone
+            times = (known.alone,)
             self._tried += 1
-        known.stepped(drafted + 1, verdict, times)
+        known.stepped(drafted + 1, verdict, *times)
         self._steps += 1
         if not copied:
             self._tokens += len(verdict.token_ids)
@@ -154,7 +155,7 @@ class LookaheadPolicy:
         return self._plan
 
     def rests(self) -> bool:
-        """Whether a request that begins now drafts nothing; of four such requests one may, to measure."""
+        """Returns whether to begin a request without drafts; every fourth such request may draft, to measure."""
         known = self.estimate
         if self._fixed is not None or self.plan.width or known.alone_due <= 0:
             return False
