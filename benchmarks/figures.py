@@ -32,7 +32,7 @@ def end_to_end(sample: Sample) -> float:
 
 
 def decoding(sample: Sample) -> float | None:
-    """Returns the milliseconds a token from the first tokens to the end; None if all tokens came at once, as without a stream."""
+    """Returns milliseconds per token after the first tokens; None if all came at once, as without a stream."""
     later, seconds = len(sample.token_ids) - sample.first_tokens, sample.seconds - sample.first_seconds
     return 1000 * seconds / later if later and seconds > 0 else None
 
