@@ -5,8 +5,9 @@
 namespace tandem {
 
 // Claims an item, or returns `pieces`. Each thread takes neighbouring ones, for sequential reads, then others' rest. While
-// it has own ones, it touches no line of the cache that another thread writes.
-template <class D> int Transformer<D>::claim(Place& place, int pieces) {
+// it has own ones, it touches no line of the cache that another thread writes. Of many, up to `most` are claimed at once, but
+// no more than half: a claim waits for all writes before it, and threads are to end together.
+template <class D> int Transformer<D>::claim(Place& place, int pieces, int most) {
     const Timer timer(place, CLAIMS);
     const uint64_t begin = uint64_t(place.phase) << 32;
     for (int i = 0; i < threads_; i++) {
@@ -15,9 +16,10 @@ template <class D> int Transformer<D>::claim(Place& place, int pieces) {
         for (uint64_t seen = claimed.load(std::memory_order_relaxed);;) {
             if (seen >> 32 > place.phase) return pieces;  // others are done with this phase
             const uint64_t next = std::max(seen, begin);
-            const int piece = first + int(uint32_t(next));
+            const int piece = first + int(uint32_t(next)), count = std::clamp((end - piece) / 2, 1, most);
             if (piece >= end) break;
-            if (claimed.compare_exchange_weak(seen, next + 1, std::memory_order_relaxed)) return piece;
+            place.until = piece + count;
+            if (claimed.compare_exchange_weak(seen, next + count, std::memory_order_relaxed)) return piece;
         }
     }
     return pieces;
@@ -47,14 +49,14 @@ template <class D> template <class Piece> void Transformer<D>::share(Place& plac
     finish(place, pieces, then);
 }
 
-// Claims the next panel early, to prefetch it; with the last one, the start of the next layer.
+// Claims the next panels early, to prefetch them; with the last one, the start of the next layer.
 template <class D> template <class Done>
 void Transformer<D>::multiply(Place& place, const Linear<D>& layer, const Linear<D>* then, const Input<D>& input, int tokens, Done each) {
     const Timer timer(place, ALL);
     const Tiles by(tokens, layer.blocks());
-    if (place.claimed == NONE) place.claimed = claim(place, layer.panels());
+    if (place.claimed == NONE) place.claimed = claim(place, layer.panels(), PANELS);
     for (int panel = place.claimed, after = 0; panel < layer.panels(); panel = after) {
-        after = claim(place, layer.panels());
+        after = panel + 1 < place.until ? panel + 1 : claim(place, layer.panels(), PANELS);
         Soon soon = layer.fetches_ahead(tokens) && after < layer.panels() ? layer.soon(after) : Soon{};
         layer.panel(panel, input, by, soon, [&](int t, v16f first, v16f last) { each(panel, t, first, last); });
         progress_[place.thread].done.store(++place.done, std::memory_order_release);
@@ -209,7 +211,7 @@ template <class D> Input<D> Transformer<D>::input(Place& place, int thread, cons
         if (halved) layer.halve(made.values + t * made.stride, halves, t, tokens);
     };
     if (dealt) share(place, tokens, &layer, make);
-    else if ((place.claimed = claim(place, layer.panels())) < layer.panels()) {  // else others may be done with these rows
+    else if ((place.claimed = claim(place, layer.panels(), PANELS)) < layer.panels()) {  // else others may be done with these rows
         const Timer timer(place, INPUT);
         for (int t = 0; t < tokens; t++) make(t);
     }

@@ -78,17 +78,18 @@ private:
         const int32_t* which = nullptr;
     };
 
-    struct Place {  // where a thread is: the phase, and the piece of it that it has claimed, if any
+    struct Place {  // where a thread is: the phase, and the pieces of it that it has claimed, if any
         int thread;
         uint32_t phase = 0;
-        int claimed = NONE, done = 0, expected = 0;  // pieces of this step: done by the thread; of all phases that have ended
+        int claimed = NONE, until = 0;
+        int done = 0, expected = 0;  // pieces of this step: done by the thread; of all phases that have ended
         Kind kind = EMBED;
     };
     struct Progress {  // of a thread in a step, read by all
         alignas(64) std::atomic<uint64_t> claimed;  // the phase, and how many of the thread's own pieces are claimed
         alignas(64) std::atomic<int> done;          // pieces of all phases
     };
-    static constexpr int NONE = -1;
+    static constexpr int NONE = -1, PANELS = 8;  // that are claimed at once
 
     void work(int thread);
     size_t feature_bytes() const { return taps_.size() * shape.hidden * sizeof(stored); }  // of a position
@@ -105,7 +106,7 @@ private:
     // A thread's part of a phase, in items or panels; `then` is the next phase's input.
     template <class Piece> void share(Place& place, int pieces, const Linear<D>* then, Piece piece);
     static int first_of(int thread, int pieces, int threads) { return int(int64_t(pieces) * thread / threads); }
-    int claim(Place& place, int pieces);
+    int claim(Place& place, int pieces, int most = 1);
     template <class Done>
     void multiply(Place& place, const Linear<D>& layer, const Linear<D>* then, const Input<D>& input, int tokens, Done done);
     void finish(Place& place, int pieces, const Linear<D>* then);
