@@ -128,8 +128,8 @@ class LookaheadPolicy:
 
     def stepped(self, drafted: int, verdict: Verdict, now: float, copied: bool) -> None:
         """Records a step whose verdict came at `now`, in seconds. `copied`: the target could have copied its draft."""
-        known, times = self.estimate, tuple[Line, ...]()
-        if self.plan.width:
+        known, plan, times = self.estimate, self.plan, tuple[Line, ...]()
+        if plan.width:
             times = (known.target,)
             known.alone_due -= 1
             late = 2 * (known.rtt + known.verification)  # what is under way when drafting ends is slowed too
@@ -142,6 +142,8 @@ class LookaheadPolicy:
         if not copied:
             self._tokens += len(verdict.token_ids)
             self._seconds += verdict.compute_seconds
+        elif plan.width and known.alone.known:  # drafting only slowed it
+            self._seconds += verdict.compute_seconds - known.alone.at(known.others + drafted + 1)
 
     @property
     def plan(self) -> DraftPlan:
