@@ -160,19 +160,11 @@ def family_of(config: Mapping[str, Any]) -> FamilyConfig:
     sizes = {each: count(each, settings.get(each)) for each in fields["sizes"]}
     heads = sizes["num_attention_heads"]
     keys = settings.get("num_key_value_heads")
-    head_dim = settings.get("head_dim")
-    if head_dim is None:
-        if sizes["hidden_size"] % heads:
-            raise ValueError(f"hidden_size: {sizes['hidden_size']} is not a multiple of {heads} heads")
-        head_dim = sizes["hidden_size"] // heads
     activation = _activation(kind, settings)
     if activation not in ("silu", "gelu", "gelu_pytorch_tanh"):
         raise UnsupportedFamily(f"activation {activation!s:.60}")
     epsilon = "layer_norm_eps" if kind.norm == "layer" else "rms_norm_eps"
     windows = _windows(kind, settings, sizes["num_hidden_layers"])
-    scalar = settings.get("query_pre_attn_scalar")
-    by_scalar = None if scalar is None else number("query_pre_attn_scalar", scalar) ** -0.5
-    multiplier = settings.get("attention_multiplier")
     embedding_scale = number("embedding_multiplier", settings.get("embedding_multiplier", 1.0))
     made = FamilyConfig(
         model_type=name,
@@ -183,7 +175,7 @@ def family_of(config: Mapping[str, Any]) -> FamilyConfig:
         num_hidden_layers=sizes["num_hidden_layers"],
         num_attention_heads=heads,
         num_key_value_heads=heads if keys is None else count("num_key_value_heads", keys),
-        head_dim=count("head_dim", head_dim),
+        head_dim=_head_dim(settings, sizes["hidden_size"], heads),
         max_position_embeddings=count("max_position_embeddings", settings["max_position_embeddings"]),
         rms_norm_eps=number(epsilon, settings.get(epsilon, 1e-6)),
         hidden_act=activation,
@@ -192,7 +184,7 @@ def family_of(config: Mapping[str, Any]) -> FamilyConfig:
         ropes=_ropes(kind, settings),
         rope_of_layer=_rope_of_layer(kind, settings, windows, sizes["num_hidden_layers"]),
         windows=windows if any(windows) else (),
-        attention_scale=by_scalar if multiplier is None else number("attention_multiplier", multiplier),
+        attention_scale=_attention_scale(settings),
         attention_cap=number("attn_logit_softcapping", settings.get("attn_logit_softcapping") or 0.0),
         logit_cap=number("final_logit_softcapping", settings.get("final_logit_softcapping") or 0.0),
         embedding_scale=float(sizes["hidden_size"]) ** 0.5 if kind.scaled else embedding_scale,
@@ -204,6 +196,21 @@ def family_of(config: Mapping[str, Any]) -> FamilyConfig:
     if made.num_attention_heads % made.num_key_value_heads:
         raise ValueError(f"num_key_value_heads: {made.num_key_value_heads} do not divide {heads} heads")
     return made
+
+
+def _head_dim(settings: Mapping[str, Any], hidden_size: int, heads: int) -> int:
+    if (given := settings.get("head_dim")) is not None:
+        return count("head_dim", given)
+    if hidden_size % heads:
+        raise ValueError(f"hidden_size: {hidden_size} is not a multiple of {heads} heads")
+    return hidden_size // heads
+
+
+def _attention_scale(settings: Mapping[str, Any]) -> float | None:
+    if (multiplier := settings.get("attention_multiplier")) is not None:
+        return number("attention_multiplier", multiplier)
+    scalar = settings.get("query_pre_attn_scalar")
+    return None if scalar is None else number("query_pre_attn_scalar", scalar) ** -0.5
 
 
 def _check_used(name: str, config: Mapping[str, Any], used: set[str]) -> None:

@@ -139,16 +139,15 @@ def drafted_generator(
             copies=copies,
         )
 
-        async def opens(prompt: Sequence[int]) -> bool:
-            await verifier.open(prompt)
-            return False
-
-        def runs() -> bool:
-            return never_waits(pipeline, lookahead.most, estimate)
-
-        return ChosenRounds(opens, runs, waiting, running, lookahead, measures_steps=True)
+        runs = partial(never_waits, pipeline, lookahead.most, estimate)
+        return ChosenRounds(partial(_open, verifier), runs, waiting, running, lookahead, measures_steps=True)
 
     return Generator(info, target.tokenizer, rounds, estimate=estimate)
+
+
+async def _open(verifier: LocalVerifier, prompt: Sequence[int]) -> bool:
+    await verifier.open(prompt)
+    return False  # it does not run yet
 
 
 def predicted_rounds(target: Loaded, request: GenerationRequest, stats: SpeculationStats, info: ModelInfo) -> Rounds:

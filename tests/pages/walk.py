@@ -52,7 +52,9 @@ COMPARISON = re.compile(r"(?:make compare|python compare_architectures\.py|tande
 SHORT = "--max-new-tokens 8"
 SHORT_PROMPTS = "--workloads chat --prompts-per-workload 1"
 SHORT_LOAD = "--max-num-completed-requests 2 --mean-output-tokens 8"
-"""Added to each comparison; to one of its own prompts not the second, the third to one with loads."""
+FEWER = {r"--rate 0\.": "--rate 10,20", r"--rtt-ms (\d+,){3}": "--rtt-ms 0,100"}
+"""Added to each comparison; to one of its own prompts not the second, the third to one with loads; FEWER to one with
+slow rates or many links."""
 SERVERS = ("target", "fused_target", "draft_worker", "prefill", "serve")
 ARGUMENTS_OF_MAKE = frozenset({"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "ARGS"})
 """`make thorough ARGS=...` hands its arguments to every make beneath it; a reader's shell has none of them."""
@@ -148,6 +150,7 @@ def why_elsewhere(line: str) -> str:
 def shortened(line: str) -> str:
     more = [SHORT] + [SHORT_PROMPTS] * ("--prompt-file" not in line)
     more += [SHORT_LOAD] * ("--concurrency" in line or "--rate" in line)
+    more += [fewer for many, fewer in FEWER.items() if re.search(many, line)]
     if not line.startswith("make "):
         return " ".join([line, *more])
     arguments = line.partition("ARGS=")[2].strip('"')
