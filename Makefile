@@ -185,7 +185,8 @@ families: $(STAMP)
 	@$(BIN)/python -m tests.families $(ARGS)
 
 reliability: $(STAMP)
-	@$(BIN)/python -m pytest -q -m campaign tests/reliability tests/conformance $(ARGS)
+	@$(BIN)/python -m pytest -q -m campaign tests/reliability tests/conformance -n 2 --dist worksteal \
+	    --max-worker-restart 0 $(ARGS)
 
 soak: $(STAMP)
 	@TANDEM_SOAK_SECONDS=$(SECONDS) $(BIN)/python -m pytest -q -s -m campaign tests/reliability/test_soak.py $(ARGS)
