@@ -129,6 +129,7 @@ def test_a_whole_answer_is_verified_in_steps_as_wide_as_a_prompts(tmp_path: Path
     flags = ("--role", "target", "--model", model, "--sequence_length", "512", "--port", "0", "--http_port", "0")
     with contextlib.ExitStack() as closing:
         server = ServerProcess(tmp_path, *flags)
+        closing.callback(server.process.wait)
         closing.callback(server.process.kill)
         server.wait_ready()
         options: Any = {"model": model, "max_new_tokens": 200, "ignore_end_of_sequence": True}
