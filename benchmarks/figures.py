@@ -32,7 +32,7 @@ def end_to_end(sample: Sample) -> float:
 
 
 def decoding(sample: Sample) -> float | None:
-    """Returns milliseconds per token after the first tokens; None if all came at once, as without a stream."""
+    """Returns TPOT in milliseconds, from the first chunk on; None if the answer came in one chunk."""
     later, seconds = len(sample.token_ids) - sample.first_tokens, sample.seconds - sample.first_seconds
     return 1000 * seconds / later if later and seconds > 0 else None
 

@@ -207,10 +207,9 @@ def _head_dim(settings: Mapping[str, Any], hidden_size: int, heads: int) -> int:
 
 
 def _attention_scale(settings: Mapping[str, Any]) -> float | None:
-    if (multiplier := settings.get("attention_multiplier")) is not None:
-        return number("attention_multiplier", multiplier)
-    scalar = settings.get("query_pre_attn_scalar")
-    return None if scalar is None else number("query_pre_attn_scalar", scalar) ** -0.5
+    scalar, multiplier = settings.get("query_pre_attn_scalar"), settings.get("attention_multiplier")
+    by_scalar = None if scalar is None else number("query_pre_attn_scalar", scalar) ** -0.5
+    return by_scalar if multiplier is None else number("attention_multiplier", multiplier)
 
 
 def _check_used(name: str, config: Mapping[str, Any], used: set[str]) -> None:

@@ -157,7 +157,7 @@ class LookaheadPolicy:
         return self._plan
 
     def rests(self) -> bool:
-        """Returns whether to begin a request without drafts; every fourth such request may draft, to measure."""
+        """Returns whether a request begins without drafts. Every fourth that could may draft, to measure acceptance."""
         known = self.estimate
         if self._fixed is not None or self.plan.width or known.alone_due <= 0:
             return False

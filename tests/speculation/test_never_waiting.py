@@ -9,7 +9,16 @@ import statistics
 import pytest
 
 from tandem.speculation.estimate import Estimate
-from tandem.speculation.verification_mode import MOST_AHEAD, RESTING, Depth, LookaheadPolicy, Pipeline, never_waits
+from tandem.speculation.types import Verdict
+from tandem.speculation.verification_mode import (
+    MOST_AHEAD,
+    REFRESH,
+    RESTING,
+    Depth,
+    LookaheadPolicy,
+    Pipeline,
+    never_waits,
+)
 from tests.daily import daily
 from tests.speculation.run_simulated import PROMPT, Ran, RunningTarget, SimulatedDraft, generate, measurements, said
 from tests.speculation.virtual_time import in_virtual_time
@@ -104,6 +113,19 @@ def test_drafts_that_slow_the_targets_steps_rest_unless_they_gain_more_than_that
     assert statistics.median(rarely) <= 1.001 * plain and statistics.mean(rarely) <= 1.025 * plain
     assert statistics.median(seconds(0.9, 2.0, 0.001)) <= 0.9 * plain
     assert statistics.median(seconds(0.7, 1.0)) <= 0.9 * plain  # drafting takes longer than a step
+
+
+def test_a_copied_step_that_drafting_slowed_counts_as_a_cost_of_drafting() -> None:
+    def rests(seconds: float) -> bool:
+        lookahead = LookaheadPolicy(6, measurements(0.0003, 0.009, 0.0))
+        lookahead.estimate.trial = 1.0  # nothing is tried
+        for _ in range(REFRESH + 1):
+            for _ in range(100):
+                lookahead.observe(True)
+            lookahead.stepped(3, Verdict((1, 2, 3, 4), 3, compute_seconds=seconds), 0.0, copied=True)
+        return lookahead.plan == RESTING
+
+    assert rests(0.02) and not rests(0.008)
 
 
 def test_a_drafter_that_has_nothing_or_breaks_leaves_plain_decoding_or_ends_the_request() -> None:

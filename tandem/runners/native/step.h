@@ -5,8 +5,8 @@
 namespace tandem {
 
 // Claims an item, or returns `pieces`. Each thread takes neighbouring ones, for sequential reads, then others' rest. While
-// it has own ones, it touches no line of the cache that another thread writes. Of many, up to `most` are claimed at once, but
-// no more than half: a claim waits for all writes before it, and threads are to end together.
+// it has own ones, it touches no line of the cache that another thread writes. Claims up to `most` items, until
+// `place.until`, since a claim waits for all writes before it; at most half of those left, so that threads end together.
 template <class D> int Transformer<D>::claim(Place& place, int pieces, int most) {
     const Timer timer(place, CLAIMS);
     const uint64_t begin = uint64_t(place.phase) << 32;
@@ -18,8 +18,9 @@ template <class D> int Transformer<D>::claim(Place& place, int pieces, int most)
             const uint64_t next = std::max(seen, begin);
             const int piece = first + int(uint32_t(next)), count = std::clamp((end - piece) / 2, 1, most);
             if (piece >= end) break;
+            if (!claimed.compare_exchange_weak(seen, next + count, std::memory_order_relaxed)) continue;
             place.until = piece + count;
-            if (claimed.compare_exchange_weak(seen, next + count, std::memory_order_relaxed)) return piece;
+            return piece;
         }
     }
     return pieces;
