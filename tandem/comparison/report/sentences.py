@@ -30,8 +30,9 @@ def undecided(found: Comparison) -> str:
 def reasons(decision: Decision) -> str:
     """Returns why it is as sure as it is; of what is undecided, the sentence has the first reason."""
     shown = decision.doubt.reasons[0 if decision.decided else 1 :]
-    surer = f" To be surer, measure again {', '.join(decision.doubt.surer)}." if decision.doubt.surer else ""
-    return (f"{words.capitalised('; '.join(shown))}." if shown else "") + surer
+    why = f"{words.capitalised('; '.join(shown))}." if shown else ""
+    surer = f"To be surer, measure again {', '.join(decision.doubt.surer)}." if decision.doubt.surer else ""
+    return f"{why} {surer}".strip()
 
 
 def doubts(decision: Decision) -> Iterator[str]:
