@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from tandem.engine.slots import SlotPool
@@ -37,7 +38,7 @@ ObserveStep = Callable[[Any, int, float, float], None]
 _TURNS = 8
 
 # Both threads hold Python's interpreter lock, and the loop's replies (0.4 ms, measured) would delay the next step. So
-# the loop waits so long for the device thread to begin, unless that has other work first, such as copying pages.
+# the loop waits so long for the device thread to begin, after copying pages, if it must.
 _BEGINS = 0.005
 
 CLOSE_SECONDS = 5.0  # wait of `close` for the running step
@@ -77,7 +78,8 @@ class Batcher:
         self._window = BatchWindow()
         self._context = contextvars.Context()  # empty, so that steps do not run in the context of one request
         self._pools: list[SlotPool] = []
-        self.away = 0  # sequences that steps do not wait for
+        self.away = 0  # sequences that steps do not wait for, and steppers of others (see Stepper.gone)
+        self._gone = set[Stepper]()
         self._prefilled = False
         self.observe: ObserveStep | None = None
         self.learn: Callable[[type, float], None] | None = None  # called with each step's row type and seconds
@@ -115,7 +117,8 @@ class Batcher:
                 waiting.done.set_exception(StepHung(self._hung))
 
     def _sequences(self) -> int:
-        return max((pool.count - pool.free for pool in self._pools), default=sys.maxsize) - self.away
+        taken = max((pool.count - pool.free for pool in self._pools), default=sys.maxsize)
+        return taken - self.away - sum(stepper.gone for stepper in self._gone)
 
     async def on_device(self, function: Callable[..., Result], *args: Any) -> Result:
         """Runs `function` on the device thread, between steps."""
@@ -178,7 +181,7 @@ class Batcher:
         return 0.0 if first.prefill else self._window.seconds(time.perf_counter(), missing, type(first.row))
 
     def _begin(self) -> None:
-        """Submits the next step's rows; returns once an idle device thread has begun (see _BEGINS)."""
+        """Submits the next step's rows; returns once the device thread has begun (see _BEGINS)."""
         self._turns = _TURNS
         self._ready = [r for r in self._ready if not r.done.done()]
         if not self._ready:
@@ -189,8 +192,7 @@ class Batcher:
         begun = threading.Lock()
         begun.acquire()
         self._thread.submit(self._run_and_notify, rows, begun, asyncio.get_running_loop())
-        if not self._between:
-            begun.acquire(timeout=_BEGINS)
+        begun.acquire(timeout=_BEGINS)
 
     def _run_and_notify(self, rows: list[Waiting], begun: threading.Lock, loop: asyncio.AbstractEventLoop) -> None:
         """Runs the rows' step, then their steppers' steps while nothing else is due; results are read together."""
@@ -201,12 +203,15 @@ class Batcher:
                 ran = _run(rows)
                 self.failures += any(isinstance(result, DeviceLost) for result in ran.value)
                 new = [] if self._hung else next_rows(rows, ran.value, loop)
-                if len(new) < len(rows) or self._decides(rows):
+                gone = [row.stepper for row in rows if row.stepper and row.stepper.gone]
+                self._gone = {*filter(attrgetter("gone"), self._gone), *gone}
+                if not new or len(new) + len(gone) < len(rows) or self._decides(new):
                     notify(self._ended, rows, ran, new)
                     return
                 self._unread.append((rows, ran))
                 self._running = new
-                if ran.ended - notified >= TOGETHER or any(r.stepper and r.stepper.notifies_each_step for r in new):
+                at_once = gone or any(r.stepper and r.stepper.notifies_each_step for r in new)
+                if at_once or ran.ended - notified >= TOGETHER:
                     notified = ran.ended
                     notify(self._read)
                 rows = new

@@ -128,9 +128,11 @@ async def test_no_round_runs_past_a_stop_token_or_the_length() -> None:
         while len(tokens) <= len(PROMPT) + last:
             under_way = asyncio.create_task(rounds.round(tokens, min(3, len(PROMPT) + COUNT - len(tokens) - 1)))
             await asyncio.sleep(0)
+            assert not stepper(rounds).gone
             rounds.plan(once(3))
             tokens += (await under_way)[1].token_ids
         taken = len(site.rows)
+        assert stepper(rounds).gone
         await asyncio.sleep(0.02)
         assert len(site.rows) == taken and site.rows[-1].propose.position < len(PROMPT) + last
         assert tuple(tokens[len(PROMPT) :][: last + 1]) == expected[: last + 1]

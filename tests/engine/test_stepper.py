@@ -116,6 +116,23 @@ async def test_the_device_goes_on_by_itself_up_to_a_bound() -> None:
     await device.batcher.close()
 
 
+async def test_a_text_that_ends_does_not_hold_up_the_steps_of_others() -> None:
+    device, runner = engine()
+    verifiers = {60: opened(device), 4: opened(device, most=4)}
+    for verifier in verifiers.values():
+        await verifier.open(PROMPT)
+    first = await asyncio.gather(*(verifier.step() for verifier in verifiers.values()))
+    assert await ahead_of(runner, 0) > 4  # the event loop has not heard of the short text's end
+    for (most, verifier), verdict in zip(verifiers.items(), first, strict=True):
+        tokens = list(verdict.token_ids)
+        while len(tokens) < most:
+            tokens += (await verifier.step()).token_ids
+        assert tokens == expected_of(PROMPT, GREEDY, most)
+        await verifier.close()
+    assert runner.verified <= 61  # at most one step without the other
+    await device.batcher.close()
+
+
 async def test_no_step_runs_past_a_stop_token_or_the_length() -> None:
     expected = expected_of(PROMPT, GREEDY, 30)
     stop = expected[12]
