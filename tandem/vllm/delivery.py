@@ -100,8 +100,8 @@ class RowSession(DraftingAhead):
 
     def __init__(self, worker: RowWorker, row: Row, known: list[int], k: int, budget_seconds: float) -> None:
         plan, end = DraftPlan(AHEAD_LENGTHS * k, k, k), worker.target.max_sequence_length
-        given, stats, nobody = LookaheadPolicy(k, Estimate(), given=plan), SpeculationStats(), NgramDrafter()
-        super().__init__(nobody, given, lambda message: None, stats, known, end, k, drafts_here=False)
+        given, stats, unused = LookaheadPolicy(k, Estimate(), given=plan), SpeculationStats(), NgramDrafter()
+        super().__init__(unused, given, lambda message: None, stats, known, end, k, drafts_here=False)
         self.worker = worker
         self.awaited: Arrivals | None = None
         self._row, self._budget = row, budget_seconds

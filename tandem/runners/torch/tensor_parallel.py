@@ -160,11 +160,11 @@ class Leader:
         if step is None:
             return None
 
-        def told(rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
+        def run(rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
             self._tell("fused", rows)
             return step(rows)
 
-        return told
+        return run
 
     def _tell(self, step: str, rows: Sequence[Any]) -> None:
         self.link.tell((self._which, step, tuple(rows)))
