@@ -53,8 +53,8 @@ SHORT = "--max-new-tokens 8"
 SHORT_PROMPTS = "--workloads chat --prompts-per-workload 1"
 SHORT_LOAD = "--max-num-completed-requests 2 --mean-output-tokens 8"
 FEWER = {r"--rate 0\.": "--rate 10,20", r"--rtt-ms (\d+,){3}": "--rtt-ms 0,100"}
-"""Added to each comparison; to one of its own prompts not the second, the third to one with loads; FEWER to one with
-slow rates or many links."""
+"""Flags that shorten comparisons: SHORT each; SHORT_PROMPTS those without a prompt file; SHORT_LOAD those with a load;
+FEWER those that match, with quicker loads or fewer links."""
 SERVERS = ("target", "fused_target", "draft_worker", "prefill", "serve")
 ARGUMENTS_OF_MAKE = frozenset({"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "ARGS"})
 """`make thorough ARGS=...` hands its arguments to every make beneath it; a reader's shell has none of them."""
