@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from tandem.engine.slots import SlotPool
@@ -78,8 +77,8 @@ class Batcher:
         self._window = BatchWindow()
         self._context = contextvars.Context()  # empty, so that steps do not run in the context of one request
         self._pools: list[SlotPool] = []
-        self.away = 0  # sequences that steps do not wait for, and steppers of others (see Stepper.gone)
-        self._gone = set[Stepper]()
+        self.away = 0  # sequences that steps do not wait for
+        self._gone = set[Stepper]()  # of further ones
         self._prefilled = False
         self.observe: ObserveStep | None = None
         self.learn: Callable[[type, float], None] | None = None  # called with each step's row type and seconds
@@ -204,7 +203,7 @@ class Batcher:
                 self.failures += any(isinstance(result, DeviceLost) for result in ran.value)
                 new = [] if self._hung else next_rows(rows, ran.value, loop)
                 gone = [row.stepper for row in rows if row.stepper and row.stepper.gone]
-                self._gone = {*filter(attrgetter("gone"), self._gone), *gone}
+                self._gone = {*gone, *(stepper for stepper in self._gone if stepper.gone)}
                 if not new or len(new) + len(gone) < len(rows) or self._decides(new):
                     notify(self._ended, rows, ran, new)
                     return

@@ -203,8 +203,8 @@ class FusedStepper(Stepper):
         elif result.proposal.token_ids and not row.copied:
             self.draft.proposed(self.tokens, result.proposal.token_ids)
         self._tokens += new
-        self.gone = len(self.tokens) >= self._end or not self._stops.isdisjoint(new)
-        self.self_paced = self.self_paced and not self.gone
+        self.rests = len(self.tokens) >= self._end or not self._stops.isdisjoint(new)
+        self.self_paced = self.self_paced and not self.rests
 
     def next_row(self) -> FusedRow | None:
         """Returns the next row; None without lengths, or if the draft model must catch up or is down."""

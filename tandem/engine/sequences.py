@@ -249,7 +249,7 @@ class RunStepper(Stepper):
 
     def next_row(self) -> VerifyRow | None:
         draft = self._run.next_draft()
-        self.gone = draft is None
+        self.rests = draft is None
         return None if draft is None else self._sequence.verify_row(self.tokens, draft, copied=self._run.copied)
 
 

@@ -29,8 +29,13 @@ class Stepper:
         self.unread = deque[tuple[Any, "asyncio.Future[Any]"]]()  # rows and results, oldest first
         self.error: Exception | None = None  # why no further row could be made
         self.self_paced = False  # whether the device may begin the next row before the event loop reads the last result
-        self.gone = False  # steps of others need not wait for its next row: its text has ended, or its client must act
+        self.rests = False  # whether the text has ended, or its client must act before the next row
         self._open = True
+
+    @property
+    def gone(self) -> bool:
+        """Whether steps of others need not wait for its next row."""
+        return self._open and self.rests
 
     @property
     def notifies_each_step(self) -> bool:
@@ -57,7 +62,7 @@ class Stepper:
 
     def end(self) -> None:
         """Drops unread rows; the device stops after the running step."""
-        self._open = self.gone = False
+        self._open = False
         while self.unread:
             self.unread.popleft()[1].cancel()
 

@@ -131,12 +131,13 @@ async def test_no_round_runs_past_a_stop_token_or_the_length() -> None:
             assert not stepper(rounds).gone
             rounds.plan(once(3))
             tokens += (await under_way)[1].token_ids
-        taken = len(site.rows)
-        assert stepper(rounds).gone
+        taken, ended = len(site.rows), stepper(rounds)
+        assert ended.gone
         await asyncio.sleep(0.02)
         assert len(site.rows) == taken and site.rows[-1].propose.position < len(PROMPT) + last
         assert tuple(tokens[len(PROMPT) :][: last + 1]) == expected[: last + 1]
         await rounds.close()
+        assert ended.rests and not ended.gone  # else steps would go without one row for good
         await site.batcher.close()
 
 
