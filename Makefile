@@ -129,11 +129,11 @@ screenshot: $(STAMP)
 test: $(STAMP)
 	@$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
 
-# Last and one after the other: what needs the whole machine.
+# Last: what needs the machine. The walk of the pages waits half of its time, so Ray's cluster runs beside it.
 thorough: $(STAMP)
 	@$(BIN)/python -m pytest -q -m "thorough and not alone and not wide" -n 3 --dist loadfile \
 	    --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
-	@$(BIN)/python -m pytest -q -m alone $(ARGS)
+	@$(BIN)/python -m pytest -q -m alone -n 2 --dist loadfile --max-worker-restart 0 $(ARGS)
 
 wide: $(STAMP)
 	@$(BIN)/python -m pytest -q -m wide -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)

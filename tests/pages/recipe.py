@@ -1,9 +1,9 @@
 """Runs a recipe's commands on this machine, and checks those of other programs.
 
-In place of a device: `--device cpu`, 2 processes under torchrun for the page's 8; to compile, one process of
-tests/runners/strict_device.py and SMALL_GRAPHS. In place of NxD Inference: its stand-in of tests/runners/nxdi. In place
-of models: small ones with a tokenizer over bytes; a plan reads the public models' own config.json. In place of other
-hosts: this one, on free ports. Clients and comparisons generate 8 tokens.
+In place of a device: `--device cpu`, under torchrun 2 processes for the page's 8 and sequences of 512 tokens; to
+compile, one process of tests/runners/strict_device.py and SMALL_GRAPHS. In place of NxD Inference: its stand-in of
+tests/runners/nxdi. In place of models: small ones with a tokenizer over bytes; a plan reads the public models' own
+config.json. In place of other hosts: this one, on free ports. Clients and comparisons generate 8 tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.pages.commands import ROOT, Command
 from tests.pages.machine import Machine
 from tests.planning.support import CONFIGS, device, neuron_ls
 
-RANKS = "2"
+RANKS, LENGTH = "2", "512"
 ONE_MACHINE = ("50051", "50053")
 """Ports of servers that a page starts in turn on the same cores."""
 SMALL_GRAPHS = {"--batch": "1", "--sequence_length": "128", "--speculation_length": "1"}
@@ -132,6 +132,7 @@ class Recipe:
         if command.launcher[0] != "torchrun":
             return [*program, *words]
         _replace(words, "--tp_degree", RANKS)
+        _replace(words, "--sequence_length", LENGTH)
         _drop(words, "--compiled_dir")  # its graphs are not of several processes
         launcher = [sys.executable, "-m", "torch.distributed.run", *command.launcher[1:]]
         _replace(launcher, "--nproc-per-node", RANKS)
@@ -162,12 +163,11 @@ class Recipe:
         self.machine.run([sys.executable, str(ROOT / "compare_architectures.py"), *words])
 
     def _curl(self, command: Command) -> None:
-        """Asks the page's last server that has the port."""
+        """Asks the page's last server that has the port, for metrics its first."""
         words = self._words(command.words)
         if words[-1].endswith("/metrics"):
-            last = next(port for port, served in reversed(self.started.items()) if "draft_worker" not in served)
             self._end(*self.started)
-            self._serve(last, "--metrics_port", self._port(METRICS))
+            self._serve(next(iter(self.started)), "--metrics_port", self._port(METRICS))
         output = self.machine.run(["curl", "-sS", "--fail-with-body", *words[1:]])
         if words[-1].endswith("/metrics"):
             assert "vllm:generation_tokens_total" in output

@@ -52,9 +52,10 @@ COMPARISON = re.compile(r"(?:make compare|python compare_architectures\.py|tande
 SHORT = "--max-new-tokens 8"
 SHORT_PROMPTS = "--workloads chat --prompts-per-workload 1"
 SHORT_LOAD = "--max-num-completed-requests 2 --mean-output-tokens 8"
+SHORT_SET = "--architectures autoregressive,distributed"
 FEWER = {r"--rate 0\.": "--rate 10,20", r"--rtt-ms (\d+,){3}": "--rtt-ms 0,100"}
 """Flags that shorten comparisons: SHORT each; SHORT_PROMPTS those without a prompt file; SHORT_LOAD those with a load;
-FEWER those that match, with quicker loads or fewer links."""
+SHORT_SET those with flags that name no architectures; FEWER those that match, with quicker loads or fewer links."""
 SERVERS = ("target", "fused_target", "draft_worker", "prefill", "serve")
 ARGUMENTS_OF_MAKE = frozenset({"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "ARGS"})
 """`make thorough ARGS=...` hands its arguments to every make beneath it; a reader's shell has none of them."""
@@ -150,6 +151,9 @@ def why_elsewhere(line: str) -> str:
 def shortened(line: str) -> str:
     more = [SHORT] + [SHORT_PROMPTS] * ("--prompt-file" not in line)
     more += [SHORT_LOAD] * ("--concurrency" in line or "--rate" in line)
+    more += [SHORT_SET] * (
+        re.search(r"[ \"]--", line) is not None and not re.search("--(architectures|connect) ", line)
+    )
     more += [fewer for many, fewer in FEWER.items() if re.search(many, line)]
     if not line.startswith("make "):
         return " ".join([line, *more])

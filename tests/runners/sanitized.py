@@ -14,12 +14,14 @@ import pytest
 
 from tandem.runners.native import compilation
 
-FLAGS = ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+FLAGS = ("-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
 def main(arguments: list[str]) -> int:
-    compilation.FLAGS = (*(flag for flag in compilation.FLAGS if flag != "-O3"), *FLAGS)
-    if arguments[0] == "--sources":
+    planted = arguments[0] == "--sources"  # few steps: compiling takes longer than running
+    level = "-O0" if planted else "-O1"
+    compilation.FLAGS = (*(flag for flag in compilation.FLAGS if flag != "-O3"), level, *FLAGS)
+    if planted:
         compilation.SOURCES = Path(arguments[1])
         arguments = arguments[2:]
     print(f"built: {compilation.library_path().name}", flush=True)

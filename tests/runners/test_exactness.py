@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from tandem.runners.batch_invariance import check_batch_invariance
-from tandem.runners.protocol import VerifyRow
+from tandem.runners.protocol import Limits, VerifyRow
 from tandem.speculation.types import SamplingParams
 from tests.rows import fill, verify_row
 from tests.runners import real
@@ -86,7 +87,7 @@ def noise_row(slot: int, chance: random.Random) -> VerifyRow:
 
 @pytest.mark.parametrize("compile", ["native", "off"])
 def test_float32_greedy_equals_transformers_generate(compile: str) -> None:
-    module = AutoModelForCausalLM.from_pretrained(real.checkpoint().folder, dtype=torch.float32)
+    module = AutoModelForCausalLM.from_pretrained(real.target_of(compile).folder, dtype=torch.float32)
     for prompt in map(real.prompt_tokens, real.PROMPTS[:2]):
         ids = torch.tensor([prompt])
         with torch.inference_mode():
@@ -126,15 +127,21 @@ class Perturbed:
         return out
 
 
+def perturbed(fault: str) -> tuple[Any, Limits]:
+    return Perturbed(fault), real.target("float32", "off").limits
+
+
 @pytest.mark.parametrize(("fault", "exact"), [("width", True), ("batch", True), ("column", False)])
 def test_certification_sees_a_planted_dependence_on_shape(fault: str, exact: bool) -> None:
-    shapes = check_batch_invariance(Perturbed(fault), real.target("float32").limits, (1, 3, 6), (1, 2, 4))  # type: ignore[arg-type]
+    model, limits = perturbed(fault)
+    shapes = check_batch_invariance(model, limits, (1, 3, 6), (1, 2, 4))
     assert (shapes.widths, shapes.batches) == ((6,), (4,))
     assert shapes.bit_exact is exact
 
 
 @pytest.mark.parametrize(("fault", "lengths"), [("none", (128,)), ("length", ())])
 def test_a_cache_length_that_changes_bits_is_not_used(fault: str, lengths: tuple[int, ...]) -> None:
-    shapes = check_batch_invariance(Perturbed(fault), real.target("float32").limits, (1, 6), (1,), (128,), (16, 64))  # type: ignore[arg-type]
+    model, limits = perturbed(fault)
+    shapes = check_batch_invariance(model, limits, (1, 6), (1,), (128,), (16, 64))
     assert shapes.bit_exact
     assert (shapes.lengths, shapes.prefill_lengths, shapes.chunks) == ((128,), lengths, (16, 64))

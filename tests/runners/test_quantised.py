@@ -193,6 +193,8 @@ def test_every_cpu_computes_the_same_bits(flags: str, tmp_path: Path) -> None:
     compiler, emulator = shutil.which("aarch64-linux-gnu-g++" if arm else "g++"), shutil.which("qemu-aarch64-static")
     if not compiler or (arm and not emulator) or ("x86" in flags and platform.machine() != "x86_64"):
         pytest.skip("needs g++, or qemu-user-static and g++-aarch64-linux-gnu")
+    if "x86" in flags and "avx512_vnni" not in compilation.cpu_features():
+        pytest.skip("-march=native takes the same path on this CPU")
     kept = [flag for flag in compilation.FLAGS if flag not in ("-march=native", "-shared", "-fPIC")]
     sources = [PROGRAM, compilation.SOURCES / "products.cpp"]
     made = [compiler, *kept, "-w", *flags.split(), *(["-static"] if arm else []), f"-I{compilation.SOURCES}", *sources]

@@ -63,9 +63,8 @@ def sanitized(libasan: str, place: Path, *arguments: str, **environment: str) ->
     return ran.returncode, ran.stdout + ran.stderr, findings
 
 
-@pytest.mark.parametrize("name", TESTS)
-def test_native_steps_touch_nothing_but_their_memory(name: str, libasan: str, tmp_path: Path) -> None:
-    status, said, findings = sanitized(libasan, tmp_path, f"tests/runners/{name}")
+def test_native_steps_touch_nothing_but_their_memory(libasan: str, tmp_path: Path) -> None:
+    status, said, findings = sanitized(libasan, tmp_path, *(f"tests/runners/{name}" for name in TESTS))
     assert not findings, findings[:4000]
     assert status == 0, said[-4000:]
 
