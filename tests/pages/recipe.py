@@ -1,6 +1,6 @@
 """Runs a recipe's commands on this machine, and checks those of other programs.
 
-In place of a device: `--device cpu`, under torchrun 2 processes for the page's 8 and sequences of 512 tokens; to
+In place of a device: `--device cpu`, under torchrun 2 processes for the page's 8 and sequences of 1024 tokens; to
 compile, one process of tests/runners/strict_device.py and SMALL_GRAPHS. In place of NxD Inference: its stand-in of
 tests/runners/nxdi. In place of models: small ones with a tokenizer over bytes; a plan reads the public models' own
 config.json. In place of other hosts: this one, on free ports. Clients and comparisons generate 8 tokens.
@@ -24,7 +24,7 @@ from tests.pages.commands import ROOT, Command
 from tests.pages.machine import Machine
 from tests.planning.support import CONFIGS, device, neuron_ls
 
-RANKS, LENGTH = "2", "512"
+RANKS, LENGTH = "2", "1024"
 ONE_MACHINE = ("50051", "50053")
 """Ports of servers that a page starts in turn on the same cores."""
 SMALL_GRAPHS = {"--batch": "1", "--sequence_length": "128", "--speculation_length": "1"}
