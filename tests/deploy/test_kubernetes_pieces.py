@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,11 +12,13 @@ import pytest
 from tandem.cli.command_line import RoleParser
 from tandem.cli.models import nxdi_settings
 from tandem.runners.load_runner import Shape
+from tandem.services.security.tokens import read_tokens
 from tandem_nxdi.shapes import Kind, plan_build
 from tests.deploy.manifests import OVERLAYS, ROOT, filled, flags, of_kind, pods
 
 NXDI = [name for name in OVERLAYS if "nxdi" in name]
 COMPARED = ("same-node", "apart")
+IDENTITIES = ("draft-worker", "vllm", "comparison", "target")
 SERVICES = {"target": "TargetVerifier", "draft_worker": "DraftWorker", "fused_target": "FusedSpeculativeServer"}
 CORES_PER_DEVICE = 4  # logical cores of a Trainium2 device at LNC 2
 
@@ -144,3 +149,13 @@ def test_only_pods_that_call_others_are_let_through(overlay: str) -> None:
     assert calling == {"draft", "comparison"}
     (served,) = policies["callers"]["spec"]["podSelector"]["matchExpressions"]
     assert set(served["values"]) == set(of_kind(folder, "StatefulSet"))
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is absent: apt install openssl")
+def test_the_secrets_of_a_deployment_are_a_valid_certificate_and_tokens_that_servers_read(tmp_path: Path) -> None:
+    subprocess.run(["sh", ROOT / "deploy/secrets.sh", tmp_path], check=True)
+    verify = ["openssl", "verify", "-verify_hostname", "target.tandem.svc", "-CAfile", "tls/ca.crt", "tls/tls.crt"]
+    subprocess.run(verify, cwd=tmp_path, check=True)
+    accepted = (tmp_path / "tokens/accepted").read_text().splitlines()
+    assert accepted == [f"{name} {(tmp_path / 'tokens' / name).read_text().strip()}" for name in IDENTITIES]
+    assert len(read_tokens(str(tmp_path / "tokens/accepted"))) == len(IDENTITIES)
