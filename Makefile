@@ -129,7 +129,7 @@ screenshot: $(STAMP)
 test: $(STAMP)
 	@$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
 
-# Last: what needs the machine. The walk of the pages waits half of its time, so Ray's cluster runs beside it.
+# Last, two at a time: Ray's cluster beside the walk of the pages, which waits half of its time.
 thorough: $(STAMP)
 	@$(BIN)/python -m pytest -q -m "thorough and not alone and not wide" -n 3 --dist loadfile \
 	    --no-loadscope-reorder --max-worker-restart 0 $(ARGS)

@@ -163,11 +163,12 @@ class Recipe:
         self.machine.run([sys.executable, str(ROOT / "compare_architectures.py"), *words])
 
     def _curl(self, command: Command) -> None:
-        """Asks the page's last server that has the port, for metrics its first."""
+        """Asks the server that the page started last on the port; for metrics, the first one, which starts soonest."""
         words = self._words(command.words)
         if words[-1].endswith("/metrics"):
+            first = next(port for port, served in self.started.items() if "draft_worker" not in served)
             self._end(*self.started)
-            self._serve(next(iter(self.started)), "--metrics_port", self._port(METRICS))
+            self._serve(first, "--metrics_port", self._port(METRICS))
         output = self.machine.run(["curl", "-sS", "--fail-with-body", *words[1:]])
         if words[-1].endswith("/metrics"):
             assert "vllm:generation_tokens_total" in output

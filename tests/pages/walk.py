@@ -151,9 +151,7 @@ def why_elsewhere(line: str) -> str:
 def shortened(line: str) -> str:
     more = [SHORT] + [SHORT_PROMPTS] * ("--prompt-file" not in line)
     more += [SHORT_LOAD] * ("--concurrency" in line or "--rate" in line)
-    more += [SHORT_SET] * (
-        re.search(r"[ \"]--", line) is not None and not re.search("--(architectures|connect) ", line)
-    )
+    more += [SHORT_SET] * ("--" in line and not re.search("--(architectures|connect) ", line))
     more += [fewer for many, fewer in FEWER.items() if re.search(many, line)]
     if not line.startswith("make "):
         return " ".join([line, *more])

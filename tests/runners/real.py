@@ -28,7 +28,7 @@ from tests.runners.first_layers import write_first_layers
 DTYPES = ("bfloat16", "float32")
 COMPILE = ("native", "off")
 MODULE_LAYERS = 4
-"""Of the target as module code, which takes minutes with all 30: they are of one shape, which decides a sum's order."""
+"""Layers of the target that run as module code. All 30 take minutes, and have one shape, which decides bits."""
 SHAPE = Shape(slots=4, max_length=256, max_draft=5)
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=7)
@@ -52,21 +52,18 @@ def tokenizer() -> HuggingFaceTokenizer:
 @functools.lru_cache(maxsize=2)
 def target(dtype: str, compile: str = "native") -> Any:
     """Its runner: a NativeRunner, or a TorchRunner of its first MODULE_LAYERS layers."""
-    return load(target_of(compile), dtype, compile, verifies=True)
-
-
-def target_of(compile: str) -> Checkpoint:
-    return truncated(MODULE_LAYERS) if compile == "off" else checkpoint()
+    source = _truncated(MODULE_LAYERS) if compile == "off" else checkpoint()
+    return load(source, dtype, compile, verifies=True)
 
 
 @functools.lru_cache(maxsize=1)
 def draft(dtype: str, compile: str = "native", layers: int = 20) -> Any:
     """The target's first `layers` layers: agrees with it now and then, which is all a test wants."""
-    return load(truncated(layers), dtype, compile, verifies=False)
+    return load(_truncated(layers), dtype, compile, verifies=False)
 
 
 @functools.cache
-def truncated(layers: int) -> Checkpoint:
+def _truncated(layers: int) -> Checkpoint:
     return write_first_layers(None, layers, Path(tempfile.mkdtemp(prefix="tandem-draft-")))
 
 

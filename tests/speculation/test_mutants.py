@@ -254,7 +254,7 @@ def test_the_planted_trap_is_caught(mutant, check):
 
 
 def test_a_copy_without_a_trap_keeps_the_laws_as_its_original_does():
-    """The original keeps the others in test_draws, test_law and test_rejection."""
+    """The other laws are checked on the original alone: test_draws.py, test_law.py, test_rejection.py."""
     for check in (DRAWN, SETS):
         check(Implementation(mutated(OURS.draws, KEY, KEY)))
     SEQUENCES(mutated(rejection, P, P))
