@@ -201,7 +201,7 @@ class FaultInterceptor(grpc.aio.ServerInterceptor):
                     else:
                         call = self.history.begin(client, name, session, request)
                         calls.append((call, fault))
-                        run.message(self.history, client, name, request, None)
+                        run.message(self.history, client, name, request, None, call.number)
                     if fault is Fault.ABORT_BEFORE:
                         raise self._lost(fault, call)
                     await self._maybe_delay(fault, call, chance)
@@ -257,18 +257,23 @@ class FaultInterceptor(grpc.aio.ServerInterceptor):
 
 
 class _RunSeen:
-    """What is seen of a stream that is a run: messages, and steps, each of which is noted as a round of its own."""
+    """What is seen of a stream that is a run: messages, and steps, each of which is noted as a round of its own.
+
+    Messages have the number of the stream's first call; a step names it as its `run`.
+    """
 
     def __init__(self) -> None:
         self.begun: Call | None = None
         self._fault: Fault | None = None
 
-    def message(self, history: History, client: int, name: str, request: Any, fault: Fault | None) -> Call | None:
+    def message(
+        self, history: History, client: int, name: str, request: Any, fault: Fault | None, number: int = 0
+    ) -> Call | None:
         """Notes a message of a run; `fault`: what becomes of the step after it."""
         if not request.HasField("run_until"):
             return None
         self._fault = self._fault or fault
-        self.begun = self.begun or Call(history, 0, client, name, request.session_id)
+        self.begun = self.begun or Call(history, number, client, name, request.session_id)
         self.begun.note("message", **fields_of(request))
         return self.begun
 
@@ -279,7 +284,8 @@ class _RunSeen:
         assert self.begun
         base, fault, self._fault = reply.committed_length - len(reply.token_ids), self._fault, None
         asked = pb.VerifyRequest(session_id=self.begun.session, base_length=base, run_until=1)
-        return history.begin(self.begun.client, self.begun.method, self.begun.session, asked), fault
+        begun = self.begun
+        return history.begin(begun.client, begun.method, begun.session, asked, run=begun.number), fault
 
 
 async def _answered(call: Call, method: Any, request: Any, context: Any) -> Any:

@@ -53,11 +53,11 @@ class History:
         if self._file is not None:
             os.write(self._file, (json.dumps(asdict(event)) + "\n").encode())
 
-    def begin(self, client: int, method: str, session: str, request: Any) -> Call:
+    def begin(self, client: int, method: str, session: str, request: Any, **more: Any) -> Call:
         """A request that reached the service."""
         self._calls += 1
         call = Call(self, self._calls, client, method, session)
-        call.note("request", **fields_of(request))
+        call.note("request", **fields_of(request), **more)
         return call
 
     def fault(self, client: int, method: str, kind: str, session: str = "", **said: Any) -> None:

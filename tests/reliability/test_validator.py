@@ -64,9 +64,13 @@ def a_run() -> list[Event]:
     asked = {"base_length": 3, "run_until": 7, "max_step_drafts": 2}
     events = [
         *call(20, "OpenSession", {"prefix": PROMPT}, {"committed_length": 3}),
-        *(Event("message", "a", 0, 65, "VerifyStream", message=asked | {"draft_tokens": d}) for d in ([10, 11], [99])),
-        *call(21, "VerifyStream", {"base_length": 3, "run_until": 1}, reply([10, 11, 12], 3, drafted=2)),
-        *call(22, "VerifyStream", {"base_length": 6, "run_until": 1}, reply([13], 6, drafted=0)),
+        *(Event("message", "a", 23, 65, "VerifyStream", message=asked | {"draft_tokens": d}) for d in ([10, 11], [99])),
+        *call(21, "VerifyStream", {"base_length": 3, "run_until": 1, "run": 23}, reply([10, 11, 12], 3, drafted=2)),
+        *call(22, "VerifyStream", {"base_length": 6, "run_until": 1, "run": 23}, reply([13], 6, drafted=0)),
+        # Its lease runs out and it is opened again; then the client reads a step that was sent before.
+        Event("fault", "a", 0, 65, "VerifyStream", "r", {"fault": "expire lease"}),
+        *call(24, "OpenSession", {"prefix": PROMPT}, {"committed_length": 3}),
+        *call(25, "VerifyStream", {"base_length": 7, "run_until": 1, "run": 23}, reply([14], 7, drafted=0)),
     ]
     return [replace(event, session="r") for event in events]
 
@@ -97,14 +101,14 @@ NOTHING = {"token_ids": [], "accepted": 0, "committed_length": 5, "replayed": Fa
 PLANTED = {
     "output": [ending(outcome([10, 11, 12])), ending(outcome([10, 11, 13], error="gone", may_fail=True))],
     "finished": [ending(outcome([10, 11], error="UNAVAILABLE"))],
-    "committed": [changed(2, token_ids=[10, 12]), changed(22, token_ids=[77])],
+    "committed": [changed(2, token_ids=[10, 12]), changed(22, token_ids=[77]), changed(25, token_ids=[77])],
     "prefix": [changed(7, "request", prefix=[*TRUTH[:5], 77]), changed(11, committed_length=3)],
     "growth": [changed(5, token_ids=[], committed_length=5), changed(4, stale=False)],
     "once": [changed(3, replayed=False)],
     "replay": [changed(3, token_ids=[10]), changed(5, replayed=True), changed(3, stale=True, **NOTHING)],
     "stale": [changed(4, token_ids=[11]), changed(4, committed_length=4)],
-    "drafts": [changed(2, accepted=2), changed(0, "message", draft_tokens=[9])],
-    "limits": [changed(0, "message", run_until=6), changed(21, drafted=1), changed(5, next_steps=[reply([77], 8)])],
+    "drafts": [changed(2, accepted=2), changed(23, "message", draft_tokens=[9])],
+    "limits": [changed(23, "message", run_until=6), changed(21, drafted=1), changed(5, next_steps=[reply([77], 8)])],
     "unknown session": [lambda events: events[2:], without(7)],
     "refusal": [changed(6, "refusal", code=13)],
     "answered": [without(5), without(5, "request")],

@@ -51,7 +51,7 @@ class _Session:
 
     `runs`: it has stepped on without waiting, so that it may hold steps that nobody was told. `sent`: the drafts that
     its runs were sent, each with the length where it begins. `until`, `read`, `width`: the most that any message of
-    theirs allowed. `unanswered`: a run began before its opening was answered.
+    theirs allowed. `unanswered`: a run began before its opening was answered. `streams`: the calls of its runs.
     """
 
     tokens: list[int]
@@ -63,6 +63,7 @@ class _Session:
     read: int = 0
     width: int = 0
     unanswered: bool = False
+    streams: set[tuple[str, int]] = field(default_factory=set)
 
     def drafted(self, base: int, tokens: list[int]) -> bool:
         """Whether `tokens`, which follow `base` committed ones, are part of a draft that was sent."""
@@ -80,6 +81,7 @@ class Validator:
         self._asked: dict[tuple[str, str], tuple[int, list[int]]] = {}  # who opens, with which prefix, answered or not
         self._open_calls: dict[tuple[str, int], Event] = {}
         self._said: dict[tuple[str, int], list[int]] = {}
+        self._over: set[tuple[str, int]] = set()  # runs of sessions that ended, whose last steps may still be sent
         self.violations: list[Violation] = []
 
     def check(self, events: Iterable[Event], all_ended: bool = True) -> list[Violation]:
@@ -114,7 +116,7 @@ class Validator:
             self._heard(event)
         elif event.kind == "fault":
             if event.message["fault"] == "expire lease":
-                self._sessions.pop((event.server, event.session), None)
+                self._over |= self._sessions.pop(whose, _Session([])).streams
         elif event.method == "Generate" and event.kind == "reply":
             self._generated(event)
         else:
@@ -140,6 +142,7 @@ class Validator:
         session.read = max(session.read, said["base_length"])
         session.width = max(session.width, said["max_step_drafts"])
         session.sent.append((said["base_length"], draft))
+        session.streams.add((event.server, event.call))
 
     def _ended(self, request: Event, end: Event) -> None:
         session = self._sessions.get((end.server, end.session))
@@ -167,9 +170,8 @@ class Validator:
         known = self._sessions.get(key)
         if known is not None and known.runs:
             loose = {len(prefix)} if committed > len(prefix) or known.unanswered else set[int]()
-            limits = known.until, max(known.read, len(prefix)), known.width
-            tokens = known.tokens if known.unanswered else prefix
-            self._sessions[key] = _Session(tokens, {}, loose, True, known.sent, *limits)
+            tokens, read = known.tokens if known.unanswered else prefix, max(known.read, len(prefix))
+            self._sessions[key] = replace(known, tokens=tokens, recorded={}, loose=loose, read=read, unanswered=False)
             return
         if known is not None and _lacks_last_round(known, prefix):  # it stays committed, to be replayed (G3)
             if committed != len(known.tokens):
@@ -183,7 +185,11 @@ class Validator:
     def _verified(self, session: _Session | None, asked: dict[str, Any], reply: Event) -> None:
         said = reply.message
         if "run_until" in asked and not said["stale"] and not said["replayed"]:
-            if session is not None:  # it may have ended before its last steps were sent
+            if session is None or (reply.server, asked["run"]) in self._over:
+                self._compare(
+                    "committed", reply, [*self._beginning(reply.client, asked["base_length"]), *said["token_ids"]]
+                )
+            else:
                 self._ran(session, asked["base_length"], reply)
         elif session is None:
             self._broken("unknown session", reply)
