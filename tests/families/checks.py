@@ -15,7 +15,7 @@ from tandem.runners.protocol import PrefillRow, Verdict
 from tandem.speculation.types import SamplingParams
 from tests.rows import verify_row
 
-PROMPTS, COUNT, CHUNK, DRAFT = (5, 40, 150), 48, 64, 3
+PROMPTS, COUNT, CHUNK, DRAFT = (5, 40, 150), 24, 64, 3
 GREEDY = SamplingParams()
 
 

@@ -138,12 +138,17 @@ class Recipe:
         _replace(launcher, "--nproc-per-node", RANKS)
         return [*launcher, program[1], *words]
 
-    def _serve(self, port: str, *more: str) -> None:
-        """Starts the page's last server on a port, unless it runs. `more`: flags that the page names in its text."""
-        words, here = [*self.started[port], *more], int(self._port(port))
+    def _serve(self, port: str) -> None:
+        """Starts the page's last server on a port, unless it runs. One at a time has the page's metrics."""
+        words, here = self.started[port], int(self._port(port))
         if not any(here in server.ports for server in self.machine.servers):
             http = words[words.index("--http_port") + 1] if "--http_port" in words else 0
+            if "draft_worker" not in words and not self._has_metrics():
+                words = [*words, "--metrics_port", self._port(METRICS)]
             self.machine.serve(words, here, int(http))
+
+    def _has_metrics(self) -> bool:
+        return any("--metrics_port" in server.words for server in self.machine.servers)
 
     def _end(self, *ports: str) -> None:
         here = {int(self._port(port)) for port in ports}
@@ -163,12 +168,10 @@ class Recipe:
         self.machine.run([sys.executable, str(ROOT / "compare_architectures.py"), *words])
 
     def _curl(self, command: Command) -> None:
-        """Asks the server that the page started last on the port; for metrics, the first one, which starts soonest."""
+        """Asks the server that the page started last on the port; for metrics, the one that has them."""
         words = self._words(command.words)
-        if words[-1].endswith("/metrics"):
-            first = next(port for port, served in self.started.items() if "draft_worker" not in served)
-            self._end(*self.started)
-            self._serve(first, "--metrics_port", self._port(METRICS))
+        if words[-1].endswith("/metrics") and not self._has_metrics():
+            self._serve(next(port for port, served in self.started.items() if "draft_worker" not in served))
         output = self.machine.run(["curl", "-sS", "--fail-with-body", *words[1:]])
         if words[-1].endswith("/metrics"):
             assert "vllm:generation_tokens_total" in output

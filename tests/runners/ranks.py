@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -47,25 +48,30 @@ def runner(folder: Path, degree: int) -> TorchRunner:
     return made
 
 
-def main(folder: Path, output: Path) -> None:
+def main(output: Path, *folders: Path) -> None:
+    """What each folder's model makes, in a file beside it for each rank."""
     ranks = Ranks.from_environment(2)
     link = RankLink.join(CPU, ranks)
+    for folder in folders:
+        torch.save(made_by(folder), output / f"{folder.name}-{ranks.rank}.pt")
+    link.part()
+
+
+def made_by(folder: Path) -> dict[str, Any]:
     eager = runner(folder, 2)
     backend = StrictBackend()
     limits = eager.limits
     model = GraphModel(eager.model.module, limits.slots, limits.max_length, 16, "cpu", platform=TRAINIUM, ranks=2)
     graphs = GraphRunner(model, limits, replace(eager.identity), lambda: GraphCompiler(backend))
     graphs.warm_up()
-    found = {
+    return {
         "eager": logits_and_tokens(eager),
         "graphs": logits_and_tokens(graphs),
         "code": [graph.module.code for graph in backend.graphs],
         "exact": eager.shapes.bit_exact,
         "heads": model.buffers[0].shape[0],
     }
-    torch.save(found, output / f"rank{ranks.rank}.pt")
-    link.part()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(*map(Path, sys.argv[1:]))

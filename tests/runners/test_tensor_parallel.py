@@ -40,21 +40,22 @@ def model_folder(folder: Path, tied: bool) -> Path:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "tied",
-    [pytest.param(False, id="own head"), pytest.param(True, id="tied to the embedding")],
-)
-def test_two_ranks_give_the_logits_and_the_tokens_of_one(tmp_path: Path, tied: bool) -> None:
-    folder = model_folder(tmp_path / "model", tied)
+def test_two_ranks_give_the_logits_and_the_tokens_of_one(tmp_path: Path) -> None:
+    """With a head of its own, and with one that is tied to the embedding."""
+    folders = [model_folder(tmp_path / name, name == "tied") for name in ("own", "tied")]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     subprocess.run(
-        [*command, "--module", "tests.runners.ranks", str(folder), str(tmp_path)],
+        [*command, "--module", "tests.runners.ranks", *map(str, (tmp_path, *folders))],
         cwd=REPOSITORY,
         check=True,
         timeout=100,
     )
+    for folder in folders:
+        check_ranks(folder, [torch.load(f"{folder}-{rank}.pt") for rank in range(2)])
+
+
+def check_ranks(folder: Path, ranks: list[dict[str, Any]]) -> None:
     alone, tokens = logits_and_tokens(runner(folder, 1))
-    ranks: list[dict[str, Any]] = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2)]
     for found in ranks:
         assert found["heads"] == SIZES["num_key_value_heads"] // 2
         for how in ("eager", "graphs"):
