@@ -197,11 +197,11 @@ class FaultInterceptor(grpc.aio.ServerInterceptor):
                     fault, chance = self.draw(client, name, _STREAM)
                     await self._maybe_expire(fault, client, name, session)
                     if request.HasField("run_until") and run.begun:
-                        call = run.message(self.history, client, name, request, fault)
+                        call = run.message(request, fault)
                     else:
                         call = self.history.begin(client, name, session, request)
                         calls.append((call, fault))
-                        run.message(self.history, client, name, request, None, call.number)
+                        run.message(request, None, call)
                     if fault is Fault.ABORT_BEFORE:
                         raise self._lost(fault, call)
                     await self._maybe_delay(fault, call, chance)
@@ -214,7 +214,7 @@ class FaultInterceptor(grpc.aio.ServerInterceptor):
                             for begun, _ in calls:
                                 begun.note("run")  # its answers are steps
                             calls.clear()
-                            call, fault = run.step(self.history, reply)
+                            call, fault = run.step(reply)
                         else:
                             call, fault = calls.pop(0)
                         call.reply(reply)
@@ -266,26 +266,24 @@ class _RunSeen:
         self.begun: Call | None = None
         self._fault: Fault | None = None
 
-    def message(
-        self, history: History, client: int, name: str, request: Any, fault: Fault | None, number: int = 0
-    ) -> Call | None:
-        """Notes a message of a run; `fault`: what becomes of the step after it."""
+    def message(self, request: Any, fault: Fault | None, call: Call | None = None) -> Call | None:
+        """Notes a message of a run; `fault`: what becomes of the step after it; `call`: the stream's, of its first."""
         if not request.HasField("run_until"):
             return None
-        self._fault = self._fault or fault
-        self.begun = self.begun or Call(history, number, client, name, request.session_id)
+        self._fault, self.begun = self._fault or fault, self.begun or call
+        assert self.begun
         self.begun.note("message", **fields_of(request))
         return self.begun
 
     def steps(self, reply: Any) -> bool:
         return bool(self.begun and not reply.stale and not reply.replayed)
 
-    def step(self, history: History, reply: Any) -> tuple[Call, Fault | None]:
-        assert self.begun
-        base, fault, self._fault = reply.committed_length - len(reply.token_ids), self._fault, None
-        asked = pb.VerifyRequest(session_id=self.begun.session, base_length=base, run_until=1)
-        begun = self.begun
-        return history.begin(begun.client, begun.method, begun.session, asked, run=begun.number), fault
+    def step(self, reply: Any) -> tuple[Call, Fault | None]:
+        begun, fault, self._fault = self.begun, self._fault, None
+        assert begun
+        base = reply.committed_length - len(reply.token_ids)
+        asked = pb.VerifyRequest(session_id=begun.session, base_length=base, run_until=1)
+        return begun.history.begin(begun.client, begun.method, begun.session, asked, run=begun.number), fault
 
 
 async def _answered(call: Call, method: Any, request: Any, context: Any) -> Any:

@@ -25,12 +25,7 @@ from tandem.runners.torch.platforms import CPU
 from tests.daily import daily
 from tests.gguf_files import write_gguf
 from tests.runners import real
-from tests.runners.test_native import (
-    check_bits,
-    module_of,
-    native,
-    sequence,
-)
+from tests.runners.test_native import check_bits, module_of, native, sequence
 from tests.runners.tiny import model_folder
 
 WIDE = {
