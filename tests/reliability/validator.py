@@ -185,7 +185,7 @@ class Validator:
     def _verified(self, session: _Session | None, asked: dict[str, Any], reply: Event) -> None:
         said = reply.message
         if "run_until" in asked and not said["stale"] and not said["replayed"]:
-            if session is None or (reply.server, asked["run"]) in self._over:
+            if session is None or (reply.server, asked.get("run")) in self._over:
                 self._compare(
                     "committed", reply, [*self._beginning(reply.client, asked["base_length"]), *said["token_ids"]]
                 )

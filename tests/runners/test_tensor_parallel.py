@@ -48,7 +48,7 @@ def test_two_ranks_give_the_logits_and_the_tokens_of_one(tmp_path: Path) -> None
         [*command, "--module", "tests.runners.ranks", *map(str, (tmp_path, *folders))],
         cwd=REPOSITORY,
         check=True,
-        timeout=100,
+        timeout=200,
     )
     for folder in folders:
         check_ranks(folder, [torch.load(f"{folder}-{rank}.pt") for rank in range(2)])
