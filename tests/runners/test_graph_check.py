@@ -27,7 +27,7 @@ from tests.runners.strict import TRAINIUM, steps
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("family", "dtype", "batches"),
-    [("llama", torch.float32, (1,)), ("qwen2", torch.bfloat16, (2,)), ("qwen3", torch.float32, (2,))],
+    [("llama", torch.float32, (1, 2)), ("qwen2", torch.bfloat16, (2,)), ("qwen3", torch.float32, (2,))],
 )
 def test_every_step_at_every_bucket_passes_and_lowers(
     family: str, dtype: torch.dtype, batches: tuple[int, ...]
