@@ -196,12 +196,15 @@ class FaultInterceptor(grpc.aio.ServerInterceptor):
                     client = self._client_of(request, session)
                     fault, chance = self.draw(client, name, _STREAM)
                     await self._maybe_expire(fault, client, name, session)
-                    if request.HasField("run_until") and run.begun:
+                    runs = request.HasField("run_until")
+                    if runs and run.begun:
                         call = run.message(request, fault)
                     else:
                         call = self.history.begin(client, name, session, request)
                         calls.append((call, fault))
-                        run.message(request, None, call)
+                        if runs:
+                            run.begun = call
+                            run.message(request, None)
                     if fault is Fault.ABORT_BEFORE:
                         raise self._lost(fault, call)
                     await self._maybe_delay(fault, call, chance)
@@ -257,21 +260,19 @@ class FaultInterceptor(grpc.aio.ServerInterceptor):
 
 
 class _RunSeen:
-    """What is seen of a stream that is a run: messages, and steps, each of which is noted as a round of its own.
+    """A run's messages and steps; each step is noted as a round of its own.
 
-    Messages have the number of the stream's first call; a step names it as its `run`.
+    `begun`: the call that began the run. Messages have its number; steps name it as their `run`.
     """
 
     def __init__(self) -> None:
         self.begun: Call | None = None
         self._fault: Fault | None = None
 
-    def message(self, request: Any, fault: Fault | None, call: Call | None = None) -> Call | None:
-        """Notes a message of a run; `fault`: what becomes of the step after it; `call`: the stream's, of its first."""
-        if not request.HasField("run_until"):
-            return None
-        self._fault, self.begun = self._fault or fault, self.begun or call
+    def message(self, request: Any, fault: Fault | None) -> Call:
+        """Notes a message of the run. `fault`: of the next step, if it has none yet."""
         assert self.begun
+        self._fault = self._fault or fault
         self.begun.note("message", **fields_of(request))
         return self.begun
 

@@ -115,8 +115,8 @@ class Validator:
         elif event.kind == "message":
             self._heard(event)
         elif event.kind == "fault":
-            if event.message["fault"] == "expire lease":
-                self._over |= self._sessions.pop(whose, _Session([])).streams
+            if event.message["fault"] == "expire lease" and (ended := self._sessions.pop(whose, None)):
+                self._over |= ended.streams
         elif event.method == "Generate" and event.kind == "reply":
             self._generated(event)
         else:
@@ -186,9 +186,7 @@ class Validator:
         said = reply.message
         if "run_until" in asked and not said["stale"] and not said["replayed"]:
             if session is None or (reply.server, asked.get("run")) in self._over:
-                self._compare(
-                    "committed", reply, [*self._beginning(reply.client, asked["base_length"]), *said["token_ids"]]
-                )
+                self._compare_step(asked["base_length"], reply)
             else:
                 self._ran(session, asked["base_length"], reply)
         elif session is None:
@@ -237,7 +235,7 @@ class Validator:
         if said["committed_length"] > most or said["drafted"] > session.width or accepted > said["drafted"]:
             self._broken("limits", f"{reply}: at most {most} tokens, {session.width} drafts")
         if base > len(session.tokens):  # steps between them were not told
-            self._compare("committed", reply, [*self._beginning(reply.client, base), *tokens])
+            self._compare_step(base, reply)
             return
         if accepted != len(tokens) - 1 or (accepted and not session.drafted(base, tokens[:accepted])):
             self._broken("drafts", f"{reply} at {base}")
@@ -257,9 +255,11 @@ class Validator:
         session.loose.discard(base)
         self._compare("committed", reply, tokens)
 
-    def _beginning(self, client: int, length: int) -> list[int]:
-        """The first `length` tokens of what the target alone says."""
-        return list(self._truth(client, max(0, length - self._prompts.get(client, 0))))[:length]
+    def _compare_step(self, base: int, reply: Event) -> None:
+        """Compares a step's tokens with the target's own behind its first `base` tokens."""
+        if (prompt := self._prompts.get(reply.client)) is not None:
+            before = list(self._truth(reply.client, max(0, base - prompt)))[:base]
+            self._compare("committed", reply, [*before, *reply.message["token_ids"]])
 
     def _compare(self, rule: str, event: Event, tokens: list[int]) -> None:
         prompt = self._prompts.get(event.client)

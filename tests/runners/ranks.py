@@ -48,12 +48,12 @@ def runner(folder: Path, degree: int) -> TorchRunner:
     return made
 
 
-def main(output: Path, *folders: Path) -> None:
-    """What each folder's model makes, in a file beside it for each rank."""
+def main(*folders: Path) -> None:
+    """Writes the results of each folder's model to a file beside the folder, one for each rank."""
     ranks = Ranks.from_environment(2)
     link = RankLink.join(CPU, ranks)
     for folder in folders:
-        torch.save(made_by(folder), output / f"{folder.name}-{ranks.rank}.pt")
+        torch.save(made_by(folder), f"{folder}-{ranks.rank}.pt")
     link.part()
 
 

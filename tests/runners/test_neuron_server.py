@@ -172,9 +172,7 @@ def compile_without_a_device(model: str, folder: Path, *launchers: list[str], ra
     assert "2 compiled" in said[0], said
 
 
-def test_ranks_on_two_hosts_compile_without_a_device_into_folders_of_their_own(
-    models: tuple[str, str], tmp_path: Path
-) -> None:
+def test_two_hosts_compile_without_a_device_into_folders_of_their_own(models: tuple[str, str], tmp_path: Path) -> None:
     """With gloo in place of the device's collectives, so this says nothing of AWS's. Two hosts are one address here."""
     torchrun = ["-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
     place = ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--node-rank"]
