@@ -160,7 +160,8 @@ class FusedRounds(Rounds):
         target.verified(tokens[-1], proposed.token_ids, verdict, done, drafting)
         verdict.queue_seconds += drafting - proposed.seconds
         proposers = (Proposer.NGRAM if row.copied else Proposer.MODEL,) * len(proposed.token_ids)
-        draft = Draft(proposed.token_ids, 0.0, proposed.seconds, proposers, proposed.distributions, done.rows)
+        sent, doubted = proposed.distributions, proposed.doubted
+        draft = Draft(proposed.token_ids, 0.0, proposed.seconds, proposers, sent, done.rows, doubted=doubted)
         return draft, verdict
 
     async def close(self) -> None:
@@ -217,7 +218,7 @@ class FusedStepper(Stepper):
         k = model_part(k, lengths.model_k) if copied else self.draft.room(tokens, model_part(k, lengths.model_k))
         rests = bool(not copied and self.latest.of_model and self._widths and self._widths.resting)
         if k and not copied and self.model_ready is not False and not rests:
-            propose = self._propose_row(k)
+            propose = self._propose_row(k, lengths.least)
         else:
             propose = self.target.verify_only_row(tokens, k if copied else 0)
         if propose is None:
@@ -228,9 +229,9 @@ class FusedStepper(Stepper):
         worth = self.latest.of_copies if copied else self.latest.of_model
         return FusedRow(propose, copied, self.target.adapter, worth[: k if rests else propose.k])
 
-    def _propose_row(self, k: int) -> ProposeRow | None:
+    def _propose_row(self, k: int, least: float) -> ProposeRow | None:
         try:
             able = (self._health.up or self.model_ready) and not self.draft.sync_to(self.tokens)
         except Unreadable:
             able = False
-        return self.draft.row(self.tokens, k) if able else None
+        return self.draft.row(self.tokens, k, least) if able else None

@@ -50,12 +50,11 @@ class DraftSequence(KVSequence):
         """How many of `k` draft tokens fit the model's positions."""
         return max(0, min(k, self.engine.runner.limits.max_length - len(tokens)))
 
-    def row(self, tokens: Sequence[int], k: int, missing: int | None = None) -> ProposeRow | None:
-        """The next step's row, which feeds the `missing` tokens (default: by `held`)."""
-        missing = len(tokens) - len(self.held) if missing is None else missing
-        tail = tuple(tokens[-max(2, missing) :])
+    def row(self, tokens: Sequence[int], k: int, least: float = 0.0) -> ProposeRow | None:
+        """The next step's row, with the tokens that the cache lacks."""
+        tail = tuple(tokens[-max(2, len(tokens) - len(self.held)) :])
         known, processor = self._target_vocab_size, self.processor(tokens)
-        return ProposeRow(self.slot, len(tokens) - 1, tail, k, self.request, known, processor, self.adapter)
+        return ProposeRow(self.slot, len(tokens) - 1, tail, k, self.request, known, processor, self.adapter, least)
 
     def proposed(self, tokens: Sequence[int], draft: Sequence[int]) -> None:
         """Records a step's tokens: all but the last draft token, or only `tokens` if accepted ones are reprocessed."""
@@ -163,14 +162,14 @@ class HeadSequence(DraftSequence):
         self._sound = min(self._sound, self.truncate_to(tokens))
         return len(tokens) - len(self.held) > TAIL or len(self.held) <= self._inbox.first
 
-    def row(self, tokens: Sequence[int], k: int, missing: int | None = None) -> ProposeRow | None:
+    def row(self, tokens: Sequence[int], k: int, least: float = 0.0) -> ProposeRow | None:
         """Like DraftSequence.row; None if too many features are missing."""
         if not self._inbox.handed_out:
             return None
         self._known = self._known_rows()
         if len(tokens) - len(self.held) > self.engine.runner.limits.chunk or len(tokens) <= self._inbox.first + 1:
             return None
-        return super().row(tokens, k, missing)
+        return super().row(tokens, k, least)
 
     def proposed(self, tokens: Sequence[int], draft: Sequence[int]) -> None:
         super().proposed(tokens, draft)

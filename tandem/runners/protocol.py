@@ -100,6 +100,7 @@ class ProposeRow:
     target_vocab_size: int | None = None  # if below the draft's: limit for the rejection rule
     processor: Processor | None = None  # changes the logits
     adapter: int = 0  # the draft model's
+    least: float = 0.0  # a runner may end drafts behind the token where their probability falls below
 
     @property
     def plain(self) -> bool:
@@ -119,11 +120,12 @@ class Proposal:
     token_ids: tuple[int, ...]
     seconds: float = 0.0
     distributions: tuple[SparseDistribution, ...] = ()
+    doubted: bool = False  # ended by the row's `least`
 
     def within(self, vocab_size: int) -> Proposal:
         """Cuts the proposal before the first id >= `vocab_size`."""
         ids = known_prefix(self.token_ids, vocab_size)
-        return Proposal(ids, self.seconds, self.distributions[: len(ids)])
+        return replace(self, token_ids=ids, distributions=self.distributions[: len(ids)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from operator import mul
 
 from tandem.speculation.types import Draft, Proposer, Verdict
@@ -20,8 +20,9 @@ LOWEST, HIGHEST = 0.02, 0.99  # bounds of acceptance
 # Decay per step of co-batched rows and tokens, and of their committed tokens; smoothing of times
 SHARE_FADING, COMMITTED_FADING, SMOOTHING = 0.8, 0.97, 0.2
 # Steps kept of a size; fewer use the lower quartile; steps between fits; most sizes
-KEPT, FEW, REFRESH, MOST_SIZES = 25, 8, 4, 256
+KEPT, FEW, REFRESH, MOST_SIZES = 64, 8, 4, 256
 PRIOR_STEPS = 4.0  # weight of the assumed slope, in steps
+PRIOR_LINE = 16.0  # weight of the line at a size whose steps have a median, in steps
 TRIAL_SHARE = 0.01  # share of the steps' time for drafts that may not pay
 LEAST_GAIN = 1.03  # expected speedup that drafts need, of a row alone
 FIRST_ALONE, MOST_ALONE = 32, 512  # slowed steps until undisturbed ones are measured again: doubled each time
@@ -80,7 +81,7 @@ def best_length(
 
 
 class Line:
-    """Seconds of steps as fixed + slope * size, fitted to medians by size; the slope is assumed until sizes differ."""
+    """Seconds of steps by size: medians, and the line fitted to them; its slope is assumed until sizes differ."""
 
     def __init__(self, growing_share: float) -> None:
         self._growing_share = growing_share
@@ -137,8 +138,14 @@ class Line:
         return self._fit[1]
 
     def at(self, size: float) -> float:
+        below = math.floor(size)
+        share = size - below
+        return self._at(below) if not share else (1 - share) * self._at(below) + share * self._at(below + 1)
+
+    def _at(self, size: int) -> float:
         fixed, slope = self._fit
-        return fixed + slope * size
+        steps, middle = self._points.get(size, (0, 0.0))
+        return (steps * middle + PRIOR_LINE * (fixed + slope * size)) / (steps + PRIOR_LINE)
 
 
 def _middle(seconds: Collection[float]) -> float:
@@ -156,6 +163,7 @@ class Estimate:
     def __init__(self) -> None:
         # Acceptance of waited-for drafts; of copies, used or not, by the length of their match
         self.acceptance = {source: AcceptanceRates(rate, PROCESS_FADING) for source, rate in PRIOR.items()}
+        self.continued = AcceptanceRates(HIGHEST, PROCESS_FADING)  # a model drafts a position, sure of those before
         self.copies = {size: AcceptanceRates(rate, PROCESS_FADING) for size, rate in PRIOR_COPIES.items()}
         self.ahead = AcceptanceRates(PRIOR_AHEAD, PROCESS_FADING)  # of a token drafted ahead
         # Seconds by the step's tokens; by draft tokens; by whether a model drafted
@@ -181,7 +189,9 @@ class Estimate:
         waited = draft.queue_seconds + verdict.queue_seconds
         self.rest.note(modelled, max(0.0, seconds - waited - draft.compute_seconds - verdict.compute_seconds))
         if drafted:
-            self.acceptance[source_of(draft)].note(drafted, verdict.accepted)
+            self.acceptance[source_of(draft)].note(drafted + draft.doubted, verdict.accepted)
+        if modelled:
+            self.continued.note(drafted + draft.doubted, drafted)
 
     def stepped(self, tokens: int, verdict: Verdict, *times: Line) -> None:
         """Records a target step in which this row had `tokens` tokens; its seconds in each of `times`."""
@@ -216,14 +226,14 @@ class Estimate:
     def waiting_pays(self, most: int) -> bool:
         """Whether rounds that wait for at most `most` tokens of a model likely beat plain steps that wait for none."""
         tokens = expected_by_length(self.acceptance[Proposer.MODEL].rates(most))
-        costs = [self.alone.at(self.others + 1), *self.rounds_with(Proposer.MODEL, most)]
+        costs = [self.alone.at(self.others + 1), *self.rounds_with(Proposer.MODEL, range(1, most + 1))]
         return best_length(tokens, costs, max(self.rows, self.co_committed)) > 0
 
-    def rounds_with(self, source: Proposer, most: int) -> list[float]:
-        """Returns the seconds of rounds that wait for 1 to `most` draft tokens of `source`."""
+    def rounds_with(self, source: Proposer, drafted: Iterable[float]) -> list[float]:
+        """Returns the seconds of rounds that wait for so many draft tokens of `source`."""
         model = source is Proposer.MODEL
         rest = self.rest.at(model)
-        return [step + rest + model * self.draft.at(n) for n, step in enumerate(self.steps(most)[1:], 1)]
+        return [self.target.at(self.others + 1 + n) + rest + model * self.draft.at(n) for n in drafted]
 
     def steps(self, most: int) -> list[float]:
         """Returns the seconds of target steps that verify 0 to `most` draft tokens of a row."""

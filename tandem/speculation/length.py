@@ -20,16 +20,18 @@ from tandem.speculation.types import Draft, Proposer, Verdict
 FIRST = 3  # draft tokens of a process's first round
 TRIED = 8  # first rounds that try different lengths, to measure costs
 TRIALS_SAVED = 0.4  # most credit for trials, in rounds. A trial slows the rows of its step, which divide both
-# Rounds for which a plan of shared steps, or without drafts, lasts, unless all of a draft was wrong: choosing, and
-# measuring rounds without drafts, takes the steps' processor time
-REFRESH = 4
+# Rounds for which a plan lasts, unless all of a draft was wrong: choosing, and measuring rounds without drafts, takes
+# the steps' processor time
+REFRESH = 3
 LONGEST_OF_MODEL = 8  # each token of a model costs time; a copy is free
+NEXT = 0.75  # probability of a draft token after accepted ones, about
 
 
 class LengthPlan(NamedTuple):
     """The most draft tokens of a round: copied, and of a model. `lasts`: the plan holds for later rounds too.
 
     `of_copies`, `of_model`: the probabilities that draft tokens are committed, by position; empty: lengths are fixed.
+    `least`: probability of a model's draft, below which another token is not worth its time; 0: any is.
     """
 
     copied: int
@@ -37,6 +39,7 @@ class LengthPlan(NamedTuple):
     lasts: bool = True
     of_copies: tuple[float, ...] = ()
     of_model: tuple[float, ...] = ()
+    least: float = 0.0
 
     @property
     def k(self) -> int:
@@ -69,6 +72,8 @@ class AdaptiveLength(FixedLength):
         self._acceptance = {
             source: AcceptanceRates(known, REQUEST_FADING) for source, known in estimate.acceptance.items()
         }
+        self._continued = AcceptanceRates(estimate.continued, REQUEST_FADING)
+        self._least = 0.0
         self._plan, self._lasts = LengthPlan(0, 0), 0  # for so many rounds
         self._credit, self._trial = 0.0, 0.0  # seconds that trials may cost, and that one does
         self._tries = False  # a trial was chosen
@@ -87,16 +92,21 @@ class AdaptiveLength(FixedLength):
         if not model and self._credit >= self._trial:
             self._tries = True
             return LengthPlan(max(1, copied), 1, False, of_copies, of_model[:1])
-        self._plan = LengthPlan(copied, model, True, of_copies, of_model)
-        self._lasts = REFRESH if self._estimate.rows > 1 or not self._plan.k else 1
+        self._plan = LengthPlan(copied, model, True, of_copies, of_model, self._least)
+        self._lasts = REFRESH
         return self._plan
 
     def _best(self, source: Proposer, most: int) -> tuple[int, tuple[float, ...]]:
         known = self._estimate
-        costs = [known.steps(0)[0] + known.rest.at(0), *known.rounds_with(source, most)]
+        rates, drafted = self._acceptance[source].rates(most), [*range(most + 1)]
+        if source is Proposer.MODEL:  # the first draft token is in doubt after it is drafted
+            drafted = [n - 1.0 for n in expected_by_length([1.0, *self._continued.rates(most)[1:]])]
+        costs = [known.steps(0)[0] + known.rest.at(0), *known.rounds_with(source, drafted[1:])]
         self._trial = costs[1] - costs[0]  # of a model's, whose lengths are chosen last
-        rates = self._acceptance[source].rates(most)
-        best = best_length(expected_by_length(rates), costs, max(known.rows, known.co_committed))
+        tokens, co_batched = expected_by_length(rates), max(known.rows, known.co_committed)
+        best = best_length(tokens, costs, co_batched)
+        price = known.draft.slope + known.target.slope
+        self._least = min(1.0, price * (tokens[best] + co_batched) / max(costs[best], 1e-9) / NEXT)
         return best, tuple(itertools.accumulate(rates, operator.mul))
 
     def observe(self, requested: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
@@ -108,7 +118,9 @@ class AdaptiveLength(FixedLength):
         self._credit = min(self._credit + TRIAL_SHARE * each, max(TRIALS_SAVED * each, self._trial))
         self._lasts = 0 if drafted > verdict.accepted == 0 else max(0, self._lasts - 1)
         if drafted:
-            self._acceptance[source_of(draft)].note(drafted, verdict.accepted)
+            self._acceptance[source_of(draft)].note(drafted + draft.doubted, verdict.accepted)
+            if source_of(draft) is Proposer.MODEL:
+                self._continued.note(drafted + draft.doubted, drafted)
         untried = self._tries and not drafted  # a full step cut the draft
         if untried or (drafted > verdict.accepted == 0 and source_of(draft) is Proposer.MODEL):
             self._credit = max(0.0, self._credit - self._trial)

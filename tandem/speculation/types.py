@@ -101,6 +101,7 @@ class Draft:
     distributions: tuple[SparseDistribution, ...] = ()  # under rejection, per token; empty: probability 1
     rows: int = 1  # of the steps
     ahead: bool = False  # the round did not wait for it
+    doubted: bool = False  # the model ended it, unsure of its tokens
 
     def __post_init__(self) -> None:
         if self.distributions and len(self.distributions) != len(self.token_ids):

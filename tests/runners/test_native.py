@@ -18,13 +18,7 @@ from tandem.runners.load_runner import Execution, Shape, load_runner
 from tandem.runners.native import LibraryMissing, NativeUnavailable, compilation
 from tandem.runners.native.native_runner import NativeRunner
 from tandem.runners.native.weights import UNQUANTISED
-from tandem.runners.protocol import (
-    FusedResult,
-    FusedRow,
-    Limits,
-    RowFailed,
-    RunnerIdentity,
-)
+from tandem.runners.protocol import FusedResult, FusedRow, Limits, Proposal, RowFailed, RunnerIdentity
 from tandem.speculation.processing import Mask, Processing
 from tandem.speculation.types import Rule, SamplingParams, Verdict
 from tests.rows import fill, fused_row, propose_row, verify_row
@@ -172,61 +166,58 @@ def test_a_fused_round_of_rows_of_every_kind_is_the_same_as_its_parts_alone(
 ) -> None:
     """And every committed token is what the target draws after those before it, one at a time, in any company."""
     target, draft = native(module_of()), native(module_of("llama"), only, verifies=False)
-    chance, accepted = random.Random(7), 0
+    chance, accepted, ended = random.Random(7), 0, 0
     for trial in range(15):
         rows: list[FusedRow] = []
         for slot in range(SLOTS):
             tokens = sequence(chance.randint(3, 40), seed=trial * 5 + slot)
             fill(target, slot, tokens[:-1])
             fill(draft, slot, tokens[:-2])
-            sampling, matcher = chance.choice(
-                [
-                    (GREEDY, None),
-                    (GREEDY, Even()),
-                    (PENALIZED, None),
-                    (PENALIZED, Even()),
-                    (SAMPLED, Even()),
-                    (SAMPLED, None),
-                ]
-            )
+            sampling, matcher = chance.choice((GREEDY, PENALIZED, SAMPLED)), chance.choice((None, Even()))
             changed = Processing(sampling, len(tokens), matcher) if matcher or sampling is PENALIZED else None
             processor = changed.after(tokens) if changed else None
             asked = propose_row(slot, len(tokens) - 1, tuple(tokens[-2:]), 4, sampling, rule, VOCAB, processor)
+            asked = replace(asked, least=chance.choice((0.0, 0.6)))
             rows.append(fused_row(asked, chance.random() < 0.3, logprobs=chance.choice([None, 3])))
         for row, got in zip(rows, fused(target, draft)(rows), strict=True):
-            assert isinstance(got, FusedResult) and len(got.proposal.token_ids) == 4
+            assert isinstance(got, FusedResult) and got.proposal.doubted == (len(got.proposal.token_ids) < 4)
+            ended += got.proposal.doubted
             (alone,) = fused_step(target, draft, [row])
             assert isinstance(alone, FusedResult)
-            assert (got.proposal.token_ids, got.proposal.distributions) == (
-                alone.proposal.token_ids,
-                alone.proposal.distributions,
-            )
-            assert replace(got.verdict, rows=1, step_tokens=5) == replace(alone.verdict, rows=1, step_tokens=5)
+            assert replace(got.proposal, seconds=0.0) == replace(alone.proposal, seconds=0.0)
+            step = {"rows": 1, "width": 5, "step_tokens": 5}  # which differ
+            assert replace(got.verdict, **step) == replace(alone.verdict, **step)
             accepted += got.verdict.accepted
             if rule is Rule.AGREEMENT or row.propose.request.sampling.greedy:
                 check_one_by_one(target, row, got.verdict)
-    assert accepted > 20
+    assert accepted > 20 and ended
 
 
 def check_one_by_one(target: NativeRunner, row: FusedRow, verdict: Verdict) -> None:
-    p, said = row.propose, verdict.token_ids
+    p, said, asked = row.propose, verdict.token_ids, row.propose.request
     before = p.processor.tokens if p.processor else ()
     for i, token in enumerate(said):
         after = p.processor.processing.after([*before, *said[:i]]) if p.processor else None
         last = said[i - 1] if i else p.tail[-1]
-        step = verify_row(
-            p.slot,
-            p.position + i,
-            last,
-            (),
-            p.request.sampling,
-            p.request.margins,
-            processor=after,
-            logprobs=p.request.logprobs,
-        )
+        wanted = {"margins": asked.margins, "logprobs": asked.logprobs}
+        step = verify_row(p.slot, p.position + i, last, (), asked.sampling, processor=after, **wanted)
         (alone,) = target.verify([step])
         assert isinstance(alone, Verdict) and alone.token_ids == (token,)
         assert alone.margins == verdict.margins[i : i + 1] and alone.logprobs == verdict.logprobs[i : i + 1]
+
+
+def test_a_draft_ends_behind_the_token_where_its_own_probability_falls_below_the_least() -> None:
+    draft, tokens = native(module_of()), sequence(30)
+    for sampling in (GREEDY, SAMPLED):
+        fill(draft, 0, tokens[:-2])
+        asked = propose_row(0, 29, tuple(tokens[-2:]), 5, sampling)
+        (whole,) = draft.propose([asked])
+        assert isinstance(whole, Proposal) and len(whole.token_ids) == 5 and not whole.doubted
+        logits = draft.verify_logits([verify_row(0, 29, tokens[-1], whole.token_ids, GREEDY)])[0]
+        probable = np.cumprod(1 / np.exp(logits - logits.max(-1, keepdims=True)).sum(-1))
+        for n in range(1, 5):
+            (got,) = draft.propose([replace(asked, least=1.001 * probable[n - 1])])
+            assert isinstance(got, Proposal) and got.token_ids == whole.token_ids[:n] and got.doubted
 
 
 def test_what_a_draw_of_the_draft_raises_reaches_the_caller() -> None:

@@ -36,10 +36,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @dataclass(frozen=True)
 class Heads:
-    """A target in bfloat16, whose features cross a wire unchanged, and one head in float32: beside it, and twice away.
-
-    All have the same slots.
-    """
+    """A bfloat16 target, whose features cross a wire unchanged, and a float32 head: beside it, and twice away."""
 
     target: NativeRunner
     features: TargetFeatures

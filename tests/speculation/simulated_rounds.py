@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import operator
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -49,6 +51,7 @@ class World:
     noise: float = 0.05
     spike: float = 3.0
     rows: int = 1
+    doubts: bool = False  # the draft knows its acceptance, and ends below the plan's least
 
 
 @dataclass
@@ -75,13 +78,17 @@ class Session:
         return seconds
 
     def _round(self, length: LengthPlan, position: int, noise: random.Random) -> tuple[Draft, Verdict, float]:
-        world, n, accepted = self.world, model_part(length.k, length.model_k), 0
+        world, accepted = self.world, 0
+        most = n = model_part(length.k, length.model_k)
+        if world.doubts:
+            sure = itertools.accumulate((world.acceptance(position + i, i) for i in range(n)), operator.mul)
+            n = next((i for i, each in enumerate(sure, 1) if each < length.least), n)
         while accepted < n and _text(self.seed, position + accepted) < world.acceptance(position + accepted, accepted):
             accepted += 1
         verify = (world.verify + world.position * world.rows * (n + 1)) * _shaken(world, noise)
         drafting = n * world.draft * _shaken(world, noise)
         beside = (world.each_round + (world.asking if n else 0.0)) * _shaken(world, noise)
-        draft = Draft((0,) * n, 0.0, drafting, (Proposer.MODEL,) * n, rows=world.rows)
+        draft = Draft((0,) * n, 0.0, drafting, (Proposer.MODEL,) * n, rows=world.rows, doubted=n < most)
         verdict = Verdict((0,) * (accepted + 1), accepted, 0.0, verify, rows=world.rows, width=n + 1)
         return draft, verdict, verify + drafting + beside
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -79,6 +80,15 @@ def test_drafting_ends_where_it_does_not_pay_and_trials_grow_rare() -> None:
     seconds = session.run(600)
     assert seconds <= 1.025 * total([world], lambda: FixedLength(0), 600)
     assert any(session.lengths[300:])  # it does not give up for good
+
+
+@pytest.mark.parametrize("place", [place for place in PLACES if place.startswith("fused")])
+def test_a_draft_that_ends_where_it_is_unsure_gains_over_every_fixed_length(place: str) -> None:
+    def sure_of_two_thirds(position: int, accepted: int) -> float:
+        return 0.95 if random.Random(position).random() < 0.67 else 0.1
+
+    adaptive, fixed = seconds_of(World(sure_of_two_thirds, doubts=True, **PLACES[place]))  # type: ignore[arg-type]
+    assert adaptive <= 0.95 * min(fixed.values())
 
 
 def test_rows_that_share_a_step_make_drafts_shorter() -> None:

@@ -40,10 +40,7 @@ class CoreGroup:
 
 @dataclass(frozen=True, slots=True)
 class HostPlacement:
-    """`whole`: cores of plain and fused decoding; `target` and `draft`: apart.
-
-    `draft`: None if drafts are looked up or made on the host's CPU.
-    """
+    """`whole`: cores of plain and fused decoding; `target`, `draft`: apart (None: lookup, or drafts on the host)."""
 
     whole: CoreGroup
     target: CoreGroup

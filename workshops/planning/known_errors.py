@@ -16,10 +16,7 @@ SHOWN = 200
 
 @dataclass(frozen=True, slots=True)
 class KnownError:
-    """`signs`: a line of a log contains one of them, in lower case. `command`: what to type next.
-
-    `where`: a report's address, or Tandem.
-    """
+    """`signs`: in lower-case lines of logs; one is enough. `command`: to type next. `where`: a report, or Tandem."""
 
     name: str
     signs: tuple[str, ...]

@@ -33,10 +33,7 @@ class CompiledModel:
     store: Path | None = None
 
     def ensure(self, compile_into: Callable[[Path], None]) -> tuple[Path, bool]:
-        """Compiles unless there or in the store; returns the folder, and whether it compiled. Processes compile once.
-
-        Raises OSError.
-        """
+        """Compiles once for all processes; returns the folder, and whether it compiled here. Raises OSError."""
         compiled = False
 
         def make(partial: Path) -> None:

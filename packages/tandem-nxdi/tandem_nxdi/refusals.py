@@ -1,7 +1,4 @@
-"""Refuses fields that NxD Inference 0.9 breaks or ignores, before anything compiles.
-
-Each reason names the source file; most were seen to fail.
-"""
+"""Refuses fields that NxD Inference 0.9 breaks or ignores, before anything compiles; reasons name its files."""
 
 from __future__ import annotations
 

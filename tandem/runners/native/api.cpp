@@ -46,6 +46,7 @@ int fault_of_draws(const Sampling* sampled, int rows, const float* logits, int o
 // Drafts of counts[r] <= `stride` tokens after each row, of ids only[...] (null: all).
 int fault_of_drafts(const Model& draft, const Rows& tails, const int32_t* counts, int stride, const int32_t* only, const Drawing* drawing) {
     if (const int fault = fault_of(draft, tails, counts, stride)) return fault;
+    if (drawing && drawing->least && !drawing->logits) return CALL;
     return drawing ? fault_of_draws(drawing->sampled, tails.count, drawing->logits, only ? 0 : draft.shape.outputs) : SOUND;
 }
 

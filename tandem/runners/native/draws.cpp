@@ -291,6 +291,12 @@ int32_t draw(Pool& pool, const float* logits, int outputs, const int32_t* only, 
     return Draw(pool, wide.data(), by.tokens, nullptr, by, ahead).token();
 }
 
+double largest_probability(Pool& pool, const float* logits, int count) {
+    Ranking row(pool, logits, count, 1.0);
+    double error;
+    return row.find_largest() ? 1 / row.about_mass(error) : 0;
+}
+
 void logprobs(Pool& pool, const float* const* logits, int rows, int count, int top, double* totals, int32_t* ids) {
     for (int r = 0; r < rows; r++, ids += top) {
         Ranking row(pool, logits[r], count, 1.0);

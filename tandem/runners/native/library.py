@@ -131,6 +131,7 @@ class Drawing(ctypes.Structure):
 
     _fields_ = (
         *(("rows", POINTER(c_int32)), ("sampled", POINTER(Sampling)), ("logits", POINTER(c_float)), ("draw", DRAW)),
+        ("least", POINTER(c_float)),
     )
 
 

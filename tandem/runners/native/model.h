@@ -23,6 +23,9 @@ struct Sampling {
 // The token `ahead` positions further, or -1 for unsound logits, which are of tokens only[0 .. outputs) (null: all).
 int32_t draw(Pool& pool, const float* logits, int outputs, const int32_t* only, const Sampling& by, int ahead);
 
+// The largest softmax probability, about: 0 for unsound logits.
+double largest_probability(Pool& pool, const float* logits, int count);
+
 // Per row of `count` logits: totals[r] = log(sum(exp(logits[r]))) (NaN: unsound), and ids[r * top ...], the `top`
 // largest in order, lower ids first among equals.
 void logprobs(Pool& pool, const float* const* logits, int rows, int count, int top, double* totals, int32_t* ids);
@@ -157,12 +160,14 @@ Model* float32_model(Pool& pool, const Shape& shape, const void* embedding);
 Model* bfloat16_model(Pool& pool, const Shape& shape, const void* embedding);
 
 // Sampling callback. For rows with rows[r] set, draw(r, at, best) returns the next token, or -1 to stop; others follow
-// sampled[r] (null: greedy). Row r's logits lie at logits[at * outputs ...]; `best` is their argmax, -1 if unsound.
+// sampled[r] (null: greedy). Row r's logits lie at logits[at * outputs ...]; `best` is their argmax, -1 if unsound. A draft
+// ends behind the token where the product of largest probabilities falls below least[r] (null: none).
 struct Drawing {
     const int32_t* rows;
     const Sampling* sampled;
     float* logits;
     int32_t (*draw)(int32_t row, int32_t at, int32_t best);
+    const float* least;
 };
 
 // Rows of a step, each of which is row of[i] of a call.
@@ -190,6 +195,7 @@ inline void propose(Model& draft, const Rows& tails, int32_t* counts, const int3
     for (int r = 0; r < tails.count; r++)
         if (counts[r]) batch.add(r, tails, tails.starts[r], tails.tokens + tails.begins[r], tails.tokens + tails.begins[r + 1]);
     std::vector<Best> best;
+    std::vector<double> sure(tails.count, 1);
     for (int i = 0; !batch.of.empty(); i++) {
         draft.feed(batch.rows(tails), 1, drawing ? drawing->logits : nullptr, best, i > 0);
         Batch next;
@@ -204,6 +210,10 @@ inline void propose(Model& draft, const Rows& tails, int32_t* counts, const int3
                 continue;
             }
             drafts[r * stride + i] = token;
+            if (drawing && drawing->least && drawing->least[r] > 0 && i + 1 < counts[r]) {
+                sure[r] *= largest_probability(draft.pool, drawing->logits + a * draft.shape.outputs, draft.shape.outputs);
+                if (sure[r] < drawing->least[r]) counts[r] = i + 1;
+            }
             if (i + 1 < counts[r]) next.add(r, tails, batch.starts[a] + batch.begins[a + 1] - batch.begins[a], &token, &token + 1);
         }
         batch = std::move(next);

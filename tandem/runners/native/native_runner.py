@@ -170,7 +170,8 @@ class NativeRunner:
         sent = drawing.finished() if drawing else [()] * len(rows)
         seconds = time.perf_counter() - started
         return [
-            Proposal(tuple(drafts[r * stride : r * stride + count]), seconds, sent[r]) for r, count in enumerate(counts)
+            Proposal(tuple(drafts[r * stride : r * stride + count]), seconds, sent[r], _doubted(rows[r], count))
+            for r, count in enumerate(counts)
         ]
 
     def _tails(self, rows: Sequence[ProposeRow]) -> RowBatch:
@@ -224,7 +225,8 @@ class NativeRunner:
         results: list[FusedResult | RowFailed] = []
         for r, row in enumerate(rows):
             drafted = tuple(drafts[r * stride : r * stride + counts[r]])
-            proposal = Proposal(drafted, 0.0 if row.copied else seconds.value, sent[r][: len(drafted)])
+            doubted = _doubted(row.propose, counts[r])
+            proposal = Proposal(drafted, 0.0 if row.copied else seconds.value, sent[r][: len(drafted)], doubted)
             if row.drawn:
                 verdict = _verdict(said, begin, accepted[r])
             else:
@@ -235,6 +237,10 @@ class NativeRunner:
                 results.append(verdict)
             begin += widths[r]
         return sized(results, self.shapes, widths)
+
+
+def _doubted(row: ProposeRow, drafted: int) -> bool:
+    return row.least > 0 and 0 < drafted < row.k
 
 
 def most_tokens(limits: Limits, verifies: bool = False) -> int:
@@ -280,13 +286,14 @@ class DraftDraws:
     @classmethod
     def of(cls, model: NativeSteps, rows: Sequence[ProposeRow]) -> DraftDraws | None:
         """None if the library chooses all draft tokens itself."""
-        return None if all(row.plain or not row.k for row in rows) else cls(model, rows)
+        return None if all((row.plain and not row.least) or not row.k for row in rows) else cls(model, rows)
 
     def passed(self) -> Drawing:
         # not kept, because it keeps this object alive
         others, model = ints([not row.drawn for row in self._rows]), self._model
+        least = (c_float * len(self._rows))(*(row.least if row.drawn else 0.0 for row in self._rows))
         sampled = sampled_rows(self._rows, model.outputs if model.draft_vocab is None else model.vocab_size)
-        return Drawing(others, sampled, pointer(self._logits, c_float), DRAW(self._draw))
+        return Drawing(others, sampled, pointer(self._logits, c_float), DRAW(self._draw), least)
 
     def finished(self) -> list[tuple[SparseDistribution, ...]]:
         """Each draft token's distribution, by row. Raises a draw's exception."""

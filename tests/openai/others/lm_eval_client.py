@@ -1,7 +1,4 @@
-"""lm-eval's local-completions, unmodified: `python lm_eval_client.py URL TOKENIZER_FOLDER`.
-
-A task that generates. Prints the number of texts.
-"""
+"""Runs a generating task of lm-eval's local-completions, unmodified; prints the number of texts: URL TOKENIZER."""
 
 import json
 import os
