@@ -198,7 +198,7 @@ def spelled(word: str, hyphens: bool = False) -> str:
 
 
 def built(kind: type[Config], options: object, **computed: Any) -> Config:
-    """A configuration from the options named like its fields; `computed` goes first, None is the default."""
+    """Builds a configuration from options named like its fields; None keeps a default, `computed` overrides options."""
     same = {each.name: getattr(options, each.name, None) for each in fields(kind)}  # type: ignore[arg-type]
     return kind(**{name: value for name, value in same.items() if value is not None} | computed)
 

@@ -51,7 +51,7 @@ class DraftSequence(KVSequence):
         return max(0, min(k, self.engine.runner.limits.max_length - len(tokens)))
 
     def row(self, tokens: Sequence[int], k: int, least: float = 0.0) -> ProposeRow | None:
-        """The next step's row, with the tokens that the cache lacks."""
+        """Makes the next step's row, with the tokens that the cache lacks."""
         tail = tuple(tokens[-max(2, len(tokens) - len(self.held)) :])
         known, processor = self._target_vocab_size, self.processor(tokens)
         return ProposeRow(self.slot, len(tokens) - 1, tail, k, self.request, known, processor, self.adapter, least)

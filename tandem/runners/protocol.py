@@ -100,7 +100,7 @@ class ProposeRow:
     target_vocab_size: int | None = None  # if below the draft's: limit for the rejection rule
     processor: Processor | None = None  # changes the logits
     adapter: int = 0  # the draft model's
-    least: float = 0.0  # a runner may end drafts behind the token where their probability falls below
+    least: float = 0.0  # a runner may end the draft behind the token where its probability falls below
 
     @property
     def plain(self) -> bool:

@@ -163,7 +163,7 @@ class Estimate:
     def __init__(self) -> None:
         # Acceptance of waited-for drafts; of copies, used or not, by the length of their match
         self.acceptance = {source: AcceptanceRates(rate, PROCESS_FADING) for source, rate in PRIOR.items()}
-        self.continued = AcceptanceRates(HIGHEST, PROCESS_FADING)  # a model drafts a position, sure of those before
+        self.continued = AcceptanceRates(HIGHEST, PROCESS_FADING)  # of a model's draft going on to a position
         self.copies = {size: AcceptanceRates(rate, PROCESS_FADING) for size, rate in PRIOR_COPIES.items()}
         self.ahead = AcceptanceRates(PRIOR_AHEAD, PROCESS_FADING)  # of a token drafted ahead
         # Seconds by the step's tokens; by draft tokens; by whether a model drafted
@@ -189,9 +189,7 @@ class Estimate:
         waited = draft.queue_seconds + verdict.queue_seconds
         self.rest.note(modelled, max(0.0, seconds - waited - draft.compute_seconds - verdict.compute_seconds))
         if drafted:
-            self.acceptance[source_of(draft)].note(drafted + draft.doubted, verdict.accepted)
-        if modelled:
-            self.continued.note(drafted + draft.doubted, drafted)
+            note_draft(self.acceptance, self.continued, draft, verdict.accepted)
 
     def stepped(self, tokens: int, verdict: Verdict, *times: Line) -> None:
         """Records a target step in which this row had `tokens` tokens; its seconds in each of `times`."""
@@ -230,7 +228,7 @@ class Estimate:
         return best_length(tokens, costs, max(self.rows, self.co_committed)) > 0
 
     def rounds_with(self, source: Proposer, drafted: Iterable[float]) -> list[float]:
-        """Returns the seconds of rounds that wait for so many draft tokens of `source`."""
+        """Returns the seconds of rounds that wait for each of these numbers of draft tokens of `source`."""
         model = source is Proposer.MODEL
         rest = self.rest.at(model)
         return [self.target.at(self.others + 1 + n) + rest + model * self.draft.at(n) for n in drafted]
@@ -238,6 +236,14 @@ class Estimate:
     def steps(self, most: int) -> list[float]:
         """Returns the seconds of target steps that verify 0 to `most` draft tokens of a row."""
         return [self.target.at(self.others + 1 + n) for n in range(most + 1)]
+
+
+def note_draft(rates: dict[Proposer, AcceptanceRates], continued: AcceptanceRates, draft: Draft, accepted: int) -> None:
+    """Records a verified draft; the token that a draft in doubt did not go on to counts as not accepted."""
+    source, drafted = source_of(draft), len(draft.token_ids)
+    rates[source].note(drafted + draft.doubted, accepted)
+    if source is Proposer.MODEL:
+        continued.note(drafted + draft.doubted, drafted)
 
 
 def source_of(draft: Draft) -> Proposer:

@@ -13,6 +13,7 @@ from tandem.speculation.estimate import (
     Estimate,
     best_length,
     expected_by_length,
+    note_draft,
     source_of,
 )
 from tandem.speculation.types import Draft, Proposer, Verdict
@@ -31,7 +32,7 @@ class LengthPlan(NamedTuple):
     """The most draft tokens of a round: copied, and of a model. `lasts`: the plan holds for later rounds too.
 
     `of_copies`, `of_model`: the probabilities that draft tokens are committed, by position; empty: lengths are fixed.
-    `least`: probability of a model's draft, below which another token is not worth its time; 0: any is.
+    `least`: a model's draft of a smaller probability ends, as another token is not worth its time; 0: none does.
     """
 
     copied: int
@@ -73,7 +74,6 @@ class AdaptiveLength(FixedLength):
             source: AcceptanceRates(known, REQUEST_FADING) for source, known in estimate.acceptance.items()
         }
         self._continued = AcceptanceRates(estimate.continued, REQUEST_FADING)
-        self._least = 0.0
         self._plan, self._lasts = LengthPlan(0, 0), 0  # for so many rounds
         self._credit, self._trial = 0.0, 0.0  # seconds that trials may cost, and that one does
         self._tries = False  # a trial was chosen
@@ -87,27 +87,28 @@ class AdaptiveLength(FixedLength):
         if rounds < TRIED or not self._estimate.target.known:
             first = min(most, (FIRST, 0, min(LONGEST_OF_MODEL, self._most), 1)[rounds % 4])
             return LengthPlan(first, first, lasts=False)
-        copied, of_copies = self._best(Proposer.NGRAM, most)
-        model, of_model = self._best(Proposer.MODEL, min(LONGEST_OF_MODEL, most))
+        copied, of_copies, _ = self._best(Proposer.NGRAM, most)
+        model, of_model, least = self._best(Proposer.MODEL, min(LONGEST_OF_MODEL, most))
         if not model and self._credit >= self._trial:
             self._tries = True
             return LengthPlan(max(1, copied), 1, False, of_copies, of_model[:1])
-        self._plan = LengthPlan(copied, model, True, of_copies, of_model, self._least)
+        self._plan = LengthPlan(copied, model, True, of_copies, of_model, least)
         self._lasts = REFRESH
         return self._plan
 
-    def _best(self, source: Proposer, most: int) -> tuple[int, tuple[float, ...]]:
+    def _best(self, source: Proposer, most: int) -> tuple[int, tuple[float, ...], float]:
+        # Returns fields of a plan: the length, the probabilities by position, and `least`
         known = self._estimate
         rates, drafted = self._acceptance[source].rates(most), [*range(most + 1)]
-        if source is Proposer.MODEL:  # the first draft token is in doubt after it is drafted
+        if source is Proposer.MODEL:  # whose first token is always drafted
             drafted = [n - 1.0 for n in expected_by_length([1.0, *self._continued.rates(most)[1:]])]
         costs = [known.steps(0)[0] + known.rest.at(0), *known.rounds_with(source, drafted[1:])]
         self._trial = costs[1] - costs[0]  # of a model's, whose lengths are chosen last
         tokens, co_batched = expected_by_length(rates), max(known.rows, known.co_committed)
         best = best_length(tokens, costs, co_batched)
         price = known.draft.slope + known.target.slope
-        self._least = min(1.0, price * (tokens[best] + co_batched) / max(costs[best], 1e-9) / NEXT)
-        return best, tuple(itertools.accumulate(rates, operator.mul))
+        least = min(1.0, price * (tokens[best] + co_batched) / max(costs[best], 1e-9) / NEXT)
+        return best, tuple(itertools.accumulate(rates, operator.mul)), least
 
     def observe(self, requested: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
         if draft.ahead:
@@ -118,9 +119,7 @@ class AdaptiveLength(FixedLength):
         self._credit = min(self._credit + TRIAL_SHARE * each, max(TRIALS_SAVED * each, self._trial))
         self._lasts = 0 if drafted > verdict.accepted == 0 else max(0, self._lasts - 1)
         if drafted:
-            self._acceptance[source_of(draft)].note(drafted + draft.doubted, verdict.accepted)
-            if source_of(draft) is Proposer.MODEL:
-                self._continued.note(drafted + draft.doubted, drafted)
+            note_draft(self._acceptance, self._continued, draft, verdict.accepted)
         untried = self._tries and not drafted  # a full step cut the draft
         if untried or (drafted > verdict.accepted == 0 and source_of(draft) is Proposer.MODEL):
             self._credit = max(0.0, self._credit - self._trial)

@@ -53,7 +53,7 @@ def token(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ingress(token: Path) -> Iterator[str]:
-    """host:port of Serve's gRPC proxy: two TargetVerifiers on a node each; the fused server asks for a token."""
+    """host:port of Serve's gRPC proxy to two TargetVerifiers and one of each other server; fused needs a token."""
     from ray import serve
     from ray.cluster_utils import Cluster
 

@@ -139,7 +139,7 @@ class Recipe:
         return [*launcher, program[1], *words]
 
     def _serve(self, port: str) -> None:
-        """Starts the page's last server on a port, unless it runs; with metrics, if no other has any."""
+        """Starts the page's last server on a port, unless it runs. It serves metrics unless another server does."""
         words, here = self.started[port], int(self._port(port))
         if not any(here in server.ports for server in self.machine.servers):
             http = words[words.index("--http_port") + 1] if "--http_port" in words else 0

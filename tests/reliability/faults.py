@@ -260,7 +260,7 @@ class FaultInterceptor(grpc.aio.ServerInterceptor):
 
 
 class _RunSeen:
-    """A run's messages and steps; each step is noted as a round of its own.
+    """Notes a run's messages, and each of its steps as a round of its own.
 
     `begun`: the call that began the run. Messages have its number; steps name it as their `run`.
     """

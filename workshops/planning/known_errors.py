@@ -16,7 +16,7 @@ SHOWN = 200
 
 @dataclass(frozen=True, slots=True)
 class KnownError:
-    """`signs`: in lower-case lines of logs; one is enough. `command`: to type next. `where`: a report, or Tandem."""
+    """Lower-case log lines have one of `signs`. `command`: to type next. `where`: a report's address, or Tandem."""
 
     name: str
     signs: tuple[str, ...]

@@ -175,7 +175,7 @@ def take_cores(request: LoadRequest) -> None:
 
 
 def plan(target: Checkpoint, draft: Checkpoint | None, request: LoadRequest) -> PlannedModel:
-    """Plans a target (`request.verifies`), draft, or with `draft` a pair. Raises CheckpointError or ValueError."""
+    """Plans one model, a target if `request.verifies`, or a pair with `draft`. Raises CheckpointError or ValueError."""
     settings, shape, execution = _settings(request), request.shape, request.execution
     eagle3 = draft is not None and is_head(Path(draft.folder))
     if draft is not None and eagle3 and not settings.eagle:

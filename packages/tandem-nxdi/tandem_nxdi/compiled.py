@@ -33,7 +33,7 @@ class CompiledModel:
     store: Path | None = None
 
     def ensure(self, compile_into: Callable[[Path], None]) -> tuple[Path, bool]:
-        """Compiles once for all processes; returns the folder, and whether it compiled here. Raises OSError."""
+        """Compiles unless stored, in one process; returns the folder, and whether it compiled. Raises OSError."""
         compiled = False
 
         def make(partial: Path) -> None:

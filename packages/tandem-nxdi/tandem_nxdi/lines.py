@@ -65,7 +65,7 @@ class Lines:
             raise LineError(f"position {start + count} of line {line} is above its {self.layout.capacity}")
 
     def prompt(self, line: int, tokens: Ids, room: int, adapter: int = 0) -> ForwardCall:
-        """Encodes a prompt in the bucket of `room` tokens; its prediction is valid from two tokens on."""
+        """Returns a call that encodes a prompt in the bucket of `room` tokens; one token's prediction is not valid."""
         self.adapters[line] = adapter
         ids = list(tokens) if len(tokens) > 1 else [tokens[0], tokens[0]]
         natural = next(chunk for chunk in self.layout.chunks if chunk >= len(ids))

@@ -52,7 +52,7 @@ UNCHECKED = "not checked: its logits stay on the device; outputs may leave plain
 
 
 class NxdiRunner:
-    """`verifies`: a target. `tokens_only`: no logits. `exact`: one decode shape unless all give the same bits."""
+    """`tokens_only`: logits stay on the device. `exact`: uses one decode shape unless all give the same bits."""
 
     def __init__(
         self,

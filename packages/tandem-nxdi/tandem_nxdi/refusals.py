@@ -1,4 +1,4 @@
-"""Refuses fields that NxD Inference 0.9 breaks or ignores, before anything compiles; reasons name its files."""
+"""Refuses fields that NxD Inference 0.9 breaks or ignores, before compiling; each reason names the source file."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class Softmax:
 
 
 def loss_of(student: Any, batch: TrainingBatch, softmax: Softmax, hard: float) -> tuple[Tensor, Tensor]:
-    """Mean loss of answered tokens, and how many the student agrees on. `hard`: weight of the target's best."""
+    """Returns the mean loss, and how many best tokens agree with the target's. `hard`: weight of the target's best."""
     hidden = student.model(input_ids=batch.tokens, use_cache=False).last_hidden_state
     rows, columns = hidden[batch.where[:, 0], batch.where[:, 1]], softmax.columns(batch.ids)
     probs = batch.probs * (1 - hard)

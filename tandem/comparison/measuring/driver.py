@@ -99,7 +99,7 @@ def _measured(log: RecordLog, connect: Connect, interruption: Interruption, prog
 
 
 async def measure(log: RecordLog, connect: Connect, interruption: Interruption, progress: Progress) -> None:
-    """Measures into the log, on servers of its own. Raises ServerFailed, ServerDied, Unreachable, Unmeasurable."""
+    """Starts servers, measures, stops them. Raises ServerFailed, ServerDied, Unreachable, Unmeasurable."""
     config = log.measured.config
     tokenizer, turns = _tokenizer(config), turns_of(config)
     emulated = any(condition.link.rtt_ms is not None for condition in config.conditions)

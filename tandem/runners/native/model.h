@@ -23,7 +23,7 @@ struct Sampling {
 // The token `ahead` positions further, or -1 for unsound logits, which are of tokens only[0 .. outputs) (null: all).
 int32_t draw(Pool& pool, const float* logits, int outputs, const int32_t* only, const Sampling& by, int ahead);
 
-// The largest softmax probability, about: 0 for unsound logits.
+// The largest softmax probability, approximately; 0 for unsound logits.
 double largest_probability(Pool& pool, const float* logits, int count);
 
 // Per row of `count` logits: totals[r] = log(sum(exp(logits[r]))) (NaN: unsound), and ids[r * top ...], the `top`

@@ -240,7 +240,7 @@ class NativeRunner:
 
 
 def _doubted(row: ProposeRow, drafted: int) -> bool:
-    return row.least > 0 and 0 < drafted < row.k
+    return row.drawn and row.least > 0 and 0 < drafted < row.k  # others end for other reasons
 
 
 def most_tokens(limits: Limits, verifies: bool = False) -> int:

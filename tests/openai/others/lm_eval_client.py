@@ -1,4 +1,4 @@
-"""Runs a generating task of lm-eval's local-completions, unmodified; prints the number of texts: URL TOKENIZER."""
+"""Runs a task of unmodified lm-eval against URL with TOKENIZER_FOLDER, its arguments; prints the number of texts."""
 
 import json
 import os

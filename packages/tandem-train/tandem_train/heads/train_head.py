@@ -90,7 +90,7 @@ def step_losses(
 
 
 class FeatureTarget:
-    """The target in transformers, with taps after three layers. batch: tokens of a step. Raises ValueError."""
+    """The target in transformers, with taps after three layers. `batch`: about a step's tokens. Raises ValueError."""
 
     def __init__(self, source: dict[str, object], layers: Sequence[int] | None, device: str, batch: int) -> None:
         from transformers import AutoModelForCausalLM
