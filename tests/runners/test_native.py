@@ -181,13 +181,12 @@ def test_a_fused_round_of_rows_of_every_kind_is_the_same_as_its_parts_alone(
             rows.append(fused_row(asked, chance.random() < 0.3, logprobs=chance.choice([None, 3])))
         for row, got in zip(rows, fused(target, draft)(rows), strict=True):
             assert isinstance(got, FusedResult) and got.proposal.doubted == (len(got.proposal.token_ids) < 4)
-            ended += got.proposal.doubted
             (alone,) = fused_step(target, draft, [row])
             assert isinstance(alone, FusedResult)
             assert replace(got.proposal, seconds=0.0) == replace(alone.proposal, seconds=0.0)
             step = {"rows": 1, "width": 5, "step_tokens": 5}  # which differ
             assert replace(got.verdict, **step) == replace(alone.verdict, **step)
-            accepted += got.verdict.accepted
+            accepted, ended = accepted + got.verdict.accepted, ended + got.proposal.doubted
             if rule is Rule.AGREEMENT or row.propose.request.sampling.greedy:
                 check_one_by_one(target, row, got.verdict)
     assert accepted > 20 and ended
@@ -198,9 +197,8 @@ def check_one_by_one(target: NativeRunner, row: FusedRow, verdict: Verdict) -> N
     before = p.processor.tokens if p.processor else ()
     for i, token in enumerate(said):
         after = p.processor.processing.after([*before, *said[:i]]) if p.processor else None
-        last = said[i - 1] if i else p.tail[-1]
         wanted = {"margins": asked.margins, "logprobs": asked.logprobs}
-        step = verify_row(p.slot, p.position + i, last, (), asked.sampling, processor=after, **wanted)
+        step = verify_row(p.slot, p.position + i, (p.tail[-1], *said)[i], (), asked.sampling, processor=after, **wanted)
         (alone,) = target.verify([step])
         assert isinstance(alone, Verdict) and alone.token_ids == (token,)
         assert alone.margins == verdict.margins[i : i + 1] and alone.logprobs == verdict.logprobs[i : i + 1]

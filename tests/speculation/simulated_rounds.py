@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import operator
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -81,8 +80,8 @@ class Session:
         world, accepted = self.world, 0
         most = n = model_part(length.k, length.model_k)
         if world.doubts:
-            sure = itertools.accumulate((world.acceptance(position + i, i) for i in range(n)), operator.mul)
-            n = next((i for i, each in enumerate(sure, 1) if each < length.least), n)
+            rates = [world.acceptance(position + i, i) for i in range(n)]
+            n = next((i for i in range(1, n) if math.prod(rates[:i]) < length.least), n)
         while accepted < n and _text(self.seed, position + accepted) < world.acceptance(position + accepted, accepted):
             accepted += 1
         verify = (world.verify + world.position * world.rows * (n + 1)) * _shaken(world, noise)
