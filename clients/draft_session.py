@@ -37,6 +37,7 @@ from tandem.speculation.types import (
     Chunk,
     Draft,
     GenerationRequest,
+    LengthPlan,
     ModelInfo,
     SamplingParams,
     SpeculationStats,
@@ -184,9 +185,9 @@ class _Drafter(Drafter):
     def __init__(self, drafter: OwnDrafter, vocab_size: int) -> None:
         self._drafter, self._vocab_size = drafter, vocab_size
 
-    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
-        """Cuts at the first id outside the vocabulary. Raises InvalidField above `k` tokens."""
-        began = time.perf_counter()
+    async def propose(self, tokens: Sequence[int], plan: LengthPlan) -> Draft:
+        """Cuts at the first id outside the vocabulary. Raises InvalidField above `plan.k` tokens."""
+        began, k = time.perf_counter(), plan.k
         proposed = [int(token) for token in await asyncio.to_thread(self._drafter.propose, tuple(tokens), k)]
         if len(proposed) > k:
             raise InvalidField("propose", f"returned {len(proposed)} tokens, but at most {k} were requested")

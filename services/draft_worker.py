@@ -19,7 +19,7 @@ from tandem.services.security.limits import LimitReached, ServerLimits
 from tandem.services.server_duplex import Duplex, Incoming, StreamIdle, answered_in_order
 from tandem.speculation.ahead import Follower
 from tandem.speculation.drafters import Drafter
-from tandem.speculation.types import MAX_DRAFTED, InvalidField, ModelInfo, Rule, TooLong
+from tandem.speculation.types import MAX_DRAFTED, InvalidField, LengthPlan, ModelInfo, Rule, TooLong
 from tandem.speculation.verification_mode import DraftPlan
 from tandem.v1 import draft_worker_pb2 as pb
 from tandem.v1.draft_worker_pb2_grpc import DraftWorkerServicer
@@ -88,8 +88,10 @@ class ProposalSession(Duplex[pb.ProposeRequest, pb.ProposeResponse]):
         self.tokens = [*self.tokens, *request.tokens]
 
     async def answer(self, request: pb.ProposeRequest, arrived: float) -> pb.ProposeResponse:
-        model_k = request.model_speculation_length if request.HasField("model_speculation_length") else None
-        reply = draft_to_wire(await self.drafter.propose(self.tokens, request.speculation_length, model_k))
+        k = request.speculation_length
+        most = request.model_speculation_length if request.HasField("model_speculation_length") else k
+        plan = LengthPlan(k, min(most, k), least=request.least_probability)
+        reply = draft_to_wire(await self.drafter.propose(self.tokens, plan))
         reply.base_length, reply.server_seconds = len(self.tokens), time.perf_counter() - arrived
         return reply
 
@@ -212,6 +214,8 @@ class DraftWorkerService(GeneratingService, DraftWorkerServicer):
         for name, most in (("speculation_length", self.info.max_speculation_length), ("draft_ahead", MAX_DRAFTED)):
             if (given := getattr(request, name)) > most:
                 raise InvalidField(name, f"{given} is above the maximum {most}")
+        if not 0 <= request.least_probability <= 1:
+            raise InvalidField("least_probability", f"{request.least_probability} is outside 0 to 1")
         if known + len(request.tokens) > self.info.max_sequence_length:
             raise TooLong(
                 f"{known} known tokens and {len(request.tokens)} more: "

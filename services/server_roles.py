@@ -23,15 +23,7 @@ from tandem.engine.generators import (
     load_drafting,
     plain_generator,
 )
-from tandem.engine.load_models import (
-    Loaded,
-    check_found,
-    close,
-    load,
-    load_adapters,
-    load_pair,
-    load_unfused,
-)
+from tandem.engine.load_models import Loaded, check_found, close, load, load_adapters, load_pair, load_unfused
 from tandem.engine.model_config import ModelConfig, beside_target
 from tandem.engine.prefix_cache import share_prefixes
 from tandem.engine.rank_processes import RankProcesses, lose_engine_with_ranks, rank_processes, run_follower

@@ -33,14 +33,7 @@ from tandem.services.statuses import ModelMismatch
 from tandem.services.verify_runs import VerifyRuns, commit, recorded
 from tandem.speculation.features import FeatureSpec
 from tandem.speculation.run_on import MAX_UNREAD
-from tandem.speculation.types import (
-    InvalidField,
-    ModelInfo,
-    Request,
-    Rule,
-    SparseDistribution,
-    TooLong,
-)
+from tandem.speculation.types import InvalidField, ModelInfo, Request, Rule, SparseDistribution, TooLong
 from tandem.v1 import generation_pb2, target_verifier_pb2_grpc
 from tandem.v1 import target_verifier_pb2 as pb
 

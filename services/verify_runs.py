@@ -13,24 +13,11 @@ from tandem.engine.sequences import RunStepper
 from tandem.rpc.wire_sessions import STEPS_TOGETHER, run_message_from_wire, verdict_to_wire
 from tandem.services.security.callers import caller
 from tandem.services.server_duplex import Duplex, Incoming
-from tandem.services.sessions.table import (
-    Fence,
-    Session,
-    SessionExpired,
-    SessionNotFound,
-    SessionTable,
-    session_key,
-)
+from tandem.services.sessions.table import Fence, Session, SessionExpired, SessionNotFound, SessionTable, session_key
 from tandem.speculation.estimate import Estimate
 from tandem.speculation.lookup_policy import PolicedLookup
 from tandem.speculation.run_on import RunMessage, SelfPacedRun
-from tandem.speculation.types import (
-    InvalidField,
-    ModelInfo,
-    Rule,
-    TooLong,
-    Verdict,
-)
+from tandem.speculation.types import InvalidField, ModelInfo, Rule, TooLong, Verdict
 from tandem.v1 import target_verifier_pb2 as pb
 
 MAX_STOP_TOKENS = 256  # in a run's first message

@@ -57,6 +57,7 @@ from tandem.speculation.types import (
     Draft,
     GenerationEnd,
     GenerationRequest,
+    LengthPlan,
     Request,
     SamplingParams,
     SpeculationStats,
@@ -421,7 +422,7 @@ class GivenDraft:
 
     async def open(self, prompt: Sequence[int]) -> None: ...
 
-    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
+    async def propose(self, tokens: Sequence[int], plan: LengthPlan) -> Draft:
         return self.draft
 
     async def close(self) -> None: ...
@@ -437,7 +438,7 @@ class RemoteRounds:
 
     async def verify(self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[Any] = ()) -> Verdict:
         self._drafter.draft = Draft(tuple(draft), distributions=tuple(distributions))
-        return (await self._rounds.round(tokens, len(draft)))[1]
+        return (await self._rounds.round(tokens, LengthPlan(len(draft), len(draft))))[1]
 
 
 def remote_verifier(client: VerifierClient, request: Request, stats: SpeculationStats | None = None) -> RemoteRounds:

@@ -201,14 +201,15 @@ class ToyRunner:
         self._write(row.slot, row.position + 1 - len(row.tail), self._adapted(row.tail, row.adapter))
         proposed: list[int] = []
         distributions: list[SparseDistribution] = []
-        for i in range(row.k):
+        most = 1 if row.least == 1 else row.k  # never sure
+        for i in range(most):
             if i:
                 self._write(row.slot, row.position + i, self._adapted(proposed[-1:], row.adapter))
             logits = self.logits(row.slot, row.position + i)
             token, distribution = draft_next(row, logits, proposed)
             distributions += [distribution] if distribution is not None else []
             proposed.append(token)
-        return Proposal(tuple(proposed), distributions=tuple(distributions))
+        return Proposal(tuple(proposed), distributions=tuple(distributions), doubted=most < row.k)
 
     def _adapted(self, tokens: Sequence[int], adapter: int) -> Sequence[int]:
         return adapted(tokens, self.revisions[adapter]) if adapter else tokens

@@ -13,13 +13,7 @@ import numpy as np
 
 from tandem.checkpoints.family_weights import GgufWeights, check_complete, shapes
 from tandem.checkpoints.gguf_family import FREQUENCIES, config_of_gguf
-from tandem.checkpoints.locate import (
-    Checkpoint,
-    CheckpointError,
-    check_sizes,
-    check_unchanged,
-    weights_revision,
-)
+from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_sizes, check_unchanged, weights_revision
 from tandem.checkpoints.numbers import Floats
 from tandem.checkpoints.tensors import shards_of, write_tensors
 from tandem.checkpoints.tokenizers import write_tokenizer

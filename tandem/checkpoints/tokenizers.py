@@ -16,13 +16,7 @@ from tandem.checkpoints import tool_prompts
 from tandem.checkpoints.gguf_tokenizer import gguf_parts
 from tandem.checkpoints.hub_files import tokenizer_folder
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, first_line
-from tandem.checkpoints.tokenizer_files import (
-    CONFIG,
-    TEMPLATE,
-    TOKENIZER,
-    converted_parts,
-    folder_parts,
-)
+from tandem.checkpoints.tokenizer_files import CONFIG, TEMPLATE, TOKENIZER, converted_parts, folder_parts
 from tandem.speculation.stopping import TextStream
 
 

@@ -15,10 +15,9 @@ from tandem.engine.stepper import Step, Stepper
 from tandem.runners.fused_step import fused
 from tandem.runners.protocol import FusedResult, FusedRow, ProposeRow, RowFailed, StructureEnded
 from tandem.speculation.fallible import DrafterHealth
-from tandem.speculation.length import LengthPlan
 from tandem.speculation.lookup_policy import PolicedLookup
 from tandem.speculation.loop import Rounds
-from tandem.speculation.types import Draft, Proposer, Request, SpeculationStats, Verdict, model_part
+from tandem.speculation.types import Draft, LengthPlan, Proposer, Request, SpeculationStats, Verdict
 
 log = logging.getLogger("tandem.engine")
 
@@ -91,24 +90,24 @@ class FusedRounds(Rounds):
         if self.stepper:
             self.stepper.plan = self.stepper.latest = length
 
-    async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
+    async def round(self, tokens: Sequence[int], plan: LengthPlan) -> tuple[Draft, Verdict]:
         """Runs a round; a failed row is retried without a draft, on a refilled slot."""
         try:
-            return await self._round(tokens, k, model_k)
+            return await self._round(tokens, plan)
         except StructureEnded:
             raise
         except RowFailed:
             assert self._draft
             self._draft.invalidate()  # as the target's sequence does by itself
-            return await self._round(tokens, 0)
+            return await self._round(tokens, LengthPlan(0, 0))
 
-    async def _round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
+    async def _round(self, tokens: Sequence[int], plan: LengthPlan) -> tuple[Draft, Verdict]:
         target, stepper, health, trying, skipped = self._target, self.stepper, self._pair.health, False, False
         assert target and stepper and self._draft, "open comes first"
         try:
             if target.device_waits:
                 stepper.plan = stepper.latest if stepper.latest.lasts else None
-                stepper.asked = stepper.latest._replace(copied=k, model_k=model_part(k, model_k))
+                stepper.asked = plan
                 if target.sync_to(tokens):
                     await target.fill(tokens[:-1])
             if (found := await target.next_result()) is None:  # the draft model lacks tokens, or is down
@@ -215,7 +214,8 @@ class FusedStepper(Stepper):
         k = min(lengths.k, self._end - len(tokens) - 1)
         looks_up = self._lookup and k > 0 and self.model_ready is None
         copied = self._lookup.copy(tokens, k).token_ids if self._lookup and looks_up else ()
-        k = model_part(k, lengths.model_k) if copied else self.draft.room(tokens, model_part(k, lengths.model_k))
+        most = min(k, lengths.model_k)
+        k = most if copied else self.draft.room(tokens, most)
         rests = bool(not copied and self.latest.of_model and self._widths and self._widths.resting)
         if k and not copied and self.model_ready is not False and not rests:
             propose = self._propose_row(k, lengths.least)

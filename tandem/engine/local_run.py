@@ -13,7 +13,7 @@ from tandem.speculation.loop import Rounds
 from tandem.speculation.never_waiting import OnStep
 from tandem.speculation.rounds import OutOfStep
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage, SelfPacedRun
-from tandem.speculation.types import Draft, Proposer, Verdict
+from tandem.speculation.types import Draft, LengthPlan, Proposer, Verdict
 
 
 class LocalRunVerifier:
@@ -99,7 +99,7 @@ class UndraftedRounds(Rounds):
         run.receive(RunMessage(len(prompt), prompt[-1], (), end, 0, self._most))
         sequence.set_stepper(RunStepper(sequence, run, self_paced=self._stops is not None))
 
-    async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
+    async def round(self, tokens: Sequence[int], plan: LengthPlan) -> tuple[Draft, Verdict]:
         assert self._verifier.sequence is not None, "open comes first"
         found = await self._verifier.sequence.next_verdict()
         assert found is not None, "the text has ended"

@@ -11,7 +11,7 @@ from tandem.runners.capabilities import No
 from tandem.runners.protocol import TAIL, ProposeRow, RowFailed
 from tandem.speculation.features import FeatureInbox
 from tandem.speculation.rules import known_prefix
-from tandem.speculation.types import Draft, Proposer, Request, Rule, model_part
+from tandem.speculation.types import Draft, LengthPlan, Proposer, Request, Rule
 
 
 class Unreadable(RowFailed):
@@ -96,20 +96,18 @@ class ModelDrafter:
         await self._sequence.fill(prompt[:-2])
 
     async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
-        return await self.propose(tokens, 1, request=self._agreeing)
+        return await self.propose(tokens, LengthPlan(1, 1), self._agreeing)
 
-    async def propose(
-        self, tokens: Sequence[int], k: int, model_k: int | None = None, request: Request | None = None
-    ) -> Draft:
+    async def propose(self, tokens: Sequence[int], plan: LengthPlan, request: Request | None = None) -> Draft:
         """May be cancelled: `held` changes only after a step, and steps run in order."""
-        k = min(model_part(k, model_k), self._most_tokens - len(tokens))
+        k = min(plan.model_k, self._most_tokens - len(tokens))
         sequence = self._sequence
         if k <= 0 or sequence is None:  # too long to draft for, as its prompt was
             return Draft()
         waited, worked = sequence.queue_seconds, sequence.compute_seconds
         if sequence.sync_to(tokens):
             await sequence.fill(tokens[:-2])
-        row = sequence.row(tokens, k)
+        row = sequence.row(tokens, k, plan.least)
         if row is None:
             return Draft()
         row = row if request is None else replace(row, request=request)
@@ -123,6 +121,7 @@ class ModelDrafter:
             (Proposer.MODEL,) * len(token_ids),
             done.value.distributions[: len(token_ids)],
             done.rows,
+            doubted=done.value.doubted and bool(token_ids),
         )
 
     async def close(self) -> None:

@@ -11,14 +11,7 @@ from tandem.checkpoints.json_files import parsed
 from tandem.receipts.canonical import canonical
 from tandem.receipts.schema import Json, check_document
 from tandem.speculation.errors import InvalidField
-from tandem.speculation.types import (
-    FinishReason,
-    ModelInfo,
-    SamplingParams,
-    Structure,
-    StructureKind,
-    TokenLogprobs,
-)
+from tandem.speculation.types import FinishReason, ModelInfo, SamplingParams, Structure, StructureKind, TokenLogprobs
 
 VERSION, CONTRACT = 1, "tandem.v1"
 MOST_BYTES, MOST_VALUES = 16 * 2**20, 2**21  # values are counted before parsing: the smallest take 60 bytes

@@ -22,15 +22,7 @@ from tandem.speculation.estimate import Estimate
 from tandem.speculation.fallible import DrafterHealth, DrafterLate, DrafterRefused
 from tandem.speculation.retry import Backoff
 from tandem.speculation.rules import known_prefix
-from tandem.speculation.types import (
-    MAX_DRAFTED,
-    Draft,
-    InvalidField,
-    ModelInfo,
-    Request,
-    SpeculationStats,
-    model_part,
-)
+from tandem.speculation.types import MAX_DRAFTED, Draft, InvalidField, LengthPlan, ModelInfo, Request, SpeculationStats
 from tandem.v1 import draft_worker_pb2 as pb
 
 MOST_UNSENT = 32  # tokens
@@ -266,14 +258,14 @@ class WaitingDrafter(Drafter):
     async def open(self, prompt: Sequence[int]) -> None:
         await self.close()
         self._prompt_length = len(prompt)
-        await self.propose(prompt, 0, opens=True)
+        await self.propose(prompt, LengthPlan(0, 0), opens=True)
 
     async def close(self) -> None:
         stream, self._stream = self._stream, None
         if stream:
             await stream.close()
 
-    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None, opens: bool = False) -> Draft:
+    async def propose(self, tokens: Sequence[int], plan: LengthPlan, opens: bool = False) -> Draft:
         """Returns a draft, empty if the sequence is too long for the worker."""
         now, seconds = time.monotonic(), self._client.seconds
         if self._request.deadline is not None:
@@ -282,10 +274,10 @@ class WaitingDrafter(Drafter):
             limits = await self._client.info(seconds)
             if len(tokens) >= limits.max_sequence_length:
                 return Draft()
-            k = min(k, limits.max_speculation_length)
-            message = pb.ProposeRequest(speculation_length=k)
-            if (most := model_part(k, model_k)) < k:
-                message.model_speculation_length = most
+            k = min(plan.k, limits.max_speculation_length)
+            message = pb.ProposeRequest(speculation_length=k, least_probability=plan.least)
+            if plan.model_k < k:
+                message.model_speculation_length = plan.model_k
 
             def convert(reply: pb.ProposeResponse, took: float) -> Draft:
                 return self._converted(reply, took, len(tokens), k, limits.vocab_size, measured=not opens)

@@ -17,12 +17,7 @@ from tandem.rpc.endpoint_pool import CHECK_SECONDS
 from tandem.rpc.received_errors import BrokenContract, TandemError, contract
 from tandem.rpc.request_context import outgoing
 from tandem.rpc.verifier_client import VerifierClient, VerifierEndpoint
-from tandem.rpc.wire_sessions import (
-    check_applied,
-    check_opened,
-    distributions_to_wire,
-    opening_to_wire,
-)
+from tandem.rpc.wire_sessions import check_applied, check_opened, distributions_to_wire, opening_to_wire
 from tandem.speculation.errors import LOST, Outcome
 from tandem.speculation.features import FeatureInbox
 from tandem.speculation.retry import RetryBudget

@@ -263,6 +263,7 @@ def draft_to_wire(draft: Draft) -> draft_worker_pb2.ProposeResponse:
         queue_seconds=draft.queue_seconds,
         compute_seconds=draft.compute_seconds,
         step_rows=draft.rows,
+        doubted=draft.doubted,
     )
 
 
@@ -275,6 +276,8 @@ def draft_from_wire(
     """
     if len(reply.draft_tokens) > k:
         raise InvalidField("draft_tokens", f"{len(reply.draft_tokens)} where at most {k} were asked for")
+    if reply.doubted and not 0 < len(reply.draft_tokens) < k:
+        raise InvalidField("doubted", f"of a draft of {len(reply.draft_tokens)} tokens where {k} were asked for")
     if rule is Rule.AGREEMENT:
         check.same_count("distributions", len(reply.distributions), 0, "tokens that are verified by agreement")
     drafted = known_prefix(check.token_ids("draft_tokens", reply.draft_tokens, worker_vocab_size), vocab_size)
@@ -288,6 +291,7 @@ def draft_from_wire(
         proposers_from_wire(reply.proposed_by, len(drafted)),
         distributions[: len(drafted)],
         max(1, check.count("step_rows", reply.step_rows, check.MOST_ROWS)),
+        doubted=reply.doubted,
     )
 
 

@@ -17,13 +17,7 @@ from tandem.checkpoints.generation_config import all_end_ids
 from tandem.checkpoints.gguf_blocks import StoredWeights
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.head_config import is_head
-from tandem.checkpoints.hub_files import (
-    configuration_folder,
-    is_installed,
-    need,
-    read_configuration,
-    weights_folder,
-)
+from tandem.checkpoints.hub_files import configuration_folder, is_installed, need, read_configuration, weights_folder
 from tandem.checkpoints.locate import (
     Checkpoint,
     CheckpointError,

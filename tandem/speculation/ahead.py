@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from tandem.speculation.drafters import Drafter
 from tandem.speculation.estimate import Estimate
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage
-from tandem.speculation.types import Draft, Proposer, SpeculationStats
+from tandem.speculation.types import Draft, LengthPlan, Proposer, SpeculationStats
 from tandem.speculation.verification_mode import DraftPlan, LookaheadPolicy
 
 
@@ -119,7 +119,7 @@ class DraftingAhead:
         if missing < 1 or not plan.width:
             return False
         starts, path, known, began = self._starts, self._path, len(self.known), self.clock()
-        draft = await self.drafter.propose(path, min(missing, self.chunk))
+        draft = await self.drafter.propose(path, LengthPlan(most := min(missing, self.chunk), most))
         if self.measures:
             self.lookahead.estimate.drafted(len(draft.token_ids), self.clock() - began)
         self.stats.spent(draft)

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from tandem.speculation.types import Draft, Proposer, common
+from tandem.speculation.types import Draft, LengthPlan, Proposer, common
 
 
 class Drafter(Protocol):
@@ -17,12 +17,12 @@ class Drafter(Protocol):
         """Prepares for a request with this prompt."""
         return
 
-    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
-        """Returns at most `k` tokens after `tokens` (prompt and output), at most `model_k` (None: `k`) of a model."""
+    async def propose(self, tokens: Sequence[int], plan: LengthPlan) -> Draft:
+        """Returns what may follow `tokens` (prompt and output): at most `plan.k` tokens."""
 
     async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
         """Returns a round's bonus token or none, drawn with the noise of the target's draw under either rule."""
-        return await self.propose(tokens, 1)
+        return await self.propose(tokens, LengthPlan(1, 1))
 
     async def close(self) -> None:
         """Frees resources; idempotent, at any time."""
@@ -49,8 +49,8 @@ class NgramDrafter(Drafter):
     async def open(self, prompt: Sequence[int]) -> None:
         self._forget()
 
-    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
-        _, copied = self.match(tokens, k)
+    async def propose(self, tokens: Sequence[int], plan: LengthPlan) -> Draft:
+        _, copied = self.match(tokens, plan.k)
         return Draft(copied, proposed_by=(Proposer.NGRAM,) * len(copied))
 
     def match(self, tokens: Sequence[int], k: int) -> tuple[int, tuple[int, ...]]:

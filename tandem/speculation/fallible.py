@@ -10,7 +10,7 @@ from typing import Any
 
 from tandem.speculation.drafters import Drafter
 from tandem.speculation.retry import Backoff
-from tandem.speculation.types import Draft, SpeculationStats
+from tandem.speculation.types import Draft, LengthPlan, SpeculationStats
 
 log = logging.getLogger("tandem.drafter")
 
@@ -96,8 +96,8 @@ class FallibleDrafter(Drafter):
         if self._health.up:
             await self._draft(prompt, _nothing, allowed=True)
 
-    def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Coroutine[Any, Any, Draft]:
-        call = partial(self._drafter.propose, k=k, model_k=model_k) if k else _nothing
+    def propose(self, tokens: Sequence[int], plan: LengthPlan) -> Coroutine[Any, Any, Draft]:
+        call = partial(self._drafter.propose, plan=plan) if plan.k else _nothing
         return self._draft(tokens, call, counts=True)
 
     def draft_bonus(self, tokens: Sequence[int]) -> Coroutine[Any, Any, Draft]:

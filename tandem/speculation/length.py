@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import operator
-from typing import NamedTuple
 
 from tandem.speculation.estimate import (
     REQUEST_FADING,
@@ -16,7 +15,7 @@ from tandem.speculation.estimate import (
     note_draft,
     source_of,
 )
-from tandem.speculation.types import Draft, Proposer, Verdict
+from tandem.speculation.types import Draft, LengthPlan, Proposer, Verdict
 
 FIRST = 3  # draft tokens of a process's first round
 TRIED = 8  # first rounds that try different lengths, to measure costs
@@ -26,25 +25,6 @@ TRIALS_SAVED = 0.4  # most credit for trials, in rounds. A trial slows the rows 
 REFRESH = 3
 LONGEST_OF_MODEL = 8  # each token of a model costs time; a copy is free
 NEXT = 0.75  # probability of a draft token after accepted ones, about
-
-
-class LengthPlan(NamedTuple):
-    """The most draft tokens of a round: copied, and of a model. `lasts`: the plan holds for later rounds too.
-
-    `of_copies`, `of_model`: the probabilities that draft tokens are committed, by position; empty: lengths are fixed.
-    `least`: a model's draft of a smaller probability ends, as another token is not worth its time; 0: none does.
-    """
-
-    copied: int
-    model_k: int
-    lasts: bool = True
-    of_copies: tuple[float, ...] = ()
-    of_model: tuple[float, ...] = ()
-    least: float = 0.0
-
-    @property
-    def k(self) -> int:
-        return max(self.copied, self.model_k)
 
 
 class FixedLength:

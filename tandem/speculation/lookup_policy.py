@@ -15,7 +15,7 @@ from tandem.speculation.estimate import (
     best_length,
     expected_by_length,
 )
-from tandem.speculation.types import Draft, Proposer, Verdict, common
+from tandem.speculation.types import Draft, LengthPlan, Proposer, Verdict, common
 
 LONGEST = 8  # tokens of a match
 LEAST = 3  # shortest match that replaces a model's draft; learning it gained < 2 % in replays
@@ -91,9 +91,9 @@ class HybridDrafter:
         await self._lookup.open(prompt)
         await self._model.open(prompt)
 
-    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
-        copied = self._lookup.copy(tokens, k)
-        return copied if copied.token_ids or model_k == 0 else await self._model.propose(tokens, k, model_k)
+    async def propose(self, tokens: Sequence[int], plan: LengthPlan) -> Draft:
+        copied = self._lookup.copy(tokens, plan.k)
+        return copied if copied.token_ids or not plan.model_k else await self._model.propose(tokens, plan)
 
     async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
         copied = self._lookup.copy(tokens, 1)

@@ -7,9 +7,9 @@ import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import Any, Protocol
 
-from tandem.speculation.length import FixedLength, LengthPlan
+from tandem.speculation.length import FixedLength
 from tandem.speculation.stopping import Stopping
-from tandem.speculation.types import Chunk, Draft, SpeculationStats, Verdict
+from tandem.speculation.types import Chunk, Draft, LengthPlan, SpeculationStats, Verdict
 
 # Seconds for which tokens wait for later ones: readers see no gap, and each hand-out costs the steps' cores 1.3 ms.
 TOGETHER = 1 / 60
@@ -27,8 +27,8 @@ class Rounds(Protocol):
     async def open(self, prompt: Sequence[int]) -> None:
         """Prepares for a request with this prompt."""
 
-    async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
-        """Drafts at most `k` tokens, at most `model_k` (None: `k`) of a model, and verifies them."""
+    async def round(self, tokens: Sequence[int], plan: LengthPlan) -> tuple[Draft, Verdict]:
+        """Drafts as `plan` says, and verifies."""
 
     async def close(self) -> None:
         """Frees resources; idempotent, at any time."""
@@ -50,7 +50,7 @@ async def speculate(
         while stopping.remaining:
             if under_way is None:
                 left, now = stopping.remaining, time.perf_counter()
-                under_way = _Round(rounds, tokens, min(length.k, left - 1), length.model_k, now)
+                under_way = _Round(rounds, tokens, length.within(left - 1), now)
                 length = lengths.choose(left)
             draft, verdict = await under_way.task
             now = time.perf_counter()
@@ -59,7 +59,7 @@ async def speculate(
             tokens += verdict.token_ids
             # The next round begins at once, unless text may stop the generation.
             if left := stopping.left_after(verdict.token_ids):
-                under_way = _Round(rounds, tokens, min(length.k, left - 1), length.model_k, ended)
+                under_way = _Round(rounds, tokens, length.within(left - 1), ended)
                 for _ in range(2):  # so that it is submitted before the bookkeeping of the round before
                     await asyncio.sleep(0)
             lengths.observe(done.k, draft, verdict, ended - done.started)
@@ -87,9 +87,9 @@ async def _clean_up(rounds: Rounds, under_way: _Round | None) -> None:
 class _Round:
     """A round under way. `started`: its earliest possible start."""
 
-    def __init__(self, rounds: Rounds, tokens: Sequence[int], k: int, model_k: int | None, started: float) -> None:
-        self.k, self.started = k, started
-        self.task = asyncio.create_task(rounds.round(tokens, k, model_k), name="round")
+    def __init__(self, rounds: Rounds, tokens: Sequence[int], plan: LengthPlan, started: float) -> None:
+        self.k, self.started = plan.k, started
+        self.task = asyncio.create_task(rounds.round(tokens, plan), name="round")
 
     @property
     def done(self) -> bool:

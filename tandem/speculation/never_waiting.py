@@ -14,7 +14,7 @@ from tandem.speculation.drafters import Drafter
 from tandem.speculation.loop import Rounds
 from tandem.speculation.rounds import ATTEMPTS, OutOfStep, RoundsLost, TargetSession
 from tandem.speculation.run_on import RunMessage
-from tandem.speculation.types import Draft, Proposer, SpeculationStats, Verdict
+from tandem.speculation.types import Draft, LengthPlan, Proposer, SpeculationStats, Verdict
 from tandem.speculation.verification_mode import LookaheadPolicy
 
 REJECTED = -1  # stands for a rejected draft token: only the number counts
@@ -48,12 +48,12 @@ class OpenedAtUse(Drafter):
         self._drafter, self._open = drafter, False
         self.prompt: list[int] = []
 
-    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
+    async def propose(self, tokens: Sequence[int], plan: LengthPlan) -> Draft:
         if not self._open:
             await self._drafter.close()  # frees what an opening that was cancelled may hold
             await self._drafter.open(self.prompt)
             self._open = True
-        return await self._drafter.propose(tokens, k, model_k)
+        return await self._drafter.propose(tokens, plan)
 
     async def close(self) -> None:
         await self._drafter.close()
@@ -98,7 +98,7 @@ class NeverWaitingRounds(Rounds):
         self._prompt = self._opened.prompt = list(prompt)
         self._end = self.most_total if self.most_new is None else min(self.most_total, len(prompt) + self.most_new)
 
-    async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
+    async def round(self, tokens: Sequence[int], plan: LengthPlan) -> tuple[Draft, Verdict]:
         stale = 0
         while True:
             if self._ahead is None:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from tandem.speculation.drafters import Drafter
 from tandem.speculation.loop import Rounds
-from tandem.speculation.types import Draft, SparseDistribution, SpeculationStats, Verdict
+from tandem.speculation.types import Draft, LengthPlan, SparseDistribution, SpeculationStats, Verdict
 from tandem.speculation.verification_mode import Depth
 
 MAX_IN_FLIGHT = 8
@@ -97,8 +97,7 @@ class DraftedRounds(Rounds):
     _flights: deque[_Flight] = field(default_factory=deque)
     _ahead: asyncio.Task[bool] | None = None  # drafts and sends one round; False: no bonus token was drafted
     _no_bonus: bool = False  # no bonus token can be drafted until the next verdict
-    _k: int = 0
-    _model_k: int | None = None
+    _plan: LengthPlan = field(init=False)
     _answered: float = 0.0
 
     async def open(self, prompt: Sequence[int]) -> None:
@@ -107,12 +106,12 @@ class DraftedRounds(Rounds):
             await self.drafter.open(prompt)
         self._end = self.most_total if self.most_new is None else min(self.most_total, len(prompt) + self.most_new)
 
-    async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
-        """Returns the verdict on the round after `tokens`: one in flight, or a new one of `k` draft tokens."""
-        self._k, self._model_k = k, model_k
+    async def round(self, tokens: Sequence[int], plan: LengthPlan) -> tuple[Draft, Verdict]:
+        """Returns the verdict on the round after `tokens`: one in flight, or a new one."""
+        self._plan = plan
         if not self._flights and not (self._ahead and await self._ahead_sent()):
             self._path = tokens
-            self._send(await self._drafted() if k and self.drafter else Draft(), ahead=False)
+            self._send(await self._drafted() if plan.k and self.drafter else Draft(), ahead=False)
         stale = 0
         while True:
             try:
@@ -144,7 +143,7 @@ class DraftedRounds(Rounds):
         """Waits for the oldest round in flight, and drafts ahead as far as it pays."""
         verdict = self._flights[0].verdict
         while not verdict.done():
-            deepest = self.depth.of(self._k) if self.depth else 1
+            deepest = self.depth.of(self._plan.k) if self.depth else 1
             room = len(self._path) + 1 < self._end
             if self._ahead is None and not self._no_bonus and room and len(self._flights) < deepest:
                 self._ahead = asyncio.create_task(self._draft_ahead(), name="draft ahead")
@@ -178,7 +177,7 @@ class DraftedRounds(Rounds):
         if bonus:
             draft = await drafter.draft_bonus(path)
         else:
-            draft = await drafter.propose(path, min(self._k, self._end - len(path) - 1), self._model_k)
+            draft = await drafter.propose(path, self._plan.within(self._end - len(path) - 1))
         if self.depth:
             self.depth.estimate.drafted(len(draft.token_ids), self.clock() - began)
         return draft

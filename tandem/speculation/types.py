@@ -8,6 +8,7 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tandem.speculation.request import MAX_LOGPROBS as MAX_LOGPROBS
 from tandem.speculation.request import GenerationRequest as GenerationRequest
@@ -110,8 +111,26 @@ class Draft:
             raise ValueError(f"proposed_by: {len(self.proposed_by)} entries for {len(self.token_ids)} tokens")
 
 
-def model_part(k: int, model_k: int | None) -> int:
-    return k if model_k is None else min(k, model_k)
+class LengthPlan(NamedTuple):
+    """The most draft tokens of a round: copied, and of a model. `lasts`: the plan holds for later rounds too.
+
+    `of_copies`, `of_model`: the probabilities that draft tokens are committed, by position; empty: lengths are fixed.
+    `least`: a model's draft of a smaller probability ends, as another token is not worth its time; 0: none does.
+    """
+
+    copied: int
+    model_k: int
+    lasts: bool = True
+    of_copies: tuple[float, ...] = ()
+    of_model: tuple[float, ...] = ()
+    least: float = 0.0
+
+    @property
+    def k(self) -> int:
+        return max(self.copied, self.model_k)
+
+    def within(self, most: int) -> LengthPlan:
+        return self._replace(copied=min(self.copied, most), model_k=min(self.model_k, most))
 
 
 @dataclass(frozen=True, slots=True)

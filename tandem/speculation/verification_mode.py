@@ -19,7 +19,7 @@ from tandem.speculation.estimate import (
     expected_by_length,
 )
 from tandem.speculation.loop import Rounds
-from tandem.speculation.types import Draft, Proposer, Verdict
+from tandem.speculation.types import Draft, LengthPlan, Proposer, Verdict
 
 # Round trip / verification below which depth stays minimal: on shared cores drafting ahead costs more than it saves
 # (measured at 1 ms / 11 ms: `auto` took 1.1 to 1.2 times as long per token as stop-and-wait).
@@ -241,9 +241,9 @@ class ChosenRounds(Rounds):
         self._chosen = self.running if begun or self.runs() else self.waiting
         await self._chosen.open(prompt)
 
-    async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
+    async def round(self, tokens: Sequence[int], plan: LengthPlan) -> tuple[Draft, Verdict]:
         assert self._chosen is not None, "open comes first"
-        draft, verdict = await self._chosen.round(tokens, k, model_k)
+        draft, verdict = await self._chosen.round(tokens, plan)
         if self._chosen is self.waiting:
             self.lookahead.waited(len(draft.token_ids), verdict)
             if self.measures_steps:

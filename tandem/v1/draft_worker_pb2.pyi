@@ -31,7 +31,7 @@ class DraftWorkerGenerateResponse(_message.Message):
     def __init__(self, chunk: _Optional[_Union[_generation_pb2.GenerateChunk, _Mapping]] = ..., completion: _Optional[_Union[_generation_pb2.GenerateCompletion, _Mapping]] = ...) -> None: ...
 
 class ProposeRequest(_message.Message):
-    __slots__ = ("tokens", "speculation_length", "sampling", "tokenizer_sha256", "rule", "model_speculation_length", "prompt_length", "drafts", "draft_ahead", "send_first", "send_more", "max_total_tokens")
+    __slots__ = ("tokens", "speculation_length", "sampling", "tokenizer_sha256", "rule", "model_speculation_length", "prompt_length", "drafts", "draft_ahead", "send_first", "send_more", "max_total_tokens", "least_probability")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_LENGTH_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +44,7 @@ class ProposeRequest(_message.Message):
     SEND_FIRST_FIELD_NUMBER: _ClassVar[int]
     SEND_MORE_FIELD_NUMBER: _ClassVar[int]
     MAX_TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LEAST_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     speculation_length: int
     sampling: _generation_pb2.Sampling
@@ -56,10 +57,11 @@ class ProposeRequest(_message.Message):
     send_first: int
     send_more: int
     max_total_tokens: int
-    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., speculation_length: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., tokenizer_sha256: _Optional[str] = ..., rule: _Optional[_Union[_generation_pb2.VerificationRule, str]] = ..., model_speculation_length: _Optional[int] = ..., prompt_length: _Optional[int] = ..., drafts: _Optional[_Union[_generation_pb2.Drafts, str]] = ..., draft_ahead: _Optional[int] = ..., send_first: _Optional[int] = ..., send_more: _Optional[int] = ..., max_total_tokens: _Optional[int] = ...) -> None: ...
+    least_probability: float
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., speculation_length: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., tokenizer_sha256: _Optional[str] = ..., rule: _Optional[_Union[_generation_pb2.VerificationRule, str]] = ..., model_speculation_length: _Optional[int] = ..., prompt_length: _Optional[int] = ..., drafts: _Optional[_Union[_generation_pb2.Drafts, str]] = ..., draft_ahead: _Optional[int] = ..., send_first: _Optional[int] = ..., send_more: _Optional[int] = ..., max_total_tokens: _Optional[int] = ..., least_probability: _Optional[float] = ...) -> None: ...
 
 class ProposeResponse(_message.Message):
-    __slots__ = ("draft_tokens", "proposed_by", "queue_seconds", "compute_seconds", "server_seconds", "distributions", "step_rows", "base_length", "drafted", "messages_read")
+    __slots__ = ("draft_tokens", "proposed_by", "queue_seconds", "compute_seconds", "server_seconds", "distributions", "step_rows", "base_length", "drafted", "messages_read", "doubted")
     DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROPOSED_BY_FIELD_NUMBER: _ClassVar[int]
     QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +72,7 @@ class ProposeResponse(_message.Message):
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_READ_FIELD_NUMBER: _ClassVar[int]
+    DOUBTED_FIELD_NUMBER: _ClassVar[int]
     draft_tokens: _containers.RepeatedScalarFieldContainer[int]
     proposed_by: _containers.RepeatedScalarFieldContainer[str]
     queue_seconds: float
@@ -80,4 +83,5 @@ class ProposeResponse(_message.Message):
     base_length: int
     drafted: int
     messages_read: int
-    def __init__(self, draft_tokens: _Optional[_Iterable[int]] = ..., proposed_by: _Optional[_Iterable[str]] = ..., queue_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., server_seconds: _Optional[float] = ..., distributions: _Optional[_Iterable[_Union[_generation_pb2.SparseDistribution, _Mapping]]] = ..., step_rows: _Optional[int] = ..., base_length: _Optional[int] = ..., drafted: _Optional[int] = ..., messages_read: _Optional[int] = ...) -> None: ...
+    doubted: bool
+    def __init__(self, draft_tokens: _Optional[_Iterable[int]] = ..., proposed_by: _Optional[_Iterable[str]] = ..., queue_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., server_seconds: _Optional[float] = ..., distributions: _Optional[_Iterable[_Union[_generation_pb2.SparseDistribution, _Mapping]]] = ..., step_rows: _Optional[int] = ..., base_length: _Optional[int] = ..., drafted: _Optional[int] = ..., messages_read: _Optional[int] = ..., doubted: bool = ...) -> None: ...

@@ -27,7 +27,7 @@ from tandem.engine.load_models import Loaded as LoadedModel
 from tandem.engine.load_models import load_pair
 from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.runners.load_runner import Execution, Shape, load_runner
-from tandem.speculation.types import GenerationRequest, Request, SamplingParams
+from tandem.speculation.types import GenerationRequest, LengthPlan, Request, SamplingParams
 from tests.runners import real
 from tests.runners.modules import read_head
 from tests.runners.test_eagle import said
@@ -67,7 +67,7 @@ async def test_the_default_drafter_agrees_with_the_target_on_prompts_it_was_not_
         drafter = make_drafter(loaded, Request(), 49152, DraftChoice())
         await drafter.open(tokens)
         for at, token in enumerate(answer):
-            agreed += (await drafter.propose([*tokens, *answer[:at]], 1)).token_ids == (token,)
+            agreed += (await drafter.propose([*tokens, *answer[:at]], LengthPlan(1, 1))).token_ids == (token,)
         await drafter.close()
         total += len(answer)
     await batcher.close()

@@ -15,12 +15,7 @@ from tandem.cli.compare import build_config
 from tandem.cli.compare_flags import build_parser
 from tandem.comparison.links.delay_proxy import Wire
 from tandem.comparison.links.link import DelayLink
-from tandem.comparison.links.link_settings import (
-    SEGMENT_BYTES,
-    LinkSettings,
-    TracedLink,
-    read_trace,
-)
+from tandem.comparison.links.link_settings import SEGMENT_BYTES, LinkSettings, TracedLink, read_trace
 from tests.comparison.reference_queue import departures, generated
 from tests.comparison.test_delay_proxy import Proxy, listener, proxy
 from tests.support import HANG, target_site

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,6 +40,8 @@ async def bad_proposal_fields(bench: Bench) -> None:
     """Each bad field of a proposal is INVALID_ARGUMENT and named; another tokenizer is refused."""
     for field, change in (
         ("speculation_length", {"speculation_length": bench.info.max_speculation_length + 1}),
+        ("least_probability", {"least_probability": 1.5}),
+        ("least_probability", {"least_probability": math.nan}),
         ("tokens", {"tokens": [bench.info.vocab_size]}),
         ("tokens", {"tokens": []}),
         ("sampling", {"sampling": None}),

@@ -9,17 +9,7 @@ import pytest
 from tandem.cli import compare
 from tandem.cli.command_line import RoleParser
 from tandem.comparison.measuring.architectures import CONNECTABLE, OPENAI
-from tests.deploy.manifests import (
-    FOLDERS,
-    NEWEST,
-    OLDEST,
-    ROOT,
-    containers,
-    filled,
-    objects,
-    valid,
-    values_of,
-)
+from tests.deploy.manifests import FOLDERS, NEWEST, OLDEST, ROOT, containers, filled, objects, valid, values_of
 
 
 def programs() -> list[tuple[str, str, list[str]]]:

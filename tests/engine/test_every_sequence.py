@@ -23,7 +23,7 @@ from tandem.engine.slots import limit_kv_memory
 from tandem.engine.step_watch import StepBound, StepWatch
 from tandem.rpc import wire
 from tandem.runners.capabilities import PAGE
-from tandem.speculation.types import Request
+from tandem.speculation.types import LengthPlan, Request
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.engine.test_step_watch import BOUND, Gated
 from tests.support import GREEDY, SAMPLED, oracle, raw_stub, target_site, toy, until
@@ -86,7 +86,7 @@ async def local(kind: str) -> AsyncIterator[Site]:
         rounds = FusedRounds(FusedPair(target, draft), request)
 
         async def more(tokens: Sequence[int]) -> Sequence[int]:
-            return (await rounds.round(tokens, 3))[1].token_ids
+            return (await rounds.round(tokens, LengthPlan(3, 3)))[1].token_ids
 
         return Running(lambda: rounds.open(PROMPT), more, rounds.close)
 
@@ -94,7 +94,7 @@ async def local(kind: str) -> AsyncIterator[Site]:
         drafter = ModelDrafter(target, request, VOCAB_SIZE)
 
         async def more(tokens: Sequence[int]) -> Sequence[int]:
-            return (await drafter.propose(tokens, 3)).token_ids
+            return (await drafter.propose(tokens, LengthPlan(3, 3))).token_ids
 
         return Running(lambda: drafter.open(PROMPT), more, drafter.close)
 

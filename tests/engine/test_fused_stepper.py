@@ -14,9 +14,8 @@ from tandem.engine.engine import Engine
 from tandem.engine.fused_rounds import FusedPair, FusedRounds, FusedStepper
 from tandem.runners.protocol import FusedRow
 from tandem.speculation.estimate import Estimate
-from tandem.speculation.length import LengthPlan
 from tandem.speculation.lookup_policy import PolicedLookup
-from tandem.speculation.types import Draft, Request, SpeculationStats
+from tandem.speculation.types import Draft, LengthPlan, Request, SpeculationStats
 from tests.support import GREEDY, SAMPLED, oracle, toy
 from tests.toy import ToyConfig, ToyRunner
 
@@ -83,7 +82,7 @@ class Site:
         """Runs rounds of these lengths, again and again; `ahead`: each is planned while the one before runs."""
         tokens, at, self.planned = list(PROMPT), 0, rounds if ahead else None
         while (left := len(PROMPT) + count - len(tokens)) > 0:
-            under_way = asyncio.create_task(rounds.round(tokens, min(plans[at % len(plans)], left - 1)))
+            under_way = asyncio.create_task(rounds.round(tokens, once(min(plans[at % len(plans)], left - 1))))
             await asyncio.sleep(0)
             at += 1
             if ahead:
@@ -126,7 +125,7 @@ async def test_no_round_runs_past_a_stop_token_or_the_length() -> None:
         rounds, tokens = await site.opened(stops=stops), list(PROMPT)
         site.planned = rounds
         while len(tokens) <= len(PROMPT) + last:
-            under_way = asyncio.create_task(rounds.round(tokens, min(3, len(PROMPT) + COUNT - len(tokens) - 1)))
+            under_way = asyncio.create_task(rounds.round(tokens, once(3).within(len(PROMPT) + COUNT - len(tokens) - 1)))
             await asyncio.sleep(0)
             assert not stepper(rounds).gone
             rounds.plan(once(3))
@@ -149,7 +148,7 @@ async def test_the_draft_models_part_of_a_prompt_is_computed_when_it_first_draft
     await rounds.open(prompt)
     tokens, truth = list(prompt), oracle(prompt, GREEDY, 30, past_the_end=True)
     for k, chunks_before in ((0, 0), (3, chunks), (3, chunks)):
-        draft, verdict = await rounds.round(tokens, k)
+        draft, verdict = await rounds.round(tokens, once(k))
         tokens += verdict.token_ids
         assert len(draft.token_ids) == verdict.accepted == k
         assert chunks_before * each <= stats.prefill_seconds < chunks_before * each + 0.5

@@ -20,7 +20,7 @@ from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.engine.sequences import LocalVerifier
 from tandem.engine.slots import HOLD_SECONDS, MAX_PASSED, KVMemory, NoFreeSlot, SlotPool, limit_kv_memory
 from tandem.runners.protocol import PrefillRow, RowFailed, VerifyRow
-from tandem.speculation.types import Request
+from tandem.speculation.types import LengthPlan, Request
 from tests.daily import daily
 from tests.speculation.virtual_time import in_virtual_time
 from tests.support import GREEDY, oracle, toy
@@ -146,7 +146,7 @@ async def test_whatever_is_cancelled_whenever_memory_comes_back_and_nothing_is_t
         try:
             await rounds.open(tokens)
             while (left := len(prompt) + count - len(tokens)) > 0:
-                _, verdict = await rounds.round(tokens, min(5, left - 1))
+                _, verdict = await rounds.round(tokens, LengthPlan(5, 5).within(left - 1))
                 tokens += verdict.token_ids
         finally:
             await rounds.close()
@@ -200,8 +200,8 @@ async def test_a_drafter_drafts_nothing_beyond_what_it_reserved() -> None:
     limit_kv_memory(engine.slots, batcher, [runner], WHOLE)
     drafter = ModelDrafter(engine, Request(GREEDY, max_new_tokens=10), 258)
     await drafter.open([1, 2, 3])
-    assert len((await drafter.propose([1, 2, 3, *range(8)], 5)).token_ids) == 2
-    assert (await drafter.propose([1, 2, 3, *range(10)], 5)).token_ids == ()
+    assert len((await drafter.propose([1, 2, 3, *range(8)], LengthPlan(5, 5))).token_ids) == 2
+    assert (await drafter.propose([1, 2, 3, *range(10)], LengthPlan(5, 5))).token_ids == ()
     assert engine.slots.memory.reserved == runner.kv_bytes(13) < WHOLE
     await drafter.close()
     assert engine.slots.memory.reserved == 0

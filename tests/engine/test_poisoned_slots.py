@@ -11,7 +11,7 @@ from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.sequences import LocalVerifier
 from tandem.runners.protocol import RowFailed
 from tandem.runners.torch.torch_runner import TorchRunner
-from tandem.speculation.types import Request, SamplingParams
+from tandem.speculation.types import LengthPlan, Request, SamplingParams
 from tests.runners.compiled import GREEDY, PROMPT, eager
 
 SAMPLED = SamplingParams(temperature=0.8, seed=3)
@@ -60,7 +60,7 @@ async def test_a_fused_round_recovers_too() -> None:
     rounds, tokens = FusedRounds(pair, Request(GREEDY)), list(PROMPT)
     await rounds.open(tokens)
     while len(tokens) < len(expected):
-        tokens += (await rounds.round(tokens, 3))[1].token_ids
+        tokens += (await rounds.round(tokens, LengthPlan(3, 3)))[1].token_ids
     assert tokens[: len(expected)] == expected
     await rounds.close()
     await batcher.close()

@@ -15,7 +15,7 @@ from tandem.engine.prefix_cache import MIB, PrefixCache, PrefixSharing, page_cou
 from tandem.engine.sequences import LocalVerifier
 from tandem.runners.capabilities import PAGE, Capabilities
 from tandem.runners.protocol import PrefillRow
-from tandem.speculation.types import Request, SamplingParams, SpeculationStats
+from tandem.speculation.types import LengthPlan, Request, SamplingParams, SpeculationStats
 from tests.support import GREEDY, SAMPLED, oracle, toy
 from tests.toy import ToyRunner
 
@@ -177,10 +177,10 @@ async def test_a_step_that_fails_leaves_nothing_of_its_slots() -> None:
         await drafter.open(PROMPT[: 2 * PAGE])
         known = len(engine.prefixes.tree) if engine.prefixes else 0
         longer = [*PROMPT[: 2 * PAGE], *range(2 * PAGE)]
-        await drafter.propose(longer, 2)
+        await drafter.propose(longer, LengthPlan(2, 2))
         runner.fails_now = True
         with pytest.raises(RuntimeError):
-            await drafter.propose(longer, 2)
+            await drafter.propose(longer, LengthPlan(2, 2))
         runner.fails_now = False
         await drafter.close()
         await engine.batcher.on_device(int)
@@ -191,7 +191,7 @@ async def test_a_step_that_fails_leaves_nothing_of_its_slots() -> None:
         for prompt in (longer, PROMPT):
             drafter = ModelDrafter(engine, Request(GREEDY), 258)
             await drafter.open(prompt)
-            assert (await drafter.propose(prompt, 3)).token_ids == truth(prompt, count=3)
+            assert (await drafter.propose(prompt, LengthPlan(3, 3))).token_ids == truth(prompt, count=3)
             await drafter.close()
 
 

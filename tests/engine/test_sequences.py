@@ -12,7 +12,7 @@ import pytest
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.model_drafter import ModelDrafter
-from tandem.speculation.types import Request
+from tandem.speculation.types import LengthPlan, Request
 from tests.support import GREEDY, SAMPLED, oracle, toy
 from tests.toy import ToyConfig
 
@@ -20,7 +20,7 @@ PROMPT = list(b"a prompt that is longer than one chunk")
 
 
 async def drafted(drafter: ModelDrafter, tokens: Sequence[int], k: int) -> tuple[int, ...]:
-    return (await drafter.propose(tokens, k)).token_ids
+    return (await drafter.propose(tokens, LengthPlan(k, k))).token_ids
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
@@ -49,7 +49,7 @@ async def test_a_drafter_survives_a_cancelled_proposal() -> None:
     engine = Engine(toy(ToyConfig(step_seconds=0.01)), Batcher("test"))
     drafter = ModelDrafter(engine, Request(GREEDY), 258)
     await drafter.open(PROMPT)
-    task = asyncio.create_task(drafter.propose([*PROMPT, 1, 2, 3], 5))
+    task = asyncio.create_task(drafter.propose([*PROMPT, 1, 2, 3], LengthPlan(5, 5)))
     await asyncio.sleep(0.005)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -15,16 +15,7 @@ from tandem.host.detect import detect
 from tandem.host.host import Host, find_host
 from tandem.workshops.planning.doctor import Findings, examine, finding_lines
 from tandem.workshops.planning.known_errors import LINE_BYTES, errors_in, read_log
-from tests.planning.support import (
-    EMPTY_ENVIRONMENT,
-    NXDI,
-    PLACEHOLDERS,
-    TORCHNEURON,
-    device,
-    machine,
-    neuron_ls,
-    site,
-)
+from tests.planning.support import EMPTY_ENVIRONMENT, NXDI, PLACEHOLDERS, TORCHNEURON, device, machine, neuron_ls, site
 
 HOST = Host(
     system="Linux x86_64",

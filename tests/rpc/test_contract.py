@@ -201,6 +201,7 @@ DRAFTS: list[tuple[dict[str, Any], str]] = [
     ({"queue_seconds": math.nan}, "queue_seconds: "),
     ({"compute_seconds": -1.0}, "compute_seconds: "),
     ({"step_rows": MOST_ROWS + 1}, "step_rows: "),
+    ({"doubted": True, "draft_tokens": [1, 2, 3]}, "doubted: of a draft of 3 tokens where 3 were asked for"),
 ]
 
 

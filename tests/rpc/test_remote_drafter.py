@@ -20,7 +20,7 @@ from tandem.rpc.propose_stream import DraftClient, WaitingDrafter
 from tandem.rpc.received_errors import TandemError
 from tandem.services.server_duplex import StreamIdle
 from tandem.speculation.fallible import DrafterRefused
-from tandem.speculation.types import GenerationRequest, Request, SamplingParams, SpeculationStats
+from tandem.speculation.types import GenerationRequest, LengthPlan, Request, SamplingParams, SpeculationStats
 from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import draft_worker_pb2 as pb
 from tests.support import (
@@ -76,7 +76,7 @@ async def test_a_round_sends_only_what_is_new_and_every_byte_is_counted() -> Non
         await remote.open(PROMPT * 10)
         opened = stats.bytes_up
         assert opened > 10 * len(PROMPT) and stats.network_seconds == 0
-        await remote.propose(PROMPT * 10, 3)
+        await remote.propose(PROMPT * 10, LengthPlan(3, 3))
         assert 0 < stats.bytes_up - opened < 60
         assert stats.bytes_down > 0 and stats.network_seconds > 0
         assert len(site.worker.sessions) == 1
@@ -84,10 +84,12 @@ async def test_a_round_sends_only_what_is_new_and_every_byte_is_counted() -> Non
         await remote.close()
         await until(lambda: idle(site))
         await remote.open(PROMPT)
-        draft = await remote.propose(PROMPT + said[:2], 3)
+        draft = await remote.propose(PROMPT + said[:2], LengthPlan(3, 3))
         assert list(draft.token_ids) == said[2:5]
         assert [who.value for who in draft.proposed_by] == ["model"] * 3
-        assert draft.compute_seconds > 0
+        assert draft.compute_seconds > 0 and not draft.doubted
+        doubted = await remote.propose(PROMPT + said[:2], LengthPlan(3, 3, least=1.0))
+        assert list(doubted.token_ids) == said[2:3] and doubted.doubted
         await remote.close()
 
 

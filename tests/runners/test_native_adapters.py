@@ -14,12 +14,7 @@ from tandem.checkpoints.adapter_files import Adapter, LowRank
 from tandem.runners.fused_step import fused, fused_step
 from tandem.runners.native.native_runner import NativeRunner
 from tandem.runners.native.weights import UNQUANTISED, Packing, packing
-from tandem.runners.protocol import (
-    FusedResult,
-    FusedRow,
-    PrefillRow,
-    RowFailed,
-)
+from tandem.runners.protocol import FusedResult, FusedRow, PrefillRow, RowFailed
 from tandem.speculation.types import SamplingParams
 from tests.adapters import applied, made_adapter
 from tests.daily import daily

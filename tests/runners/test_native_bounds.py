@@ -16,14 +16,7 @@ from tandem.runners.native import NativeUnavailable
 from tandem.runners.native.compilation import SOURCES
 from tandem.runners.native.library import FAULTS, OutOfBounds, RowBatch, ints, zeros
 from tandem.runners.native.native_runner import NativeRunner
-from tandem.runners.protocol import (
-    FusedResult,
-    PrefillRow,
-    Proposal,
-    ProposeRow,
-    RowFailed,
-    VerifyRow,
-)
+from tandem.runners.protocol import FusedResult, PrefillRow, Proposal, ProposeRow, RowFailed, VerifyRow
 from tandem.speculation.types import Rule, SamplingParams, Verdict
 from tests.rows import changed, fill, fused_row, propose_row, verify_row
 from tests.runners.test_native import GREEDY, SLOTS, VOCAB, module_of, native, sequence

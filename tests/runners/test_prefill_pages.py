@@ -8,13 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.clients.prefill_client import (
-    LAYOUT_FIELDS,
-    layout_from_wire,
-    layout_to_wire,
-    run_from_wire,
-    run_to_wire,
-)
+from tandem.clients.prefill_client import LAYOUT_FIELDS, layout_from_wire, layout_to_wire, run_from_wire, run_to_wire
 from tandem.engine.batcher import Batcher
 from tandem.engine.prefill import PageCopies, PageRun, PrefillFailed
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes

@@ -7,15 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.host.device_times import (
-    DeviceTimes,
-    StepTime,
-    StepTimes,
-    presets,
-    read_times,
-    text_of,
-    times_named,
-)
+from tandem.host.device_times import DeviceTimes, StepTime, StepTimes, presets, read_times, text_of, times_named
 from tandem.runners.fused_step import fused
 from tandem.runners.protocol import FusedRow, Limits, PrefillRow, ProposeRow, Runner, VerifyRow
 from tandem.runners.rehearsal import rehearsed

@@ -28,7 +28,7 @@ from tandem.speculation.loop import speculate
 from tandem.speculation.rounds import DraftedRounds, VerifierHere
 from tandem.speculation.rules import agree
 from tandem.speculation.stopping import Stopping, TextStream
-from tandem.speculation.types import Draft, SamplingParams, SpeculationStats, Verdict
+from tandem.speculation.types import Draft, LengthPlan, SamplingParams, SpeculationStats, Verdict
 
 repeatable = settings(derandomize=True, database=None, deadline=None)
 
@@ -240,9 +240,9 @@ class ModelDrafter(Stateless):
     def __init__(self, impl: Implementation, model, twist: int = 0) -> None:
         self._impl, self._model, self._twist, self.sampling = impl, model, twist, SamplingParams()
 
-    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
+    async def propose(self, tokens: Sequence[int], plan: LengthPlan) -> Draft:
         context = list(tokens)
-        for _ in range(k):
+        for _ in range(plan.k):
             at = len(context) + self._impl.draft_offset
             drawn = self._impl.draws.draw(self._model.logits(context), self.sampling, at)
             context.append((drawn + self._twist) % self._model.vocabulary)
@@ -256,8 +256,8 @@ class GarbageDrafter(Stateless):
         self._rng = np.random.default_rng(5)
         self._vocabulary = vocabulary
 
-    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
-        return Draft(tuple(int(t) for t in self._rng.integers(0, self._vocabulary, self._rng.integers(0, k + 1))))
+    async def propose(self, tokens: Sequence[int], plan: LengthPlan) -> Draft:
+        return Draft(tuple(int(t) for t in self._rng.integers(0, self._vocabulary, self._rng.integers(0, plan.k + 1))))
 
 
 DRAFTERS: dict[str, Callable] = {
@@ -390,9 +390,9 @@ class EnumeratedDrafter(Stateless):
         self._chance, self._target = chance, target
         self._law, self._own_law, self._coupling = law, own_law, coupling
 
-    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
+    async def propose(self, tokens: Sequence[int], plan: LengthPlan) -> Draft:
         context = tuple(tokens)
-        for _ in range(k):
+        for _ in range(plan.k):
             rows = self._coupling(self._law(context), self._own_law(context))
             context += (self._chance.choose(rows[self._target.drawn(context)]),)
         return Draft(context[len(tokens) :])

@@ -20,7 +20,7 @@ from tandem.speculation.length import FixedLength
 from tandem.speculation.loop import speculate
 from tandem.speculation.rounds import DraftedRounds, VerifierHere
 from tandem.speculation.stopping import Stopping, TextStream
-from tandem.speculation.types import Draft, SamplingParams, SparseDistribution, SpeculationStats, Verdict
+from tandem.speculation.types import Draft, LengthPlan, SamplingParams, SparseDistribution, SpeculationStats, Verdict
 from tests.speculation.laws import (
     ENUMERATED_PROMPT,
     PAIRS,
@@ -151,11 +151,11 @@ class EnumeratedDrafter(Stateless):
         self._rule, self._chance, self._model, self._params = rule, chance, model, params
         self._most, self._copies = most, copies
 
-    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
+    async def propose(self, tokens: Sequence[int], plan: LengthPlan) -> Draft:
         if self._copies:
-            return Draft((1,) * k)
+            return Draft((1,) * plan.k)
         context, sent = list(tokens), []
-        for _ in range(k):
+        for _ in range(plan.k):
             sent.append(self._rule.support(self._model.logits(context), self._params, self._most))
             shares = [weight / math.fsum(sent[-1].weights) for weight in sent[-1].weights]
             context.append(sent[-1].token_ids[self._chance.choose(shares)])

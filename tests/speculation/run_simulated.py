@@ -14,7 +14,7 @@ from tandem.speculation.never_waiting import NeverWaitingRounds, OnStep
 from tandem.speculation.rounds import RoundsLost
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage, SelfPacedRun
 from tandem.speculation.stopping import Stopping, TextStream
-from tandem.speculation.types import Draft, SpeculationStats, Verdict
+from tandem.speculation.types import Draft, LengthPlan, SpeculationStats, Verdict
 from tandem.speculation.verification_mode import LookaheadPolicy
 
 PROMPT = [5, 6, 7]
@@ -53,19 +53,19 @@ class SimulatedDraft:
     async def close(self) -> None: ...
 
     async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
-        return await self.propose(tokens, 1)
+        return await self.propose(tokens, LengthPlan(1, 1))
 
-    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
+    async def propose(self, tokens: Sequence[int], plan: LengthPlan) -> Draft:
         if self.dry:
             return Draft()
         if self.tokens == self.fails_at:
             raise ValueError("the draft model broke")
-        step = asyncio.ensure_future(self._step(k))
+        step = asyncio.ensure_future(self._step(plan.k))
         await asyncio.shield(step)  # a device finishes what it began
         proposed: list[int] = []
-        for _ in range(k):
+        for _ in range(plan.k):
             proposed.append(self._one([*tokens, *proposed]))
-        return Draft(tuple(proposed), compute_seconds=k * self.seconds)
+        return Draft(tuple(proposed), compute_seconds=plan.k * self.seconds)
 
     async def _step(self, k: int) -> None:
         async with self._device:

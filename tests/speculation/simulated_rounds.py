@@ -8,8 +8,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tandem.speculation.length import FixedLength, LengthPlan
-from tandem.speculation.types import Draft, Proposer, Verdict, model_part
+from tandem.speculation.length import FixedLength
+from tandem.speculation.types import Draft, LengthPlan, Proposer, Verdict
 
 Rates = Callable[[int, int], float]
 """(absolute position, position in the draft) -> how likely a draft token is accepted if those before it were."""
@@ -78,7 +78,7 @@ class Session:
 
     def _round(self, length: LengthPlan, position: int, noise: random.Random) -> tuple[Draft, Verdict, float]:
         world, accepted = self.world, 0
-        most = n = model_part(length.k, length.model_k)
+        most = n = length.model_k
         if world.doubts:
             rates = [world.acceptance(position + i, i) for i in range(n)]
             n = next((i for i in range(1, n) if math.prod(rates[:i]) < length.least), n)

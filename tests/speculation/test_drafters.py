@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.estimate import Estimate
 from tandem.speculation.lookup_policy import AT_ONCE, LEAST, HybridDrafter, PolicedLookup
-from tandem.speculation.types import Draft, Proposer
+from tandem.speculation.types import Draft, LengthPlan, Proposer
 from tests.speculation import laws
 
 
@@ -20,7 +20,7 @@ def propose(tokens: Sequence[int], k: int, longest: int = 5, shortest: int = 2) 
     async def once() -> Draft:
         drafter = NgramDrafter(longest, shortest)
         await drafter.open(tokens)
-        return await drafter.propose(tokens, k)
+        return await drafter.propose(tokens, LengthPlan(k, k))
 
     return asyncio.run(once()).token_ids
 
@@ -58,7 +58,7 @@ def test_an_index_grown_round_by_round_equals_a_fresh_one(tokens, cuts, k):
     async def grown() -> list[tuple[int, ...]]:
         drafter = NgramDrafter(4, 1)
         await drafter.open(tokens[:1])
-        return [(await drafter.propose(tokens[:cut], k)).token_ids for cut in sorted(cuts)]
+        return [(await drafter.propose(tokens[:cut], LengthPlan(k, k))).token_ids for cut in sorted(cuts)]
 
     assert asyncio.run(grown()) == [propose(tokens[:cut], k, 4, 1) for cut in sorted(cuts)]
 
@@ -66,11 +66,11 @@ def test_an_index_grown_round_by_round_equals_a_fresh_one(tokens, cuts, k):
 async def test_a_new_request_knows_nothing_of_the_last_one():
     drafter = NgramDrafter()
     await drafter.open([1, 2, 3, 1, 2])
-    assert (await drafter.propose([1, 2, 3, 1, 2], 1)).token_ids == (3,)
+    assert (await drafter.propose([1, 2, 3, 1, 2], LengthPlan(1, 1))).token_ids == (3,)
     await drafter.close()
     await drafter.close()
     await drafter.open([7, 1, 2])
-    assert (await drafter.propose([7, 1, 2], 1)).token_ids == ()
+    assert (await drafter.propose([7, 1, 2], LengthPlan(1, 1))).token_ids == ()
 
 
 @pytest.mark.parametrize(("longest", "shortest"), [(5, 0), (1, 2), (0, 0), (3, -1)])
@@ -89,11 +89,11 @@ class Model:
 
     async def open(self, prompt: Sequence[int]) -> None: ...
 
-    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
-        return Draft((900,) * k, compute_seconds=0.5, proposed_by=(Proposer.MODEL,) * k)
+    async def propose(self, tokens: Sequence[int], plan: LengthPlan) -> Draft:
+        return Draft((900,) * plan.model_k, compute_seconds=0.5, proposed_by=(Proposer.MODEL,) * plan.model_k)
 
     async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
-        return await self.propose(tokens, 1)
+        return await self.propose(tokens, LengthPlan(1, 1))
 
     async def close(self) -> None: ...
 
@@ -114,7 +114,7 @@ async def test_the_model_drafts_unless_a_match_is_long_enough_for_a_copy() -> No
     async def drafted(size: int) -> tuple[int, ...]:
         drafter = HybridDrafter(PolicedLookup(Estimate()), Model())
         await drafter.open(with_match(size))
-        return (await drafter.propose(with_match(size), 2)).token_ids
+        return (await drafter.propose(with_match(size), LengthPlan(2, 2))).token_ids
 
     assert [await drafted(size) for size in (LEAST - 1, LEAST)] == [(900, 900), (50, 51)]
 

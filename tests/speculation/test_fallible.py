@@ -11,10 +11,10 @@ import pytest
 
 from tandem.speculation.fallible import DrafterHealth, DrafterRefused, FallibleDrafter
 from tandem.speculation.retry import Backoff
-from tandem.speculation.types import Draft
+from tandem.speculation.types import Draft, LengthPlan
 from tests.support import HANG
 
-PROMPT = [1, 2, 3]
+PROMPT, THREE = [1, 2, 3], LengthPlan(3, 3)
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Scripted:
     async def open(self, prompt: Sequence[int]) -> None:
         await self._do(f"open {len(prompt)}")
 
-    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
+    async def propose(self, tokens: Sequence[int], plan: LengthPlan) -> Draft:
         await self._do(f"propose {len(tokens)}")
         return Draft((7,))
 
@@ -100,7 +100,7 @@ async def test_a_failure_costs_one_call_and_the_following_rounds_ask_nobody(capl
     inner = Scripted(RuntimeError("it\nbroke"))
     drafter = FallibleDrafter(inner, state)
     await drafter.open(PROMPT)
-    assert [await drafter.propose([*PROMPT] * n, 3) for n in (1, 2, 3)] == [Draft()] * 3
+    assert [await drafter.propose([*PROMPT] * n, THREE) for n in (1, 2, 3)] == [Draft()] * 3
     await drafter.close()
     assert inner.calls == ["close", "open 3", "close"]
     assert state.undrafted == 3
@@ -119,13 +119,13 @@ async def test_a_trial_runs_beside_the_rounds_and_brings_the_drafter_back(caplog
     clock.now += 1.0
     inner.error, inner.gate, inner.calls = None, asyncio.Event(), []
     for n in range(4, 7):
-        assert await asyncio.wait_for(drafter.propose([0] * n, 3), HANG) == Draft()  # nobody waits for the trial
+        assert await asyncio.wait_for(drafter.propose([0] * n, THREE), HANG) == Draft()  # nobody waits for the trial
         await turns()
     assert inner.calls == ["close", "open 4"]
     inner.gate.set()
     await turns()
     assert state.up
-    assert await drafter.propose([0] * 7, 3) == Draft((7,))
+    assert await drafter.propose([0] * 7, THREE) == Draft((7,))
     assert inner.calls == ["close", "open 4", "propose 4", "propose 7"]
     await drafter.close()
     assert [r.getMessage() for r in caplog.records] == [
@@ -141,15 +141,15 @@ async def test_a_refusal_is_the_requests_own_and_tried_again_too(caplog: pytest.
     full = Scripted(DrafterRefused("no slot"))
     refused = FallibleDrafter(full, state, Backoff(clock, 1.0, 30.0))
     await refused.open(PROMPT)
-    assert await refused.propose(PROMPT, 3) == Draft() and state.up
+    assert await refused.propose(PROMPT, THREE) == Draft() and state.up
     other = FallibleDrafter(Scripted(), state)
     await other.open(PROMPT)
-    assert await other.propose(PROMPT, 3) == Draft((7,))
+    assert await other.propose(PROMPT, THREE) == Draft((7,))
     full.error = None
     clock.now += 1.0
-    assert await refused.propose(PROMPT, 3) == Draft()
+    assert await refused.propose(PROMPT, THREE) == Draft()
     await turns()
-    assert await refused.propose(PROMPT, 3) == Draft((7,))
+    assert await refused.propose(PROMPT, THREE) == Draft((7,))
     assert not caplog.records
 
 
@@ -160,7 +160,7 @@ async def test_closing_ends_a_trial_under_way() -> None:
     await drafter.open(PROMPT)
     clock.now += 1.0
     inner.error, inner.gate = None, asyncio.Event()
-    await drafter.propose(PROMPT, 3)
+    await drafter.propose(PROMPT, THREE)
     await turns()
     await asyncio.wait_for(drafter.close(), HANG)
     assert inner.calls[-2:] == ["open 3", "close"]

@@ -11,7 +11,7 @@ from tandem.speculation.length import FixedLength
 from tandem.speculation.loop import Rounds, speculate
 from tandem.speculation.rules import agree
 from tandem.speculation.stopping import Stopping, TextStream
-from tandem.speculation.types import Chunk, Draft, SpeculationStats, Verdict
+from tandem.speculation.types import Chunk, Draft, LengthPlan, SpeculationStats, Verdict
 from tests.speculation.laws import PROMPT
 
 
@@ -27,8 +27,8 @@ class Script(Rounds):
         self.calls.append(("open", tuple(prompt)))
         self._on("open")
 
-    async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
-        self.calls.append(("round", tuple(tokens), k))
+    async def round(self, tokens: Sequence[int], plan: LengthPlan) -> tuple[Draft, Verdict]:
+        self.calls.append(("round", tuple(tokens), plan.k))
         self._on("round")
         await asyncio.sleep(0)
         return self._rounds.pop(0)

@@ -11,10 +11,7 @@ from tandem.engine.engine import Engine
 from tandem.engine.generators import plain_generator
 from tandem.engine.load_models import Loaded
 from tandem.runners.protocol import Runner
-from tandem.speculation.types import (
-    GenerationRequest,
-    SamplingParams,
-)
+from tandem.speculation.types import GenerationRequest, SamplingParams
 from tests.daily import daily
 from tests.runners.nxdi.runners import SHAPE, Bench, application, bench, drafted  # noqa: F401
 from tests.support import GREEDY, SAMPLED, Answer, answer, fused_site, ids, oracle, target_site
