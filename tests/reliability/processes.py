@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tandem.ports import free_port
 from tests.support import REPOSITORY, until
 
 START_SECONDS = 60.0
@@ -23,7 +24,7 @@ class Killable:
 
     def __init__(self, folder: Path, name: str, arguments: Sequence[str], seed: int | None = None) -> None:
         self.folder, self.name, self.arguments, self.seed = folder, name, tuple(arguments), seed
-        self.port, self.lives = 0, 0
+        self.port, self.lives = free_port(), 0  # no client's connection may take it between two lives
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -68,7 +69,6 @@ class Killable:
             )
         await until(lambda: ready.exists() or self.process.poll() is not None, START_SECONDS)
         assert ready.exists(), self.log.read_text()
-        self.port = json.loads(ready.read_text())["port"]
 
     async def kill(self) -> None:
         """SIGKILL: nothing is said, nothing is closed."""
