@@ -186,7 +186,7 @@ class _Drafter(Drafter):
         self._drafter, self._vocab_size = drafter, vocab_size
 
     async def propose(self, tokens: Sequence[int], plan: LengthPlan) -> Draft:
-        """Cuts at the first id outside the vocabulary. Raises InvalidField above `plan.k` tokens."""
+        """Cuts the draft before an id outside the vocabulary. Raises InvalidField if it has over `plan.k` tokens."""
         began, k = time.perf_counter(), plan.k
         proposed = [int(token) for token in await asyncio.to_thread(self._drafter.propose, tuple(tokens), k)]
         if len(proposed) > k:

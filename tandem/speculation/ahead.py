@@ -119,7 +119,7 @@ class DraftingAhead:
         if missing < 1 or not plan.width:
             return False
         starts, path, known, began = self._starts, self._path, len(self.known), self.clock()
-        draft = await self.drafter.propose(path, LengthPlan(most := min(missing, self.chunk), most))
+        draft = await self.drafter.propose(path, LengthPlan(missing, missing).within(self.chunk))
         if self.measures:
             self.lookahead.estimate.drafted(len(draft.token_ids), self.clock() - began)
         self.stats.spent(draft)

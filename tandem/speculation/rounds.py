@@ -107,7 +107,7 @@ class DraftedRounds(Rounds):
         self._end = self.most_total if self.most_new is None else min(self.most_total, len(prompt) + self.most_new)
 
     async def round(self, tokens: Sequence[int], plan: LengthPlan) -> tuple[Draft, Verdict]:
-        """Returns the verdict on the round after `tokens`: one in flight, or a new one."""
+        """Returns draft and verdict of the round after `tokens`: the oldest in flight, or a new one."""
         self._plan = plan
         if not self._flights and not (self._ahead and await self._ahead_sent()):
             self._path = tokens

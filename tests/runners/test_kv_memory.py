@@ -78,7 +78,7 @@ def resident(flags: str = "nh hg") -> int:
 
 
 def without_threads(test: Callable[..., None]) -> Callable[..., None]:
-    """Runs a test in a fork, without threads of earlier tests: their stacks are in small pages too, and may grow."""
+    """Runs the test in a forked process. Threads of earlier tests have stacks in small pages, which may grow."""
 
     @functools.wraps(test)
     def forked(**fixtures: Any) -> None:
