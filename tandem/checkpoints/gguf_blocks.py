@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import mmap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem.checkpoints.family_configs import table
-from tandem.checkpoints.gguf_header import Header, MalformedHeader, TensorEntry
+from tandem.checkpoints.gguf_header import Header, MalformedHeader, TensorEntry, header_of
 from tandem.checkpoints.locate import CheckpointError, split_files
 from tandem.checkpoints.numbers import STORAGE, Stored, of_floats
 
@@ -105,8 +104,7 @@ class StoredWeights:
         parts = split_files(file)
         for number, part in enumerate(parts):
             try:
-                with part.open("rb") as stream:
-                    header = Header(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
+                header = header_of(part)
                 header.check_part(number, len(parts))
                 if twice := self._tensors.keys() & header.tensors.keys():
                     raise MalformedHeader(f"{min(twice)} is in an earlier part too")
@@ -143,8 +141,7 @@ class StoredWeights:
         return name in self._tensors
 
     def arrays(self, *names: str) -> list[list[Any]]:
-        found = Header(self.header.content, names).arrays
-        return [found.get(name, []) for name in names]
+        return [self.header.array(name) or [] for name in names]
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._entry(name).dimensions[::-1]

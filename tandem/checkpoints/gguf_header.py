@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import mmap
 import struct
-from collections.abc import Collection
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 _MIN_OF_TENSOR = 8 + 4 + 4 + 8  # bytes of an entry without name and dimensions
@@ -16,6 +20,7 @@ _ALIGNMENT = 32
 _MOST_LISTED = 1 << 12  # numbers of a list that is read whole without being wanted
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_LENGTH = struct.Struct("<Q")
 
 
 class MalformedHeader(ValueError):
@@ -33,23 +38,22 @@ class TensorEntry:
 
 
 class Header:
-    """`values`: numbers, strings; of arrays, the length or a larger maximum. `arrays`: those requested."""
+    """`values`: numbers, strings; of arrays, the length or a larger maximum. `lists`: short arrays of numbers."""
 
-    def __init__(self, content: mmap.mmap, arrays: Collection[str] = ()) -> None:
-        """`arrays`: names to read whole. Raises MalformedHeader."""
-        self.content, self.end = content, 0
-        self._wanted, self.arrays = frozenset(arrays), dict[str, list[Any]]()
-        self.lists: dict[str, list[Any]] = {}
-        try:
-            if self._read("4s") != b"GGUF" or self._read("I") not in (2, 3):
+    def __init__(self, content: mmap.mmap) -> None:
+        """Raises MalformedHeader."""
+        self.content, self.lists, self._arrays = content, dict[str, list[Any]](), dict[str, int]()
+        with _malformed():
+            reader = _Reader(content)
+            if reader.read("4s") != b"GGUF" or reader.read("I") not in (2, 3):
                 raise MalformedHeader("not a GGUF file of version 2 or 3")
-            tensors, values = self._read("Q"), self._read("Q")
+            tensors, values = reader.read("Q"), reader.read("Q")
             if max(tensors, values) > _MOST_ENTRIES or tensors * _MIN_OF_TENSOR + values > len(content):
                 raise MalformedHeader(f"{tensors} tensors and {values} values are claimed in {len(content)} bytes")
-            self.values = dict(self._entry() for _ in range(values))
-            self.tensors = {tensor.name: tensor for tensor in (self._tensor() for _ in range(tensors))}
-        except (struct.error, UnicodeDecodeError):
-            raise MalformedHeader("its header extends beyond its end, or is no UTF-8") from None
+            self.values = dict(self._entry(reader) for _ in range(values))
+            self.tensors = {tensor.name: tensor for tensor in (_tensor(reader) for _ in range(tensors))}
+        self._end = reader.at
+        self._sum = self._sum_now()
         if len(self.values) < values or len(self.tensors) < tensors:
             raise MalformedHeader("a name stands twice in its header")
 
@@ -57,7 +61,16 @@ class Header:
     def begin(self) -> int:
         """Returns the first tensor's byte."""
         alignment = self.whole("general.alignment", _ALIGNMENT)
-        return -(-self.end // alignment) * alignment
+        return -(-self._end // alignment) * alignment
+
+    @property
+    def changed(self) -> bool:
+        """Returns whether the file's header is another one now."""
+        return self._sum_now() != self._sum
+
+    def _sum_now(self) -> int:
+        with memoryview(self.content) as content:
+            return zlib.crc32(content[: self._end])
 
     def check_part(self, number: int, count: int) -> None:
         """Raises MalformedHeader unless it is this part of a split file, and says where tensors begin."""
@@ -74,60 +87,110 @@ class Header:
             raise MalformedHeader(f"{name}: {value!r:.60} is not a whole number above 0")
         return value
 
-    def _entry(self) -> tuple[str, Any]:
-        name, kind = self._text(_MOST_NAME), self._read("I")
-        if kind == _ARRAY:
-            return name, self._array(name)
-        return name, self._text(_MOST_TEXT) if kind == _STRING else self._read(_scalar(kind))
+    def array(self, name: str) -> list[Any] | None:
+        """Returns all of an array. Raises MalformedHeader."""
+        if name not in self._arrays:
+            return None
+        with _malformed():
+            reader = _Reader(self.content, self._arrays[name])
+            kind, count = reader.read("I"), reader.read("Q")
+            return reader.texts(count) if kind == _STRING else reader.numbers(_scalar(kind), count)
 
-    def _array(self, name: str) -> int:
-        kind, count = self._read("I"), self._read("Q")
+    def _entry(self, reader: _Reader) -> tuple[str, Any]:
+        name, kind = reader.text(_MOST_NAME), reader.read("I")
+        if kind == _ARRAY:
+            return name, self._measured(name, reader)
+        return name, reader.text(_MOST_TEXT) if kind == _STRING else reader.read(_scalar(kind))
+
+    def _measured(self, name: str, reader: _Reader) -> int:
+        self._arrays[name] = reader.at
+        kind, count = reader.read("I"), reader.read("Q")
         if kind == _STRING:
-            if name in self._wanted:
-                self.arrays[name] = [self._text(_MOST_TEXT) for _ in range(count)]
-            else:
-                for _ in range(count):
-                    self._skip(self._read("Q"))
+            reader.skip_texts(count)
             return int(count)
-        scalar, begins = _scalar(kind), self.end
-        self._skip(count * struct.calcsize(f"<{scalar}"))
-        if name in self._wanted or 0 < count <= _MOST_LISTED:
-            into = self.arrays if name in self._wanted else self.lists
-            into[name] = list(struct.unpack_from(f"<{count}{scalar}", self.content, begins))
+        scalar, begins = _scalar(kind), reader.at
+        reader.skip(count * struct.calcsize(f"<{scalar}"))
+        if 0 < count <= _MOST_LISTED:
+            self.lists[name] = _Reader(self.content, begins).numbers(scalar, count)
         if scalar in "fd?" or not count:
             return int(count)
         import numpy as np
 
         return max(count, int(np.frombuffer(self.content, f"<{scalar}", count, begins).max()))
 
-    def _tensor(self) -> TensorEntry:
-        name, count = self._text(_MOST_NAME), self._read("I")
-        if not 1 <= count <= _MAX_DIMENSIONS:
-            raise MalformedHeader(f"{name[:60]!r}: {count} dimensions")
-        dimensions = tuple(self._read("Q") for _ in range(count))
-        if not all(dimensions):
-            raise MalformedHeader(f"{name[:60]!r}: has no elements")
-        return TensorEntry(name, dimensions, self._read("I"), self._read("Q"))
 
-    def _read(self, kind: str) -> Any:
-        found = struct.unpack_from(f"<{kind}", self.content, self.end)
-        self.end += struct.calcsize(f"<{kind}")
+@dataclass(slots=True)
+class _Reader:
+    """Reads at a byte. Raises struct.error beyond the end."""
+
+    content: mmap.mmap
+    at: int = 0
+
+    def read(self, kind: str) -> Any:
+        found = struct.unpack_from(f"<{kind}", self.content, self.at)
+        self.at += struct.calcsize(f"<{kind}")
         return found[0]
 
-    def _text(self, most: int) -> str:
-        length = self._read("Q")
+    def text(self, most: int) -> str:
+        length = self.read("Q")
         if length > most:
             raise MalformedHeader(f"a text of {length} bytes")
-        self._skip(length)
-        return self.content[self.end - length : self.end].decode()
+        self.skip(length)
+        return self.content[self.at - length : self.at].decode()
 
-    def _skip(self, count: int) -> None:
-        if count > len(self.content) - self.end:
+    def texts(self, count: int) -> list[str]:
+        return [self.text(_MOST_TEXT) for _ in range(count)]
+
+    def numbers(self, scalar: str, count: int) -> list[Any]:
+        return list(struct.unpack_from(f"<{count}{scalar}", self.content, self.at))
+
+    def skip_texts(self, count: int) -> None:
+        # a vocabulary and its merges are 100,000 texts: no call of ours for each
+        at, content, length = self.at, self.content, _LENGTH.unpack_from
+        for _ in range(count):
+            at += 8 + length(content, at)[0]
+        self.skip(at - self.at)
+
+    def skip(self, count: int) -> None:
+        if count > len(self.content) - self.at:
             raise struct.error("beyond the end")
-        self.end += count
+        self.at += count
+
+
+def header_of(file: Path) -> Header:
+    """Returns a file's header, read once. Raises OSError, MalformedHeader."""
+    state = file.stat()
+    found = (file, state.st_ino, state.st_size, state.st_mtime_ns)
+    if _read_once(*found).changed:  # within one tick of the file system's clock
+        _read_once.cache_clear()
+    return _read_once(*found)
+
+
+@functools.lru_cache(maxsize=64)
+def _read_once(file: Path, *_state: int) -> Header:
+    with file.open("rb") as stream:
+        return Header(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def _tensor(reader: _Reader) -> TensorEntry:
+    name, count = reader.text(_MOST_NAME), reader.read("I")
+    if not 1 <= count <= _MAX_DIMENSIONS:
+        raise MalformedHeader(f"{name[:60]!r}: {count} dimensions")
+    dimensions = tuple(reader.read("Q") for _ in range(count))
+    if not all(dimensions):
+        raise MalformedHeader(f"{name[:60]!r}: has no elements")
+    return TensorEntry(name, dimensions, reader.read("I"), reader.read("Q"))
 
 
 def _scalar(kind: int) -> str:
     if kind not in _SCALARS:
         raise MalformedHeader(f"a value of the unknown type {kind}")
     return _SCALARS[kind]
+
+
+@contextmanager
+def _malformed() -> Iterator[None]:
+    try:
+        yield
+    except (struct.error, OverflowError, UnicodeDecodeError):
+        raise MalformedHeader("its header extends beyond its end, or is no UTF-8") from None

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import mmap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from tandem.checkpoints.gguf_header import Header
+from tandem.checkpoints.gguf_header import header_of
 from tandem.checkpoints.json_files import data_of
 from tandem.checkpoints.tokenizer_files import TokenizerParts, assembled, ends_with
 
@@ -42,9 +41,9 @@ def rules() -> dict[str, Any]:
 
 
 def gguf_parts(file: Path) -> TokenizerParts:
-    with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        header = Header(content, _ARRAYS)
-    values, arrays = header.values, header.arrays
+    header = header_of(file)
+    values = header.values
+    arrays = {name: found for name in _ARRAYS if (found := header.array(name)) is not None}
     kind = values.get(f"{_KEY}model")
     if kind not in _DEFAULT_IDS or not arrays.get(f"{_KEY}tokens"):
         raise ValueError(f"tokenizer.ggml.model: {kind!r:.60} is not gpt2 or llama, or there are no tokens")

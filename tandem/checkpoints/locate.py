@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import math
-import mmap
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tandem.checkpoints.gguf_header import Header
+from tandem.checkpoints.gguf_header import header_of
 from tandem.checkpoints.json_files import read_json, read_object
 from tandem.checkpoints.trusted_cache import hash_file
 from tandem.installing import install_command
@@ -245,10 +244,7 @@ def check_sizes(checkpoint: Checkpoint) -> None:
 
 def _gguf_claims(files: Sequence[Path]) -> tuple[dict[str, Any], int]:
     """Returns sizes that metadata claim, and the tensors' elements. Raises ValueError if the files are too small."""
-    headers = []
-    for file in files:
-        with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            headers.append(Header(content))
+    headers = [header_of(file) for file in files]
     claims = {key.partition(".")[2]: value for key, value in headers[0].values.items()}
     tensors = [tensor for header in headers for tensor in header.tensors.values()]
     elements, size = sum(math.prod(tensor.dimensions) for tensor in tensors), sum(file.stat().st_size for file in files)

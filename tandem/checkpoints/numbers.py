@@ -65,7 +65,10 @@ class Stored:
 
     def own(self) -> Stored:
         # A mapped file could be truncated while in use.
-        is_own = self.values.base is None and self.values.flags.writeable
+        whole = self.values
+        while isinstance(whole.base, np.ndarray):  # of a view
+            whole = whole.base
+        is_own = whole.base is None and whole.flags.writeable
         return self if is_own else Stored(self.dtype, self.values.copy())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tandem.checkpoints.family_configs import UnsupportedFamily
 from tandem.checkpoints.family_weights import GgufWeights, check_complete
 from tandem.checkpoints.generation_config import all_end_ids
 from tandem.checkpoints.gguf_blocks import REPACKED, StoredWeights, repacked
+from tandem.checkpoints.gguf_header import header_of
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_sizes, find, weights_revision
 from tests.gguf_files import write_gguf
 
@@ -177,3 +179,15 @@ def test_repacked_matrices_run_as_stored(tmp_path: Path) -> None:
     assert np.array_equal(
         gguf.dequantize(head.rows, gguf.GGMLQuantizationType.Q8_0), stored.stored("output.weight").floats()
     )
+
+
+def test_a_header_is_read_once_until_the_file_changes(tmp_path: Path) -> None:
+    """Even where size, place and time of the file stay."""
+    file = write(tmp_path / "m.gguf", tensors())
+    first, time = header_of(file), file.stat().st_mtime_ns
+    assert header_of(file) is first
+    content = bytearray(file.read_bytes())
+    content[content.index(b"llama.block_count") + len("llama.block_count") + 4] = 1
+    file.write_bytes(content)
+    os.utime(file, ns=(time, time))
+    assert (first.values["llama.block_count"], header_of(file).values["llama.block_count"]) == (LAYERS, 1)
