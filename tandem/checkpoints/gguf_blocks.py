@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tandem.checkpoints.family_configs import table
 from tandem.checkpoints.gguf_header import Header, MalformedHeader, TensorEntry, header_of
 from tandem.checkpoints.locate import CheckpointError, split_files
-from tandem.checkpoints.numbers import STORAGE, Stored, of_floats
+from tandem.checkpoints.numbers import STORAGE, Floats, Stored, of_floats
 
 _ONE = np.frombuffer(np.float16(1).tobytes(), np.uint8)
 _AT_ONCE = 1 << 22  # numbers that are repacked at a time
@@ -84,6 +84,13 @@ def _integers(blocks: NDArray[np.uint8], kind: int) -> NDArray[np.int8]:
 
     made: NDArray[np.int8] = gguf.dequantize(blocks, gguf.GGMLQuantizationType(kind)).astype(np.int8)
     return made
+
+
+def _q8_0_floats(rows: NDArray[np.uint8]) -> Floats:
+    # gguf's products, without its two copies: an embedding may be larger than all else that a start touches
+    blocks = rows.reshape(-1, 34)  # a float16 scale, 32 int8
+    made = np.empty((len(blocks), 32), np.float32)
+    return np.multiply(blocks[:, 2:].view(np.int8), blocks[:, :2].view("<f2").astype(np.float32), out=made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +164,8 @@ class StoredWeights:
             rows = self._in_our_order(tensor, self._rows(tensor, BlockFormat(tensor.kind, inputs, size)))
             if dtype := DENSE_TYPES.get(tensor.kind):
                 return Stored(dtype, rows.view(STORAGE[dtype]).reshape(self.shape(name)))
-            return of_floats(gguf.dequantize(rows, kind).reshape(self.shape(name)))
+            floats = _q8_0_floats(rows) if kind == gguf.GGMLQuantizationType.Q8_0 else gguf.dequantize(rows, kind)
+            return of_floats(floats.reshape(self.shape(name)))
         except (ValueError, KeyError, NotImplementedError) as error:
             if isinstance(error, CheckpointError):
                 raise
