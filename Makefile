@@ -129,11 +129,9 @@ screenshot: $(STAMP)
 test: $(STAMP)
 	@$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
 
-# Last, two at a time: Ray's cluster beside the walk of the pages, which waits half of its time.
 thorough: $(STAMP)
-	@$(BIN)/python -m pytest -q -m "thorough and not alone and not wide" -n 3 --dist loadfile \
+	@$(BIN)/python -m pytest -q -m "thorough and not wide" -n 3 --dist loadfile \
 	    --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
-	@$(BIN)/python -m pytest -q -m alone -n 2 --dist loadfile --max-worker-restart 0 $(ARGS)
 
 wide: $(STAMP)
 	@$(BIN)/python -m pytest -q -m wide -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)

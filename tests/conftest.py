@@ -24,7 +24,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 for name, value in CPU.environment.items():  # as in a server's process: some tests run steps in their own
     os.environ.setdefault(name, value)
 
-LONG = {"alone", "campaign", "clients", "docs", "engines", "images", "thorough", "wide"}
+LONG = {"campaign", "clients", "docs", "engines", "images", "thorough", "wide"}
 
 
 def pytest_configure(config: pytest.Config) -> None:

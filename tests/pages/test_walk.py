@@ -1,4 +1,4 @@
-"""The commands of README and of the pages for users run as they are written, those of recipes with stand-ins."""
+"""The commands of README and of the pages for users run as they are written."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from pathlib import Path
 import pytest
 
 from tandem.cli import compare
-from tests.daily import daily
 from tests.pages import walk
-from tests.pages.commands import RECIPES, ROOT, commands_of
-from tests.pages.recipe import Recipe
+from tests.pages.commands import ROOT, commands_of
 
 COMMANDS = [command for page in walk.PAGES for command in commands_of(page)]
 LINES = [command.line for command in COMMANDS if command.kind == "bash"]
@@ -36,7 +34,7 @@ def walked(*pages: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(program, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=1700, check=False)
 
 
-@pytest.mark.alone
+@pytest.mark.thorough
 @pytest.mark.timeout(1800)
 @NEEDS_CURL
 def test_every_command_of_the_pages_runs_as_it_is_written(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,14 +71,3 @@ def test_a_shortened_comparison_of_a_page_is_one_that_can_be_configured(line: st
     arguments = shlex.split(words[2].removeprefix("ARGS=")) if words[0] == "make" else words[2:]
     config = compare.build_config(compare.build_parser().parse_args(arguments))
     assert config.max_new_tokens == 8 and len(config.prompts) <= 2
-
-
-@pytest.mark.thorough
-@pytest.mark.timeout(1800)
-@NEEDS_CURL
-# The last has the commands of the one before it, with other sizes.
-@pytest.mark.parametrize("page", daily(RECIPES, 0, 1, 2), ids=lambda page: page.stem)
-def test_a_recipe_can_be_walked(page: Path, tmp_path: Path) -> None:
-    steps = list(walk.walk(page, Recipe(page, tmp_path)))
-    assert [(step.command.line, step.how) for step in steps if step.verdict not in ("ran", "checked")] == []
-    assert sum(step.verdict == "ran" for step in steps) >= 10
