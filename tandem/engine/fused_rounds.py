@@ -227,7 +227,7 @@ class FusedStepper(Stepper):
             self.plan = None
         self.asked = self.model_ready = None
         worth = self.latest.of_copies if copied else self.latest.of_model
-        return FusedRow(propose, copied, self.target.adapter, worth[: k if rests else propose.k])
+        return FusedRow(propose, copied, self.target.adapter, worth[: len(copied) or (k if rests else propose.k)])
 
     def _propose_row(self, k: int, least: float) -> ProposeRow | None:
         try:
