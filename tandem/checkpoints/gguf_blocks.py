@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,19 +108,21 @@ class StoredWeights:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._tensors: dict[str, TensorEntry] = {}
-        self._parts: dict[Path, Header] = {}
+        self._parts: dict[Path, tuple[Header, mmap.mmap]] = {}
         parts = split_files(file)
         for number, part in enumerate(parts):
             try:
                 header = header_of(part)
+                with part.open("rb") as stream:
+                    content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
                 header.check_part(number, len(parts))
                 if twice := self._tensors.keys() & header.tensors.keys():
                     raise MalformedHeader(f"{min(twice)} is in an earlier part too")
             except (OSError, ValueError) as error:
                 raise CheckpointError(f"{part}: its header cannot be read: {error}") from None
             self._tensors |= header.tensors
-            self._parts[part] = header
-        self.header = self._parts[parts[0]]
+            self._parts[part] = header, content
+        self.header = self._parts[parts[0]][0]
         claimed = self.header.values.get("split.tensors.count", len(self._tensors))
         if len(parts) > 1 and claimed != len(self._tensors):
             raise CheckpointError(
@@ -198,11 +201,13 @@ class StoredWeights:
     def _rows(self, tensor: TensorEntry, form: BlockFormat) -> NDArray[np.uint8]:
         inputs, outputs = tensor.dimensions[0], math.prod(tensor.dimensions[1:])
         size = inputs // form.inputs * form.bytes
-        file, part = next((file, part) for file, part in self._parts.items() if tensor.name in part.tensors)
+        file, part, content = next(
+            (file, *both) for file, both in self._parts.items() if tensor.name in both[0].tensors
+        )
         begin = part.begin + tensor.offset
-        if inputs % form.inputs or begin + outputs * size > len(part.content):
+        if inputs % form.inputs or begin + outputs * size > len(content):
             raise CheckpointError(f"{file}: {tensor.name} does not lie in it whole")
-        return np.frombuffer(part.content, np.uint8, outputs * size, begin).reshape(outputs, size)
+        return np.frombuffer(content, np.uint8, outputs * size, begin).reshape(outputs, size)
 
     def _in_our_order(self, tensor: TensorEntry, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
         # transformers has all first members of rotary pairs, then all second ones.

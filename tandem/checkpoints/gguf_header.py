@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import mmap
 import struct
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 _MIN_OF_TENSOR = 8 + 4 + 4 + 8  # bytes of an entry without name and dimensions
 _MOST_ENTRIES = 1 << 16  # values, and tensors
 _MOST_NAME, _MOST_TEXT = 1 << 16, 1 << 20  # bytes; GGUF's own limit of keys, and more than any chat template
+_MOST_HEADER = 1 << 28  # bytes, which are kept
 _MAX_DIMENSIONS = 4
 _ALIGNMENT = 32
 _MOST_LISTED = 1 << 12  # numbers of a list that is read whole without being wanted
@@ -42,7 +42,7 @@ class Header:
 
     def __init__(self, content: mmap.mmap) -> None:
         """Raises MalformedHeader."""
-        self.content, self.lists, self._arrays = content, dict[str, list[Any]](), dict[str, int]()
+        self.lists, self._arrays = dict[str, list[Any]](), dict[str, int]()
         with _malformed():
             reader = _Reader(content)
             if reader.read("4s") != b"GGUF" or reader.read("I") not in (2, 3):
@@ -52,8 +52,9 @@ class Header:
                 raise MalformedHeader(f"{tensors} tensors and {values} values are claimed in {len(content)} bytes")
             self.values = dict(self._entry(reader) for _ in range(values))
             self.tensors = {tensor.name: tensor for tensor in (_tensor(reader) for _ in range(tensors))}
-        self._end = reader.at
-        self._sum = self._sum_now()
+        if reader.at > _MOST_HEADER:
+            raise MalformedHeader(f"{reader.at} bytes before the tensors, and {_MOST_HEADER} are the most")
+        self.content = content[: reader.at]
         if len(self.values) < values or len(self.tensors) < tensors:
             raise MalformedHeader("a name stands twice in its header")
 
@@ -61,16 +62,7 @@ class Header:
     def begin(self) -> int:
         """Returns the first tensor's byte."""
         alignment = self.whole("general.alignment", _ALIGNMENT)
-        return -(-self._end // alignment) * alignment
-
-    @property
-    def changed(self) -> bool:
-        """Returns whether the file's header is another one now."""
-        return self._sum_now() != self._sum
-
-    def _sum_now(self) -> int:
-        with memoryview(self.content) as content:
-            return zlib.crc32(content[: self._end])
+        return -(-len(self.content) // alignment) * alignment
 
     def check_part(self, number: int, count: int) -> None:
         """Raises MalformedHeader unless it is this part of a split file, and says where tensors begin."""
@@ -111,19 +103,19 @@ class Header:
         scalar, begins = _scalar(kind), reader.at
         reader.skip(count * struct.calcsize(f"<{scalar}"))
         if 0 < count <= _MOST_LISTED:
-            self.lists[name] = _Reader(self.content, begins).numbers(scalar, count)
+            self.lists[name] = _Reader(reader.content, begins).numbers(scalar, count)
         if scalar in "fd?" or not count:
             return int(count)
         import numpy as np
 
-        return max(count, int(np.frombuffer(self.content, f"<{scalar}", count, begins).max()))
+        return max(count, int(np.frombuffer(reader.content, f"<{scalar}", count, begins).max()))
 
 
 @dataclass(slots=True)
 class _Reader:
     """Reads at a byte. Raises struct.error beyond the end."""
 
-    content: mmap.mmap
+    content: mmap.mmap | bytes
     at: int = 0
 
     def read(self, kind: str) -> Any:
@@ -168,15 +160,17 @@ def header_of(file: Path) -> Header:
     """Returns a file's header, read once. Raises OSError, MalformedHeader."""
     state = file.stat()
     found = (file, state.st_ino, state.st_size, state.st_mtime_ns)
-    if _read_once(*found).changed:  # within one tick of the file system's clock
-        _read_once.cache_clear()
+    header = _read_once(*found)
+    with file.open("rb") as stream:
+        if stream.read(len(header.content)) != header.content:  # changed within a tick of the file system's clock
+            _read_once.cache_clear()
     return _read_once(*found)
 
 
 @functools.lru_cache(maxsize=64)
 def _read_once(file: Path, *_state: int) -> Header:
-    with file.open("rb") as stream:
-        return Header(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
+    with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return Header(content)
 
 
 def _tensor(reader: _Reader) -> TensorEntry:

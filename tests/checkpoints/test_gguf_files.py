@@ -12,11 +12,11 @@ import gguf
 import numpy as np
 import pytest
 
+from tandem.checkpoints import gguf_header
 from tandem.checkpoints.family_configs import UnsupportedFamily
 from tandem.checkpoints.family_weights import GgufWeights, check_complete
 from tandem.checkpoints.generation_config import all_end_ids
 from tandem.checkpoints.gguf_blocks import REPACKED, StoredWeights, repacked
-from tandem.checkpoints.gguf_header import header_of
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_sizes, find, weights_revision
 from tests.gguf_files import write_gguf
 
@@ -181,13 +181,16 @@ def test_repacked_matrices_run_as_stored(tmp_path: Path) -> None:
     )
 
 
-def test_a_header_is_read_once_until_the_file_changes(tmp_path: Path) -> None:
-    """Even where size, place and time of the file stay."""
-    file = write(tmp_path / "m.gguf", tensors())
-    first, time = header_of(file), file.stat().st_mtime_ns
-    assert header_of(file) is first
-    content = bytearray(file.read_bytes())
-    content[content.index(b"llama.block_count") + len("llama.block_count") + 4] = 1
+def test_a_header_is_read_once_until_the_file_changes_and_has_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, key = write(tmp_path / "m.gguf", tensors()), b"llama.block_count"
+    first, time, content = gguf_header.header_of(file), file.stat().st_mtime_ns, bytearray(file.read_bytes())
+    assert gguf_header.header_of(file) is first
+    content[content.index(key) + len(key) + 4] = 1
     file.write_bytes(content)
-    os.utime(file, ns=(time, time))
-    assert (first.values["llama.block_count"], header_of(file).values["llama.block_count"]) == (LAYERS, 1)
+    os.utime(file, ns=(time, time))  # its size, place and time stay
+    assert (first.values[key.decode()], gguf_header.header_of(file).values[key.decode()]) == (LAYERS, 1)
+    monkeypatch.setattr(gguf_header, "_MOST_HEADER", len(first.content) - 1)
+    with pytest.raises(CheckpointError, match="bytes before the tensors"):
+        GgufWeights(write(tmp_path / "n.gguf", tensors()))

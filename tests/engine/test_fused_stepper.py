@@ -118,15 +118,13 @@ async def test_the_device_makes_the_rows_that_the_loop_would_ask_for(
 
 @pytest.mark.parametrize("model_k", [0, 2, 5])
 async def test_a_copy_has_its_worth_whatever_the_model_may_draft(model_k: int) -> None:
-    """Else steps of many rows would never shorten it."""
     site = Site(lookup=True)
     rounds = await site.opened()
     made = stepper(rounds)
     made._tokens += oracle(PROMPT, GREEDY, 1)
     made.asked = made.latest = LengthPlan(3, model_k, of_copies=(0.9, 0.8, 0.7), of_model=(0.5, 0.2, 0.1, 0.1, 0.1))
     row = made.next_row()
-    assert row and len(row.copied) == 3 and row.worth == (0.9, 0.8, 0.7)
-    assert row.cut(1).copied == row.copied[:1]
+    assert row and len(row.copied) == 3 and row.worth == (0.9, 0.8, 0.7) and row.cut(1).copied == row.copied[:1]
     await rounds.close()
     await site.batcher.close()
 
