@@ -80,7 +80,7 @@ class Header:
         return value
 
     def array(self, name: str) -> list[Any] | None:
-        """Returns all of an array. Raises MalformedHeader."""
+        """Returns an array's values; None where the file has none. Raises MalformedHeader."""
         if name not in self._arrays:
             return None
         with _malformed():
