@@ -10,22 +10,23 @@ import sys
 UV = "uv==0.13.9"
 DEFAULTS = ("--compile-bytecode", "--index-strategy", "unsafe-best-match")  # as pip: the best release of all indexes
 PIP = [sys.executable, "-m", "pip"]
+INSTALL = [*PIP, "install", "--disable-pip-version-check"]
 SETTINGS = ("index-url", "extra-index-url", "find-links", "constraint", "trusted-host", "no-binary", "only-binary")
 
 
 def main(arguments: list[str]) -> int:
     """Returns the exit code."""
-    if subprocess.run([*PIP, "install", "--quiet", UV], check=False).returncode == 0:
+    if subprocess.run([*INSTALL, "--quiet", UV], check=False).returncode == 0:
         flags, certificates = pip_settings()
         command = [sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable, *DEFAULTS, *flags]
         if subprocess.run([*command, *arguments], env=os.environ | certificates, check=False).returncode == 0:
             return 0
         print("uv could not install this; pip tries", file=sys.stderr)
-    return subprocess.run([*PIP, "install", *arguments], check=False).returncode
+    return subprocess.run([*INSTALL, *arguments], check=False).returncode
 
 
 def pip_settings() -> tuple[list[str], dict[str, str]]:
-    """Returns flags and variables of uv, which does not read pip's files and variables."""
+    """Returns pip's settings as flags and environment variables of uv, which does not read them itself."""
     listed = subprocess.run([*PIP, "config", "list"], capture_output=True, text=True, check=False).stdout.splitlines()
     found = dict[str, str]()
     for line in sorted(listed, key=lambda line: line.startswith(":env:")):  # variables come before files

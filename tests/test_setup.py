@@ -175,9 +175,9 @@ def test_set_up_installs_with_uv_as_pip_is_configured_or_with_pip(failing, tmp_p
         monkeypatch.setenv(variable, value)
     assert install.main(["-r", "some.txt"]) == ("pip" in failing)
     first, *lines = capfd.readouterr().out.splitlines()
-    assert first == f"pip install --quiet {install.UV} /own.crt"
+    assert first == f"pip install --disable-pip-version-check --quiet {install.UV} /own.crt"
     if "pip" not in failing:
         words = lines.pop(0).split()
         assert words[:3] == ["uv", "pip", "install"] and words[-3:] == ["-r", "some.txt", "/ca.crt"]
         assert "--index-url https://here --find-links /wheels --find-links /more -r" in " ".join(words)
-    assert lines == (["pip install -r some.txt /own.crt"] if failing else [])
+    assert lines == (["pip install --disable-pip-version-check -r some.txt /own.crt"] if failing else [])

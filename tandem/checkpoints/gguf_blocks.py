@@ -201,10 +201,8 @@ class StoredWeights:
     def _rows(self, tensor: TensorEntry, form: BlockFormat) -> NDArray[np.uint8]:
         inputs, outputs = tensor.dimensions[0], math.prod(tensor.dimensions[1:])
         size = inputs // form.inputs * form.bytes
-        file, part, content = next(
-            (file, *both) for file, both in self._parts.items() if tensor.name in both[0].tensors
-        )
-        begin = part.begin + tensor.offset
+        file, (header, content) = next(part for part in self._parts.items() if tensor.name in part[1][0].tensors)
+        begin = header.begin + tensor.offset
         if inputs % form.inputs or begin + outputs * size > len(content):
             raise CheckpointError(f"{file}: {tensor.name} does not lie in it whole")
         return np.frombuffer(content, np.uint8, outputs * size, begin).reshape(outputs, size)

@@ -101,9 +101,10 @@ class Header:
             reader.skip_texts(count)
             return int(count)
         scalar, begins = _scalar(kind), reader.at
-        reader.skip(count * struct.calcsize(f"<{scalar}"))
         if 0 < count <= _MOST_LISTED:
-            self.lists[name] = _Reader(reader.content, begins).numbers(scalar, count)
+            self.lists[name] = reader.numbers(scalar, count)
+        else:
+            reader.skip(count * struct.calcsize(f"<{scalar}"))
         if scalar in "fd?" or not count:
             return int(count)
         import numpy as np
@@ -142,7 +143,9 @@ class _Reader:
         return [each.decode() for each in found]
 
     def numbers(self, scalar: str, count: int) -> list[Any]:
-        return list(struct.unpack_from(f"<{count}{scalar}", self.content, self.at))
+        size = count * struct.calcsize(f"<{scalar}")
+        self.skip(size)
+        return list(struct.unpack_from(f"<{count}{scalar}", self.content, self.at - size))
 
     def skip_texts(self, count: int) -> None:
         at, content, length = self.at, self.content, _LENGTH.unpack_from

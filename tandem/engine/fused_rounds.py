@@ -214,20 +214,19 @@ class FusedStepper(Stepper):
         k = min(lengths.k, self._end - len(tokens) - 1)
         looks_up = self._lookup and k > 0 and self.model_ready is None
         copied = self._lookup.copy(tokens, k).token_ids if self._lookup and looks_up else ()
-        most = min(k, lengths.model_k)
-        k = most if copied else self.draft.room(tokens, most)
-        rests = bool(not copied and self.latest.of_model and self._widths and self._widths.resting)
-        if k and not copied and self.model_ready is not False and not rests:
+        k = 0 if copied else self.draft.room(tokens, min(k, lengths.model_k))
+        rests = bool(k and self.latest.of_model and self._widths and self._widths.resting)
+        if k and self.model_ready is not False and not rests:
             propose = self._propose_row(k, lengths.least)
         else:
-            propose = self.target.verify_only_row(tokens, k if copied else 0)
+            propose = self.target.verify_only_row(tokens, len(copied))
         if propose is None:
             return None
         if self.asked is None and not lengths.lasts:
             self.plan = None
         self.asked = self.model_ready = None
         worth = self.latest.of_copies if copied else self.latest.of_model
-        return FusedRow(propose, copied, self.target.adapter, worth[: len(copied) or (k if rests else propose.k)])
+        return FusedRow(propose, copied, self.target.adapter, worth[: k if rests else propose.k])
 
     def _propose_row(self, k: int, least: float) -> ProposeRow | None:
         try:
