@@ -23,7 +23,7 @@ void multiply(const Product* by, const float* x, int tokens, float* to) {
     const size_t inputs = linear.inputs(), outputs = linear.panels() * PANEL;
     Buffer<Group8> groups(tokens * Linear<Float32>::groups(int(inputs)));
     for (int t = 0; t < tokens; t++) quantise<Float32>(x + t * inputs, int(inputs), groups.data() + t, tokens);
-    const Tiles tiles(tokens, true);
+    const Tiles tiles(tokens, Tiles::GROUPS);
     for (int panel = 0; panel < linear.panels(); panel++)
         linear.panel(panel, {x, inputs, groups.data(), size_t(tokens)}, tiles, Soon{}, [&](int token, v16f first, v16f last) {
             store(to + token * outputs + panel * PANEL, first);

@@ -1,5 +1,5 @@
 // What products.cpp has in place of AMX's instructions when it is compiled with -DTANDEM_EMULATED_TILES='"emulated_tiles.h"': the
-// operations of Intel's manual (volume 2, LDTILECFG, TILELOADD, TILESTORED, TILEZERO, TDPBSUD) on memory of each thread. What
+// operations of Intel's manual (volume 2, LDTILECFG, TILELOADD, TILESTORED, TILEZERO, TDPBSUD, TDPBF16PS) on memory of each thread. What
 // the processor answers by a fault ends the program. TILES_ARE_REFUSED refuses the tiles.
 #pragma once
 #include <cstdio>
@@ -62,6 +62,20 @@ template <int SUM, int SIGNED, int UNSIGNED> inline void multiply_tile() {
                     total += int8_t(x.at[m][4 * k + i]) * int32_t(w.at[k][4 * n + i]);
                 store(&sum.at[m][4 * n], total);
             }
+}
+template <int SUM, int X, int W> inline void multiply_pairs_tile() {
+    Tile &sum = tile(SUM), &x = tile(X), &w = tile(W);
+    fault(SUM == X || SUM == W || X == W, "a tile is used twice");
+    fault(sum.rows != x.rows || sum.bytes != w.bytes || x.bytes / 4 != w.rows, "shapes do not fit");
+    auto kept = [](float value) { return std::fabs(value) < 0x1p-126f ? 0 : value; };
+    for (int m = 0; m < sum.rows; m++)
+        for (int n = 0; n < w.bytes / 4; n++) {
+            float chains[2] = {};
+            for (int k = 0; k < x.bytes / 4; k++)
+                for (int i = 0; i < 2; i++)
+                    chains[i] = kept(std::fma(kept(widen(load<uint16_t>(&x.at[m][4 * k + 2 * i]))), kept(widen(load<uint16_t>(&w.at[k][4 * n + 2 * i]))), chains[i]));
+            store(&sum.at[m][4 * n], kept(load<float>(&sum.at[m][4 * n]) + kept(chains[0] + chains[1])));
+        }
 }
 
 }  // namespace

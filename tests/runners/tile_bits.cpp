@@ -1,5 +1,6 @@
 // Compares products by tiles with those of other instructions, byte by byte: matrices of every format, of 1 to 40 tokens and
-// few and many groups. Prints what use_tiles() said, then for each format how many products it compared and how many differ.
+// few and many groups. Those of bfloat16 weights (format 0) are compared with the order of sums in Intel's manual. Prints what
+// use_tiles() said, then for each format how many products it compared, how many were by tiles, and how many differ.
 #include "linear.h"
 #include <cstdio>
 
@@ -25,12 +26,12 @@ template <class B> std::vector<uint8_t> matrix(Format format, int inputs) {
 
 typedef std::vector<float> Outputs;
 
-Outputs product(const Linear<Float32>& layer, const std::vector<float>& values, int tokens) {
-    Buffer<Group8> groups(size_t(tokens) * Linear<Float32>::groups(layer.inputs()));
-    const Input<Float32> x{values.data(), size_t(layer.inputs()), groups.data(), size_t(tokens)};
-    for (int t = 0; t < tokens; t++) quantise<Float32>(x.values + t * x.stride, layer.inputs(), groups.data() + t, tokens);
+template <class D> Outputs product(const Linear<D>& layer, const std::vector<typename D::stored>& values, int tokens) {
+    Buffer<Group8> groups(size_t(tokens) * Linear<D>::groups(layer.inputs()));
+    const Input<D> x{values.data(), size_t(layer.inputs()), groups.data(), size_t(tokens)};
+    for (int t = 0; t < tokens && layer.blocks(); t++) quantise<D>(x.values + t * x.stride, layer.inputs(), groups.data() + t, tokens);
     Outputs made(size_t(tokens) * OUTPUTS);
-    const Tiles by(tokens, layer.blocks());
+    const Tiles by(tokens, layer.by());
     for (int panel = 0; panel < layer.panels(); panel++)
         layer.panel(panel, x, by, Soon{}, [&](int token, v16f first, v16f last) {
             store(&made[size_t(token) * OUTPUTS + panel * PANEL], first);
@@ -55,15 +56,51 @@ template <class B> void compare(Format format) {
             const Outputs other = product(layer, values, tokens);
             differ += std::memcmp(own.data(), other.data(), own.size() * sizeof(float)) != 0;
             compared++;
-            passes += Tiles(tokens, true).most() == Tiles::MOST;
+            passes += Tiles(tokens, Tiles::GROUPS).most() == Tiles::ROWS;
         }
     }
     std::printf("%d: %d compared, %d by tiles, %d differ\n", int(format), compared, passes, differ);
+}
+
+struct Unrounded : Bfloat16 {
+    static v16f rounded(v16f value) { return value; }
+};
+
+// In tdpbf16ps's order: of each 32 inputs, a chain of multiply-adds for even ones and one for odd ones. Denormals are zeros.
+float in_order(const uint16_t* x, const uint16_t* w, int inputs) {
+    auto kept = [](float value) { return std::fabs(value) < 0x1p-126f ? 0 : value; };
+    float total = 0;
+    for (int from = 0; from < inputs; from += 32) {
+        float chains[2] = {};
+        for (int i = from; i < from + 32; i++) chains[i % 2] = kept(std::fma(kept(widen(x[i])), kept(widen(w[i])), chains[i % 2]));
+        total = kept(total + kept(chains[0] + chains[1]));
+    }
+    return total;
+}
+
+// One output in four and, for some numbers of tokens, all values are so small that products and sums are denormal.
+void compare_pairs() {
+    int differ = 0;
+    auto number = [](bool small) { return uint16_t((chance() & 0x807f) | ((small ? 55 : 120) + chance() % 12) << 7); };
+    for (const int inputs : {32, 96, 224, 576}) {
+        std::vector<uint16_t> rows(size_t(inputs) * OUTPUTS);
+        for (size_t i = 0; i < rows.size(); i++) rows[i] = number(i / inputs % 4 == 0);
+        Arena arena;
+        const Linear<Unrounded> layer(arena, inputs, OUTPUTS / PANEL, [&](int o) { return Row{&rows[size_t(o) * inputs]}; });
+        for (int tokens = 1; tokens <= 40; tokens++) {
+            std::vector<uint16_t> values(size_t(tokens) * inputs);
+            for (uint16_t& value : values) value = number(tokens % 3 == 0);
+            const Outputs made = product(layer, values, tokens);
+            for (size_t i = 0; i < made.size(); i++) differ += made[i] != in_order(&values[i / OUTPUTS * inputs], &rows[i % OUTPUTS * inputs], inputs);
+        }
+    }
+    std::printf("0: 160 compared, %d by tiles, %d differ\n", tiles_multiply_pairs() ? 160 : 0, differ);
 }
 
 }  // namespace
 
 int main() {
     std::printf("%d\n", use_tiles(true));
+    if (tiles_multiply_pairs()) compare_pairs();
     for (Format format : {Q4_0, Q4_1, Q8_0, Q4_K, Q6_K}) with_blocks(format, [&](auto kind) { compare<decltype(kind)>(format); });
 }

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #ifdef __clang__
-#define ON_TILES __attribute__((target("amx-tile,amx-int8"))) inline  // what it may assemble
+#define ON_TILES __attribute__((target("amx-tile,amx-int8,amx-bf16"))) inline  // what it may assemble
 #else
 #define ON_TILES inline
 #endif
@@ -16,8 +16,8 @@ namespace tandem {
 namespace {
 
 bool have_tiles() {
-    unsigned a, b, c, d;  // AMX-TILE and AMX-INT8; eight tiles of 16 rows of 64 bytes
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d >> 24 & 3) != 3) return false;
+    unsigned a, b, c, d;  // AMX-BF16, AMX-TILE and AMX-INT8; eight tiles of 16 rows of 64 bytes
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d >> 22 & 13) != 13) return false;
     return __get_cpuid_count(0x1d, 1, &a, &b, &c, &d) && a >> 16 == 1024 && b == (8u << 16 | 64) && (c & 0xffff) == 16;
 }
 bool tiles_permitted() { return !syscall(SYS_arch_prctl, 0x1023, 18); }  // ARCH_REQ_XCOMP_PERM for XTILEDATA, to all threads
@@ -34,6 +34,10 @@ template <int T> ON_TILES void store_tile(void* to, size_t stride) {
 // Adds products of signed values and unsigned numbers.
 template <int SUM, int SIGNED, int UNSIGNED> ON_TILES void multiply_tile() {
     asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUM), "i"(SIGNED), "i"(UNSIGNED));
+}
+// Adds products of pairs of bfloat16 numbers.
+template <int SUM, int X, int W> ON_TILES void multiply_pairs_tile() {
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUM), "i"(X), "i"(W));
 }
 
 }  // namespace

@@ -59,7 +59,7 @@ extern "C" {
 
 const char* tandem_instructions() {
 #if defined(__AVX512BF16__)
-    return "avx512_bf16";
+    return tiles_multiply_pairs() ? "amx_bf16" : "avx512_bf16";  // attention has the same bits in both
 #elif defined(__AVX512F__)
     return "avx512";
 #elif !defined(__FMA__) && !defined(__FP_FAST_FMAF)
@@ -71,7 +71,7 @@ const char* tandem_instructions() {
 #endif
 }
 
-// Whether products of many tokens go through AMX tiles from now on, if this process can; returns a TileState.
+// Whether products of blocks and many tokens go through AMX tiles from now on, if this process can; returns a TileState.
 int tandem_tiles(int use) { return use_tiles(use); }
 
 void* tandem_pool(int threads) try { return new Pool(threads); } catch (...) { return nullptr; }

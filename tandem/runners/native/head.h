@@ -47,7 +47,6 @@ template <class D> void Transformer<D>::read_features(const HeadInputs& from) {
     front_->states = Buffer<stored>(shape.slots * front_->kept * hidden);
     const int widest = std::max({2 * shape.hidden, int(width), shape.heads * shape.head_dim, shape.intermediate});
     for (auto& groups : groups8_) groups = Buffer<Group8>(most * Linear<D>::groups(widest));
-    for (auto& halves : halves_) halves = Buffer<float>(most * Linear<D>::halves(widest));
 }
 
 // Fuses hidden states from the target's features, or takes the head's own.

@@ -14,13 +14,12 @@ struct Row {
     float bias = 0;
 };
 
-// Activations: `values` are `stride` apart; with blocks, group g of row t is groups[g * `tokens` + t]; `halves`: see Linear.
+// Activations: `values` are `stride` apart; with blocks, group g of row t is groups[g * `tokens` + t].
 template <class D> struct Input {
     const typename D::stored* values;
     size_t stride;
     const Group8* groups;
     size_t tokens;
-    const float* halves = nullptr;
 };
 
 template <class D> class Linear {
@@ -40,8 +39,10 @@ public:
                 bias_[size_t(which) * PANEL + lane] = rows[lane].bias;
             }
             panels_[which] = packed(arena, rows);
-            (panels_[which].format == DENSE ? dense_ : blocks_) = true;
+            blocks_ |= panels_[which].format != DENSE;
         }
+        const bool in_pairs = D::PER_UNIT == 2 && !blocks_ && inputs % (D::PER_UNIT * LANES) == 0 && tiles_multiply_pairs();
+        by_ = blocks_ ? Tiles::GROUPS : in_pairs ? Tiles::PAIRS : Tiles::NOTHING;
     }
     int inputs() const { return inputs_; }
     int panels() const { return int(panels_.size()); }
@@ -55,35 +56,14 @@ public:
     // hides the next reads from them. Intel's always need hints: without, a step of one token took 1.2 times as long.
     bool fetches_ahead(int tokens) const { return WIDTH < 16 || !prefetches_well() || tokens > (blocks_ ? 4 : 2); }
     bool blocks() const { return blocks_; }
-    // Whether products of so many tokens read halves: a unit's upper and its lower number as floats. So sums have vdpbf16ps's bits
-    // by two fused multiply-adds, which on Intel's processors take half of its time.
-    bool reads_halves(int tokens) const {
-#ifdef __AVX512BF16__
-        return D::PER_UNIT == 2 && dense_ && tokens >= FEWEST_HALVES && __builtin_cpu_is("intel");
-#else
-        return false;
-#endif
-    }
-    static size_t halves(int inputs) { return D::PER_UNIT == 1 ? 0 : up(inputs, 2 * BLOCK) / (2 * BLOCK) * HALVES; }  // of a row
-    // Row t of `tokens`, block by block of all rows: upper halves, then lower ones.
-    void halve(const stored* x, float* to, int t, int tokens) const {
-        const int units = inputs_ / D::PER_UNIT;
-        for (int i = 0; i < units; i += LANES) {
-            v16u both{};
-            if (i + LANES <= units) both = load<v16u>(x + i * D::PER_UNIT);  // a copy of known size is one instruction
-            else std::memcpy(&both, x + i * D::PER_UNIT, (units - i) * sizeof(unit));
-            float* at = to + (size_t(i / BLOCK) * tokens + t) * HALVES + i % BLOCK;
-            store(at, both & 0xffff0000u);
-            store(at + BLOCK, both << 16);
-        }
-    }
+    Tiles::Operands by() const { return by_; }  // in every batch, so sums of pairs have tdpbf16ps's order for few tokens too
     static int groups(int inputs) { return (inputs + GROUP - 1) / GROUP; }
 
     // Calls done(token, first 16 outputs, last 16 outputs) per row of x, in tiles of nearly equal size, smaller ones
     // first. Meanwhile prefetches `then`, the next panel, in equal parts.
     template <class Done> void panel(int which, const Input<D>& x, const Tiles& by, Soon then, Done done) const {
         const v16f near = load<v16f>(&bias_[size_t(which) * PANEL]), far = load<v16f>(&bias_[size_t(which) * PANEL + LANES]);
-        const int most = panels_[which].format != DENSE ? by.most() : x.halves ? HALVES_TILE : DENSE_TILE, tiles = (by.tokens + most - 1) / most;
+        const int most = panels_[which].format == DENSE && by_ != Tiles::PAIRS ? DENSE_TILE : by.most(), tiles = (by.tokens + most - 1) / most;
         alignas(64) float sums[Tiles::MOST][PANEL];
         for (int at = 0, left = tiles; left; left--) {
             const int count = (by.tokens - at) / left;
@@ -103,9 +83,6 @@ private:
     static constexpr int BURST = 8;  // units between two fetches
     // Dense weights: bfloat16 halves take registers that AVX2 lacks for more.
     static constexpr int DENSE_TILE = WIDTH == 8 && D::PER_UNIT == 2 ? 4 : TILE;
-    static constexpr int FEWEST_HALVES = 3, HALVES_TILE = 12;  // tokens, two registers of sums each
-    // Units of a block, which stays in the first cache, and its halves of a row, not all rows in one set of that cache.
-    static constexpr int BLOCK = 256, HALVES = 2 * BLOCK + LANES;
     static int lines_of(size_t bytes, int tiles) { return int((bytes / 64 + tiles - 1) / tiles); }
 
     Panel packed(Arena& arena, const Row (&rows)[PANEL]) const {
@@ -134,11 +111,9 @@ private:
 
     void tile(int which, const Input<D>& x, int at, int count, const Tiles& by, Soon& then, int tiles, float (*sums)[PANEL]) const {
         const Panel& panel = panels_[which];
-        if (panel.format == DENSE) {
-            if (!x.halves) return sized<DENSE_TILE>(count, panel, x.values + at * x.stride, x.stride, then, tiles, sums);
-            [[maybe_unused]] const NoDenormals as_products_of_pairs{};
-            return sized_halves<HALVES_TILE>(count, panel, x.halves + at * HALVES, x.tokens * HALVES, then, tiles, sums);
-        }
+        const stored* values = x.values + at * x.stride;
+        if (by_ == Tiles::PAIRS) return by.multiply_pairs(panel.at, inputs_, values, x.stride * sizeof(stored), then, lines_of(LANES * PANEL * sizeof(unit), tiles), sums);
+        if (panel.format == DENSE) return sized<DENSE_TILE>(count, panel, values, x.stride, then, tiles, sums);
         const auto [size, inputs] = with_blocks(panel.format, [](auto blocks) {
             return std::pair(sizeof(typename decltype(blocks)::Packed), decltype(blocks)::INPUTS);
         });
@@ -184,43 +159,9 @@ private:
         }
     }
 
-    template <int N>
-    void sized_halves(int count, const Panel& panel, const float* x, size_t apart, Soon& then, int tiles, float (*sums)[PANEL]) const {
-        if constexpr (D::PER_UNIT == 2 && WIDTH == LANES) {
-            if (count == N) return by_halves<N>(panel, x, apart, then, tiles, sums);
-            if constexpr (N > FEWEST_HALVES) sized_halves<N - 1>(count, panel, x, apart, then, tiles, sums);
-        }
-    }
-    template <int N> [[gnu::noinline]] void by_halves(const Panel& panel, const float* x, size_t apart, Soon& then, int tiles, float (*to)[PANEL]) const {
-        const int units = inputs_ / D::PER_UNIT, lines = lines_of(BURST * PANEL * sizeof(unit), tiles);
-        const unit* w = reinterpret_cast<const unit*>(panel.at);
-        vf near[N], far[N];
-#pragma GCC unroll 12
-        for (int m = 0; m < N; m++) near[m] = far[m] = vf{};
-        const auto add = [&](const float* half, vf first, vf last) __attribute__((always_inline)) {
-#pragma GCC unroll 12
-            for (int m = 0; m < N; m++) {
-                vf value = spread<vf>(half[m * HALVES]);
-                asm("" : "+v"(value));  // else GCC reads it twice
-                near[m] = fused(value, first, near[m]);
-                far[m] = fused(value, last, far[m]);
-            }
-        };
-        for (int from = 0; from < units; from += BLOCK, x += apart)
-            for (int i = 0, count = std::min(BLOCK, units - from); i < count;) {
-                then.fetch(lines);
-                for (const int end = std::min(i + BURST, count); i < end; i++, w += PANEL) {
-                    const vu a = load<vu>(w), b = load<vu>(w + WIDTH);
-                    add(x + i, (vf)(a & 0xffff0000u), (vf)(b & 0xffff0000u));
-                    add(x + BLOCK + i, (vf)(a << 16), (vf)(b << 16));
-                }
-            }
-#pragma GCC unroll 12
-        for (int m = 0; m < N; m++) store(to[m], near[m]), store(to[m] + WIDTH, far[m]);
-    }
-
     int inputs_ = 0;
-    bool blocks_ = false, dense_ = false;  // panels of either kind
+    bool blocks_ = false;  // some panels
+    Tiles::Operands by_ = Tiles::NOTHING;
     std::vector<Panel> panels_;
     Buffer<float> bias_;
 };

@@ -5,7 +5,7 @@
 
 #if defined(TANDEM_EMULATED_TILES)
 #include TANDEM_EMULATED_TILES  // tests have functions in place of the instructions
-#elif defined(__AVX512VNNI__) && defined(__linux__) && (__GNUC__ >= 11 || __clang_major__ >= 12)
+#elif defined(__AVX512BF16__) && defined(__linux__) && (__GNUC__ >= 11 || __clang_major__ >= 12)
 #include "amx.h"
 #else
 #define NO_AMX
@@ -30,7 +30,8 @@ void multiply_blocks(Format format, int tokens, const void* packed, int count, c
 namespace {
 
 // What tile registers hold: integer sums [tokens][16 outputs], four of them in flight; values [tokens][inputs] and numbers
-// [inputs / 4][16 outputs][4], of a whole group or of half a group.
+// [inputs / 4][16 outputs][4], of a whole group or of half a group. With pairs: float sums of two times 16 tokens and 16 outputs,
+// and 32 inputs.
 constexpr int SUMS = 0, VALUES = 4, HALF_VALUES = 5, NUMBERS = 6, HALF_NUMBERS = 7;
 
 struct alignas(64) TileShapes {  // as `ldtilecfg` reads it
@@ -39,10 +40,14 @@ struct alignas(64) TileShapes {  // as `ldtilecfg` reads it
     uint8_t rows[16] = {0, 0, 0, 0, 0, 0, UNITS, UNITS / 2};
 
     explicit TileShapes(int tokens) { std::fill(rows + SUMS, rows + NUMBERS, uint8_t(tokens)); }
+    TileShapes(int first, int second) {
+        const int tokens[] = {first, first, second, second, first, second, LANES, LANES};
+        for (int i = 0; i < 8; i++) rows[i] = uint8_t(tokens[i]), row_bytes[i] = tokens[i] ? 64 : 0;
+    }
 };
 static_assert(sizeof(TileShapes) == 64);
 
-typedef int32_t TileSums[Tiles::MOST][PANEL];
+typedef int32_t TileSums[Tiles::ROWS][PANEL];
 
 // Two neighbouring groups on their way: their numbers, in place or in `room`, then their sums.
 template <class B> struct Pair {
@@ -135,12 +140,34 @@ ON_TILES void multiply(const void* packed, int count, const Group8* x, size_t st
     }
 }
 
+// The sums of pairs for one or two tiles of tokens.
+template <bool BOTH> ON_TILES void sum_pairs(const char* numbers, int inputs, const char* values, size_t stride, Soon& then, int lines, float (*to)[PANEL]) {
+    constexpr size_t ROW = sizeof(to[0]);
+    zero_tile<SUMS>(), zero_tile<SUMS + 1>();
+    if constexpr (BOTH) zero_tile<SUMS + 2>(), zero_tile<SUMS + 3>();
+    for (int i = 0; i < inputs; i += 2 * LANES, values += 64, numbers += LANES * ROW) {
+        then.fetch(lines);
+        load_tile<NUMBERS>(numbers, ROW);
+        load_tile<NUMBERS + 1>(numbers + 64, ROW);
+        load_tile<VALUES>(values, stride);
+        multiply_pairs_tile<SUMS, VALUES, NUMBERS>();
+        multiply_pairs_tile<SUMS + 1, VALUES, NUMBERS + 1>();
+        if constexpr (!BOTH) continue;
+        load_tile<VALUES + 1>(values + Tiles::ROWS * stride, stride);
+        multiply_pairs_tile<SUMS + 2, VALUES + 1, NUMBERS>();
+        multiply_pairs_tile<SUMS + 3, VALUES + 1, NUMBERS + 1>();
+    }
+    store_tile<SUMS>(to[0], ROW), store_tile<SUMS + 1>(to[0] + LANES, ROW);
+    if constexpr (BOTH) store_tile<SUMS + 2>(to[Tiles::ROWS], ROW), store_tile<SUMS + 3>(to[Tiles::ROWS] + LANES, ROW);
+}
+
 std::atomic<bool> wanted{true};
 
-TileState state() {
-    static const TileState found = !have_tiles() ? NO_TILES : tiles_permitted() ? TILES_USED : TILES_REFUSED;
-    return found == TILES_USED && !wanted ? TILES_OFF : found;
+TileState found() {
+    static const TileState once = !have_tiles() ? NO_TILES : tiles_permitted() ? TILES_USED : TILES_REFUSED;
+    return once;
 }
+TileState state() { return found() == TILES_USED && !wanted ? TILES_OFF : found(); }
 
 }  // namespace
 
@@ -149,11 +176,15 @@ TileState use_tiles(bool use) {
     return state();
 }
 
-// Tiles as equal as can be: the larger ones, which come last, have this many tokens.
-Tiles::Tiles(int count, bool blocks) : tokens(count), on_(blocks && count > TILE && state() == TILES_USED) {
+bool tiles_multiply_pairs() { return found() == TILES_USED; }
+
+// Products as equal as can be; the larger ones come last.
+Tiles::Tiles(int count, Operands operands)
+    : tokens(count), pairs_(operands == PAIRS), on_(pairs_ || (operands == GROUPS && count > TILE && state() == TILES_USED)) {
     if (!on_) return;
-    const int tiles = (tokens + MOST - 1) / MOST;
-    const TileShapes shapes((tokens + tiles - 1) / tiles);
+    const int products = (tokens + most() - 1) / most();
+    larger_ = (tokens + products - 1) / products;
+    const TileShapes shapes = pairs_ ? TileShapes(std::min(larger_, ROWS), std::max(larger_ - ROWS, 0)) : TileShapes(larger_);
     set_shapes(&shapes);
 }
 Tiles::~Tiles() {
@@ -163,10 +194,16 @@ Tiles::~Tiles() {
 void multiply_tiles(Format format, int tokens, const void* packed, int count, const Group8* x, size_t stride, Soon& then, int lines, float (*to)[PANEL]) {
     with_blocks(format, [&](auto blocks) { multiply<decltype(blocks)>(packed, count, x, stride, tokens, then, lines, to); });
 }
+void Tiles::multiply_pairs(const void* panel, int inputs, const void* values, size_t stride, Soon& then, int lines, float (*to)[PANEL]) const {
+    const auto sums = larger_ > ROWS ? sum_pairs<true> : sum_pairs<false>;
+    sums(static_cast<const char*>(panel), inputs, static_cast<const char*>(values), stride, then, lines, to);
+}
 #else
 TileState use_tiles(bool) { return NO_TILES; }
-Tiles::Tiles(int count, bool) : tokens(count), on_(false) {}
+bool tiles_multiply_pairs() { return false; }
+Tiles::Tiles(int count, Operands) : tokens(count), pairs_(false), on_(false) {}
 Tiles::~Tiles() {}
+void Tiles::multiply_pairs(const void*, int, const void*, size_t, Soon&, int, float (*)[PANEL]) const {}
 void multiply_tiles(Format, int, const void*, int, const Group8*, size_t, Soon&, int, float (*)[PANEL]) {}
 #endif
 

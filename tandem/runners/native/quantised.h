@@ -95,25 +95,34 @@ enum TileState : int { NO_TILES, TILES_USED, TILES_REFUSED, TILES_OFF };
 // The first call asks the system for permission. `use`: whether tiles are from now on.
 TileState use_tiles(bool use);
 
-// The same as multiply_blocks for up to Tiles::MOST tokens, where the thread has Tiles; may read the row behind the last token's.
+// The same as multiply_blocks for up to Tiles::ROWS tokens, where the thread has Tiles; may read the row behind the last token's.
 void multiply_tiles(Format format, int tokens, const void* packed, int count, const Group8* x, size_t stride, Soon& then, int lines, float (*to)[PANEL]);
 
-// While it lives, its thread has AMX tiles for products of `tokens` tokens with `blocks`, where they are used and pay: from the
-// number on for which others need two passes. Not longer, since the thread may run other libraries that set up their own.
+// Whether this process multiplies pairs of bfloat16 numbers by tiles, whatever `use_tiles` says: the order of sums is their own.
+bool tiles_multiply_pairs();
+
+// While it lives, its thread has AMX tiles for products of `tokens` tokens: of groups of int8 values, where tiles are used and pay
+// (from the number on for which others need two passes), or of pairs. Not longer, since the thread may run other libraries that set
+// up their own.
 class Tiles {
 public:
-    static constexpr int MOST = 16;
+    enum Operands : uint8_t { NOTHING, GROUPS, PAIRS };
+    static constexpr int ROWS = 16, MOST = 2 * ROWS;  // tokens of a tile; of a product
 
-    Tiles(int tokens, bool blocks);
+    Tiles(int tokens, Operands operands);
     ~Tiles();
     Tiles(const Tiles&) = delete;
-    int most() const { return on_ ? MOST : TILE; }
+    int most() const { return !on_ ? TILE : pairs_ ? MOST : ROWS; }
     template <class... Rest> void multiply(Rest&&... rest) const { (on_ ? multiply_tiles : plain)(rest...); }
+    // Sums of values [tokens][inputs], `stride` bytes apart, and a panel's pairs [inputs / 2][outputs][2], by whole rows of tiles: each
+    // tile's even and its odd inputs in two chains of multiply-adds, whose sum is added. May read the row behind the last token's.
+    void multiply_pairs(const void* panel, int inputs, const void* values, size_t stride, Soon& then, int lines, float (*to)[PANEL]) const;
     const int tokens;
 
 private:
     static constexpr auto plain = static_cast<decltype(&multiply_tiles)>(multiply_blocks);
-    const bool on_;
+    const bool pairs_, on_;
+    int larger_ = 0;  // tokens of a larger product
 };
 
 }  // namespace tandem

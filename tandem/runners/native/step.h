@@ -54,7 +54,7 @@ template <class D> template <class Piece> void Transformer<D>::share(Place& plac
 template <class D> template <class Done>
 void Transformer<D>::multiply(Place& place, const Linear<D>& layer, const Linear<D>* then, const Input<D>& input, int tokens, Done each) {
     const Timer timer(place, ALL);
-    const Tiles by(tokens, layer.blocks());
+    const Tiles by(tokens, layer.by());
     if (place.claimed == NONE) place.claimed = claim(place, layer.panels(), PANELS);
     for (int panel = place.claimed, after = 0; panel < layer.panels(); panel = after) {
         after = panel + 1 < place.until ? panel + 1 : claim(place, layer.panels(), PANELS);
@@ -201,15 +201,13 @@ template <class D> void Transformer<D>::join(stored* x, v16f value) const {
 
 // Every thread norms and quantises few tokens itself, which is cheaper than a phase.
 template <class D> Input<D> Transformer<D>::input(Place& place, int thread, const Linear<D>& layer, const Activations& from, int tokens) {
-    const bool halved = layer.reads_halves(tokens), dealt = tokens >= DEALT && threads_ > 1 && (from.norm || layer.blocks() || halved);
+    const bool dealt = tokens >= DEALT && threads_ > 1 && (from.norm || layer.blocks());
     const int whose = dealt ? 0 : thread;
     stored* normed = normed_[whose].data();
-    float* halves = halved ? halves_[whose].data() : nullptr;
-    const Input<D> made{from.norm ? normed : from.values, from.norm ? hidden_ : from.stride, groups8_[whose].data(), size_t(tokens), halves};
+    const Input<D> made{from.norm ? normed : from.values, from.norm ? hidden_ : from.stride, groups8_[whose].data(), size_t(tokens)};
     auto make = [&](int t) {
         if (from.norm) norm(from.values + (from.which ? from.which[t] : t) * from.stride, from.norm->data(), shape.hidden, normed + t * hidden_);
         if (layer.blocks()) quantise<D>(made.values + t * made.stride, layer.inputs(), groups8_[whose].data() + t, tokens);
-        if (halved) layer.halve(made.values + t * made.stride, halves, t, tokens);
     };
     if (dealt) share(place, tokens, &layer, make);
     else if ((place.claimed = claim(place, layer.panels(), PANELS)) < layer.panels()) {  // else others may be done with these rows

@@ -40,7 +40,7 @@ _FAILED = {
 
 
 class TileState(enum.IntEnum):
-    """Whether products of many tokens go through AMX tiles in this process: TileState of quantised.h."""
+    """Whether this process uses AMX tiles: TileState of quantised.h. OFF: for bfloat16 weights alone."""
 
     NONE = 0
     USED = 1
@@ -49,13 +49,13 @@ class TileState(enum.IntEnum):
 
 
 _TILES = {
-    TileState.USED: "products of quantised weights and 9 or more tokens go through AMX tiles",
+    TileState.USED: "products of bfloat16 weights, and of quantised ones and 9 or more tokens, go through AMX tiles",
     TileState.REFUSED: "this CPU has AMX tiles; the system refuses them, so products go without",
 }
 
 
 def use_tiles(library: Any, use: bool = True) -> TileState:
-    """Switches AMX tiles on, if this process can use them, or off for all its models."""
+    """Switches AMX tiles for quantised weights on, if this process can use them, or off for all its models."""
     return TileState(library.tandem_tiles(int(use)))
 
 

@@ -131,7 +131,6 @@ private:
     Buffer<stored> x_, qkv_, attended_, gated_, added_;  // added_: what is normed before it is added to x_
     std::vector<Buffer<stored>> normed_;
     std::vector<Buffer<Group8>> groups8_;  // input of a layer with blocks, each thread's own or in the first for all
-    std::vector<Buffer<float>> halves_;          // the same of one with dense weights
     std::vector<Scores<D>> scores_;
     std::vector<std::vector<Running>> running_;  // of the panels that each thread took
     std::vector<Group> groups_;
@@ -157,7 +156,6 @@ Transformer<D>::Transformer(Pool& pool, const Shape& given, const void* embeddin
         normed_.emplace_back(given.most_tokens * hidden_);
         const int widest = std::max({given.hidden, given.heads * given.head_dim, given.intermediate});
         groups8_.emplace_back(size_t(given.most_tokens) * Linear<D>::groups(widest));
-        halves_.emplace_back(given.most_tokens * Linear<D>::halves(widest));
         scores_.emplace_back(given.length);
     }
 }

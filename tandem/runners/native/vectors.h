@@ -221,16 +221,6 @@ struct Bfloat16 {
     }
 };
 
-// While it lives, its thread counts denormal numbers as zeros, as vdpbf16ps does. Sums are made by functions called meanwhile, not
-// inlined: GCC does not see that they depend on it.
-struct NoDenormals {
-#if defined(__AVX2__)
-    NoDenormals() { _mm_setcsr(before | 0x8040); }
-    ~NoDenormals() { _mm_setcsr(before); }
-    const unsigned before = _mm_getcsr();
-#endif
-};
-
 struct Float32 {
     typedef float stored;
     typedef float unit;
