@@ -71,22 +71,10 @@ async def test_a_chat_by_grpc_gets_the_tokens_that_it_gets_by_http(
         ([{"content": "x"}], ValueError, "messages[0].role: missing"),
         ([{"role": "user"}], ValueError, "messages[0].content: missing"),
         ([{"role": "user", "content": 7}], TypeError, "messages[0].content must be a string, not 7"),
-        (
-            [{"role": "bot", "content": "x"}],
-            ValueError,
-            "messages[0].role: 'bot' is not one of system, developer",
-        ),
+        ([{"role": "bot", "content": "x"}], ValueError, "messages[0].role: 'bot' is not one of system, developer"),
         ([{"role": "user", "content": "x", "contents": "y"}], ValueError, "messages[0].contents: is not served"),
-        (
-            [{"role": "user", "content": "x", "tool_call_id": "a"}],
-            ValueError,
-            "[0].tool_call_id: of the role user",
-        ),
-        (
-            [{"role": "user", "content": "x", "tool_calls": [CALL]}],
-            ValueError,
-            "[0].tool_calls: of the role user",
-        ),
+        ([{"role": "user", "content": "x", "tool_call_id": "a"}], ValueError, "[0].tool_call_id: of the role user"),
+        ([{"role": "user", "content": "x", "tool_calls": [CALL]}], ValueError, "[0].tool_calls: of the role user"),
         ([{"role": "assistant", "tool_calls": [{}]}], TypeError, "messages[0].tool_calls[0] must be a dictionary with"),
         (
             [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],

@@ -88,10 +88,7 @@ def test_a_split_model_is_the_whole_one_from_its_first_part_or_its_folder(tmp_pa
     assert weights_revision(find(str(first))) != before
 
 
-@pytest.mark.parametrize(
-    ("second", "why"),
-    [({"number": 0}, "split.no 0"), ({"count": 3}, "split.count 3")],
-)
+@pytest.mark.parametrize(("second", "why"), [({"number": 0}, "split.no 0"), ({"count": 3}, "split.count 3")])
 def test_a_part_that_says_that_it_is_another_is_refused(tmp_path: Path, second: dict[str, int], why: str) -> None:
     with pytest.raises(CheckpointError, match=rf"{PARTS[1]}: .*{why}.* part 1 of 2"):
         GgufWeights(split(tmp_path, **second))

@@ -28,16 +28,7 @@ pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300)]  # a cluster takes
 
 SLOTS, LENGTH, CORES = 24, 2000, 4
 DRAFTED = ("--draft_model", "miss=0.3")
-TOY = (
-    "--backend",
-    "toy",
-    "--batch",
-    str(SLOTS),
-    "--sequence_length",
-    str(LENGTH),
-    "--drain_seconds",
-    "1",
-)
+TOY = ("--backend", "toy", "--batch", str(SLOTS), "--sequence_length", str(LENGTH), "--drain_seconds", "1")
 
 
 @pytest.fixture(scope="module")

@@ -153,11 +153,7 @@ def test_marks_that_are_special_tokens_stand_in_the_text_alike_wherever_rounds_e
     def spelt(token: int) -> bytes:
         return bytes([token] if token < 256 else [])
 
-    for before, stops, wanted in (
-        ([*b"a", *cut], (), "aé"),
-        ([*b"a", cut[0]], (), "a"),
-        ([*b"a\n"], ("\n\n",), "a\n"),
-    ):
+    for before, stops, wanted in (([*b"a", *cut], (), "aé"), ([*b"a", cut[0]], (), "a"), ([*b"a\n"], ("\n\n",), "a\n")):
         tokens = [*before, 1000, *body.encode(), 1001, *b" ."]
         text = ByteText(lambda t: bytes([t] if t < 256 else []))
         stopping = Stopping(text, len(tokens), stop_strings=stops)
