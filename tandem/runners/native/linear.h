@@ -32,6 +32,7 @@ public:
     // Weights live in `arena`. `row(i)`: of output i < panels * 32. Throws for different formats in a panel.
     template <class Rows> Linear(Arena& arena, int inputs, int panels, Rows row)
         : inputs_(inputs), panels_(panels), bias_(size_t(panels) * PANEL) {
+        if (D::PER_UNIT == 2 && inputs % (D::PER_UNIT * LANES) == 0 && tiles_multiply_pairs()) by_ = Tiles::PAIRS;
         for (int which = 0; which < panels; which++) {
             Row rows[PANEL];
             for (int lane = 0; lane < PANEL; lane++) {
@@ -39,10 +40,8 @@ public:
                 bias_[size_t(which) * PANEL + lane] = rows[lane].bias;
             }
             panels_[which] = packed(arena, rows);
-            blocks_ |= panels_[which].format != DENSE;
+            if (panels_[which].format != DENSE) by_ = Tiles::GROUPS;  // tiles have one shape in a layer: its dense panels go without
         }
-        const bool in_pairs = D::PER_UNIT == 2 && !blocks_ && inputs % (D::PER_UNIT * LANES) == 0 && tiles_multiply_pairs();
-        by_ = blocks_ ? Tiles::GROUPS : in_pairs ? Tiles::PAIRS : Tiles::NOTHING;
     }
     int inputs() const { return inputs_; }
     int panels() const { return int(panels_.size()); }
@@ -54,8 +53,8 @@ public:
     }
     // With AVX-512 and few tokens AMD's processors prefetch at memory speed, and hints slow them; with more tokens arithmetic
     // hides the next reads from them. Intel's always need hints: without, a step of one token took 1.2 times as long.
-    bool fetches_ahead(int tokens) const { return WIDTH < 16 || !prefetches_well() || tokens > (blocks_ ? 4 : 2); }
-    bool blocks() const { return blocks_; }
+    bool fetches_ahead(int tokens) const { return WIDTH < 16 || !prefetches_well() || tokens > (blocks() ? 4 : 2); }
+    bool blocks() const { return by_ == Tiles::GROUPS; }  // of some panels
     Tiles::Operands by() const { return by_; }  // in every batch, so sums of pairs have tdpbf16ps's order for few tokens too
     static int groups(int inputs) { return (inputs + GROUP - 1) / GROUP; }
 
@@ -160,7 +159,6 @@ private:
     }
 
     int inputs_ = 0;
-    bool blocks_ = false;  // some panels
     Tiles::Operands by_ = Tiles::NOTHING;
     std::vector<Panel> panels_;
     Buffer<float> bias_;
