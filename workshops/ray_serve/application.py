@@ -34,7 +34,11 @@ def start(port: int, http_port: int = 8000, location: str = "EveryNode") -> None
     from ray.serve.config import gRPCOptions
 
     grpc = gRPCOptions(port=port, grpc_servicer_functions=[f"{forwarding.__name__}.register"])
-    serve.start(proxy_location=location, http_options={"host": "127.0.0.1", "port": http_port}, grpc_options=grpc)
+    # Serve kills a proxy that three checks of 5 s find not ready, and `serve.start` fails with it: too early for a
+    # loaded machine. Three of 20 s are the 60 s for which `serve.start` waits.
+    patience = {"runtime_env": {"env_vars": {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20"}}}
+    http = {"host": "127.0.0.1", "port": http_port}
+    serve.start(proxy_location=location, http_options=http, grpc_options=grpc, controller_options=patience)
 
 
 def run(flags: Sequence[str], neuron_cores: int = 0, cpus: float = 1.0, replicas: tuple[int, int] = (1, 1)) -> None:
