@@ -57,11 +57,14 @@ class StepWidths:
         plain, token = self._verify.at(2 * len(rows)), self._verify.slope
         rate, lengths = len(rows) / plain, [0] * len(rows)
         for _ in range(ROUNDS):
+            before = lengths
             lengths = [
                 sum(1 for _ in itertools.takewhile(price.__lt__, row.worth)) if row.copied or drafts else 0
                 for row in rows
                 for price in [MARGIN * rate * (token if row.copied else token + self._draft.slope)]
             ]
+            if lengths == before:
+                break
             drafted = sum(n for row, n in zip(rows, lengths, strict=True) if not row.copied)
             seconds = plain + token * sum(lengths) + (self._draft.at(drafted) if drafted else 0.0)
             rate = (len(rows) + sum(sum(row.worth[:n]) for row, n in zip(rows, lengths, strict=True))) / seconds

@@ -140,6 +140,8 @@ class FusedRow:
 
     def cut(self, length: int) -> FusedRow:
         """The row with at most `length` draft tokens."""
+        if length >= max(self.propose.k, len(self.copied)):
+            return self
         propose = replace(self.propose, k=min(self.propose.k, length))
         return replace(self, propose=propose, copied=self.copied[:length], worth=self.worth[:length])
 

@@ -240,7 +240,7 @@ class NativeRunner:
 
 
 def _doubted(row: ProposeRow, drafted: int) -> bool:
-    return row.drawn and row.least > 0 and 0 < drafted < row.k  # others end for other reasons
+    return 0 < drafted < row.k and row.least > 0 and row.drawn  # others end for other reasons
 
 
 def most_tokens(limits: Limits, verifies: bool = False) -> int:
@@ -286,7 +286,7 @@ class DraftDraws:
     @classmethod
     def of(cls, model: NativeSteps, rows: Sequence[ProposeRow]) -> DraftDraws | None:
         """None if the library chooses all draft tokens itself."""
-        return None if all((row.plain and not row.least) or not row.k for row in rows) else cls(model, rows)
+        return None if all(not row.k or (row.plain and not row.least) for row in rows) else cls(model, rows)
 
     def passed(self) -> Drawing:
         # not kept, because it keeps this object alive
