@@ -20,8 +20,8 @@ from tandem.speculation.types import Draft, LengthPlan, Proposer, Verdict
 FIRST = 3  # draft tokens of a process's first round
 TRIED = 8  # first rounds that try different lengths, to measure costs
 TRIALS_SAVED = 0.4  # most credit for trials, in rounds. A trial slows the rows of its step, which divide both
-# Rounds for which a plan of a row alone lasts, unless all of a draft was wrong: choosing, and measuring rounds without
-# drafts, takes the processor time of the steps, which co-batched rows share, so theirs last one more for each row
+# Rounds for which a plan lasts, unless all of a draft was wrong: choosing, and measuring rounds without drafts, takes
+# the steps' processor time
 REFRESH = 3
 LONGEST_OF_MODEL = 8  # each token of a model costs time; a copy is free
 NEXT = 0.75  # probability of a draft token after accepted ones, about
@@ -73,7 +73,7 @@ class AdaptiveLength(FixedLength):
             self._tries = True
             return LengthPlan(max(1, copied), 1, False, of_copies, of_model[:1])
         self._plan = LengthPlan(copied, model, True, of_copies, of_model, least)
-        self._lasts = REFRESH + round(self._estimate.rows)
+        self._lasts = REFRESH
         return self._plan
 
     def _best(self, source: Proposer, most: int) -> tuple[int, tuple[float, ...], float]:
