@@ -24,7 +24,7 @@ from tandem.workshops.ray_serve.application import run, start
 from tests.support import GREEDY, REPOSITORY, SAMPLED, answer, distributed, ids, oracle, raw_stub
 
 ray = pytest.importorskip("ray", reason="ray is absent: pip install '.[ray]'")
-pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300)]  # a cluster takes 20 s to come up, all of it 50
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]  # a cluster comes up in 15 s if idle, else in up to 280
 
 SLOTS, LENGTH, CORES = 24, 2000, 4
 DRAFTED = ("--draft_model", "miss=0.3")
