@@ -98,6 +98,7 @@ def test_a_slot_takes_at_most_what_it_says_and_gives_it_back(make: Callable[...,
     runner = make(LIMITS[make], dtype)
     count = runner.limits.max_length * 3 // 8
     assert isinstance(able(runner).memory_on_demand, MemoryOnDemand)
+    fill(runner, 0, tokens_of(count))  # which also starts the threads of the steps, whose stacks are in small pages
     runner.give_back(0)
     before = resident()
     for slot in range(SLOTS):
