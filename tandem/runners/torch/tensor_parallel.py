@@ -32,8 +32,9 @@ from tandem.runners.torch.platforms import Platform
 from tandem.speculation.types import Verdict
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+    from torch.distributed import ProcessGroup, ProcessGroupGloo
 
+GLOO = "gloo_of_one_thread"
 TARGET, DRAFT = 0, 1
 _IDLE = timedelta(days=365)  # a server may be idle for long; a rank that dies is noticed at once
 
@@ -82,8 +83,10 @@ class RankLink:
         here = accelerator.type if accelerator else "cpu"
         if here != platform.device:
             raise ValueError(f"tp_degree: transformers shards on {here}, the accelerator here, not on {platform.name}")
-        dist.init_process_group(platform.collectives)
-        return cls(dist.new_group(backend="gloo", timeout=_IDLE))
+        if not hasattr(dist.Backend, GLOO.upper()):
+            dist.Backend.register_backend(GLOO, _gloo_of_one_thread, extended_api=True, devices=["cpu"])
+        dist.init_process_group(GLOO if platform.collectives == "gloo" else platform.collectives)
+        return cls(dist.new_group(backend=GLOO, timeout=_IDLE))
 
     def part(self) -> None:
         """Waits for all ranks and destroys the process group."""
@@ -109,6 +112,18 @@ class RankLink:
         """Ends `follow` on the other ranks."""
         self.tell(None)
         self.part()
+
+
+def _gloo_of_one_thread(group: Any, _: object) -> ProcessGroupGloo:
+    # torch gives a group two threads, which write the name of the last completed collective without a lock: on a
+    # busy host one writes into what the other has freed (seen with torch 2.13)
+    from torch.distributed import ProcessGroupGloo as Gloo
+
+    options: Any = Gloo._Options()  # type: ignore[attr-defined]
+    names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    options._devices = [Gloo.create_device(interface=name) for name in names] or [Gloo.create_default_device()]
+    options._timeout, options._threads = group.timeout, 1
+    return Gloo(group.store, group.group_rank, group.group_size, options)
 
 
 class Leader:
