@@ -21,10 +21,8 @@ struct Nibbles {
     Units rows[4];
 
     void set(int lane, const uint8_t* numbers) {
-        for (int i = 0; i < GROUP; i++) {
-            uint8_t& byte = rows[i / FOUR % 4][lane][i % FOUR];
-            byte = uint8_t(byte | (numbers[i] & 15) << (i < GROUP / 2 ? 0 : 4));
-        }
+        auto four = [&](int unit) { return load<uint32_t>(numbers + FOUR * unit) & 0x0f0f0f0fu; };
+        for (int i = 0; i < 4; i++) store(rows[i][lane], four(i) | four(4 + i) << 4);
     }
     vu get(int unit, int lane) const { return load<vu>(rows[unit % 4][lane]) >> (unit / 4 * 4) & 0x0f0f0f0fu; }
 };
@@ -46,7 +44,7 @@ struct BlocksOf8 {  // Q8_0
     };
     static void pack(const uint8_t* from, Packed& to, int lane) {
         to.scale[lane] = half_at(from);
-        for (int i = 0; i < GROUP; i++) to.rows[i / FOUR][lane][i % FOUR] = from[2 + i] ^ 128;
+        for (int i = 0; i < UNITS; i++) store(to.rows[i][lane], load<uint32_t>(from + 2 + FOUR * i) ^ 0x80808080u);
     }
     static vu unit(const Packed& p, int, int unit, int lane) { return load<vu>(p.rows[unit][lane]); }
     static Factors<1> factors(const Packed& p, int, int lane) { return {{from_half(load<vh>(p.scale + lane))}, vf{}}; }
@@ -62,7 +60,7 @@ template <bool MINIMUM> struct BlocksOf4 {  // Q4_1 with minima, else Q4_0
     static void pack(const uint8_t* from, Packed& to, int lane) {
         to.scale[lane] = half_at(from);
         if constexpr (MINIMA) to.minimum[lane] = half_at(from + 2);
-        for (int i = 0; i < GROUP; i++) to.numbers.rows[i / FOUR % 4][lane][i % FOUR] = from[BYTES - GROUP / 2 + i % (GROUP / 2)];
+        for (int i = 0; i < 4; i++) std::memcpy(to.numbers.rows[i][lane], from + BYTES - GROUP / 2 + FOUR * i, FOUR);
     }
     static vu unit(const Packed& p, int, int unit, int lane) { return p.numbers.get(unit, lane); }
     static Factors<1> factors(const Packed& p, int, int lane) {
@@ -120,11 +118,11 @@ struct SuperBlocksOf6 {  // Q6_K: 16 halves of groups share a scale of scales
             auto& one = to.groups[group];
             const int side = group / 4, quarter = group % 4;
             uint8_t own[GROUP];
-            for (int i = 0; i < GROUP; i++) {
-                own[i] = uint8_t(low[side * 64 + quarter % 2 * 32 + i] >> (quarter / 2 * 4));
-                const int two = high[side * 32 + i] >> (2 * quarter) & 3, unit = i / FOUR;
-                uint8_t& byte = one.high[unit / 4][lane][i % FOUR];
-                byte = uint8_t(byte | two << (2 * (unit % 4)));
+            for (int i = 0; i < GROUP; i++) own[i] = uint8_t(low[side * 64 + quarter % 2 * 32 + i] >> (quarter / 2 * 4));
+            for (int row = 0; row < 2; row++) {
+                uint32_t all = 0;
+                for (int t = 0; t < 4; t++) all |= (load<uint32_t>(high + side * 32 + FOUR * (4 * row + t)) >> (2 * quarter) & 0x03030303u) << 2 * t;
+                store(one.high[row][lane], all);
             }
             one.low.set(lane, own);
             for (int part = 0; part < 2; part++) one.scale[part][lane] = int8_t(scales[group * 2 + part]);

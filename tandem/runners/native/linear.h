@@ -95,9 +95,9 @@ private:
     Panel packed_dense(Arena& arena, const Row (&rows)[PANEL]) const {
         const size_t units = inputs_ / D::PER_UNIT;
         unit* to = arena.take<unit>(units * PANEL);
-        for (int lane = 0; lane < PANEL; lane++)
-            for (size_t i = 0; rows[lane].at && i < units; i++)
-                std::memcpy(to + i * PANEL + lane, static_cast<const stored*>(rows[lane].at) + i * D::PER_UNIT, sizeof(unit));
+        for (size_t i = 0; i < units; i++)  // so that what is written lies together
+            for (int lane = 0; lane < PANEL; lane++)
+                if (rows[lane].at) std::memcpy(to + i * PANEL + lane, static_cast<const stored*>(rows[lane].at) + i * D::PER_UNIT, sizeof(unit));
         return {DENSE, reinterpret_cast<const char*>(to), units * PANEL * sizeof(unit)};
     }
     template <class B> Panel packed_blocks(Arena& arena, const Row (&rows)[PANEL], Format format) const {
