@@ -58,7 +58,7 @@ async def test_a_server_that_dies_is_quoted_with_the_end_of_its_log(tmp_path: Pa
     with pytest.raises(ServerFailed) as caught:
         await start_one(tmp_path, source)
     first, *tail = str(caught.value).splitlines()
-    assert first == f"server target exited with code 1 while starting (log: {tmp_path / 'logs' / 'target.log'}):"
+    assert first == f"server target exited with code 1 while starting (log: {tmp_path / 'logs' / 'target.log'})"
     assert tail[-2:] == ["  line 39", "  the weights are gone"] and "  line 5" not in tail
 
 

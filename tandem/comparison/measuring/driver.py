@@ -85,11 +85,11 @@ def _measured(log: RecordLog, connect: Connect, interruption: Interruption, prog
         return interruption.exit_code, interruption.reason
     except ServerDied as error:
         print(error, file=sys.stderr)
-        return SERVER_DIED, f"{error}".splitlines()[0].rstrip(":")
+        return SERVER_DIED, f"{error}".splitlines()[0]
     except (ServerFailed, Unmeasurable, Unreachable) as error:  # before anything was measured
         print(f"compare_architectures.py: error: {error}", file=sys.stderr)
         usage = isinstance(error, Unmeasurable) or getattr(error, "returncode", None) == USAGE
-        return USAGE if usage else FAILED, f"{error}".splitlines()[0].rstrip(":")
+        return USAGE if usage else FAILED, f"{error}".splitlines()[0]
     except Exception as error:
         if not log.measured.records:
             raise

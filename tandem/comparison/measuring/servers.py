@@ -33,7 +33,7 @@ def describe_failure(name: str, what: str, log: Path) -> str:
         return f"server {name} {what} (it wrote nothing to {log})"
     if len(tail) == 1:
         return f"server {name} {what}: {tail[0]}"
-    return "\n".join([f"server {name} {what} (log: {log}):", *(f"  {line}" for line in tail)])
+    return "\n".join([f"server {name} {what} (log: {log})", *(f"  {line}" for line in tail)])
 
 
 def log_tail(log: Path, lines: int = TAIL_LINES) -> list[str]:

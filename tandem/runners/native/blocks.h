@@ -120,9 +120,9 @@ struct SuperBlocksOf6 {  // Q6_K: 16 halves of groups share a scale of scales
             uint8_t own[GROUP];
             for (int i = 0; i < GROUP; i++) own[i] = uint8_t(low[side * 64 + quarter % 2 * 32 + i] >> (quarter / 2 * 4));
             for (int row = 0; row < 2; row++) {
-                uint32_t all = 0;
-                for (int t = 0; t < 4; t++) all |= (load<uint32_t>(high + side * 32 + FOUR * (4 * row + t)) >> (2 * quarter) & 0x03030303u) << 2 * t;
-                store(one.high[row][lane], all);
+                uint32_t twos = 0;
+                for (int t = 0; t < 4; t++) twos |= (load<uint32_t>(high + side * 32 + FOUR * (4 * row + t)) >> (2 * quarter) & 0x03030303u) << 2 * t;
+                store(one.high[row][lane], twos);
             }
             one.low.set(lane, own);
             for (int part = 0; part < 2; part++) one.scale[part][lane] = int8_t(scales[group * 2 + part]);

@@ -18,6 +18,7 @@ from tandem.host.host import first_processor
 from tandem.installing import install_command
 
 _GPUS = ("nvidia[0-9]*", "nvidiactl", "dxg", "kfd")  # of NVIDIA, of Windows' Linux, of AMD, which torch calls CUDA too
+GLOO = "gloo_of_one_thread"  # registered with torch.distributed by tensor_parallel.py
 COMPILE_ONLY, TARGET = "TORCH_NEURONX_COMPILE_ONLY", "NEURON_PLATFORM_TARGET_OVERRIDE"
 
 
@@ -176,7 +177,7 @@ CPU = Platform(
     compilers=("native", "off"),
     automatic=("native", "off"),
     shared=("off",),
-    collectives="gloo",
+    collectives=GLOO,
     absent=lambda: None,
     has_bfloat16=lambda: "avx512_bf16" in first_processor().get("flags", "").split(),
     # On Intel's processors, MKL's products otherwise depend on where their operands lie in memory, and a row of

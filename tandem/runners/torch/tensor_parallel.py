@@ -28,13 +28,12 @@ from tandem.runners.protocol import (
     VerifyRow,
 )
 from tandem.runners.startup import Startup
-from tandem.runners.torch.platforms import Platform
+from tandem.runners.torch.platforms import GLOO, Platform
 from tandem.speculation.types import Verdict
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, ProcessGroupGloo
 
-GLOO = "gloo_of_one_thread"
 TARGET, DRAFT = 0, 1
 _IDLE = timedelta(days=365)  # a server may be idle for long; a rank that dies is noticed at once
 
@@ -85,7 +84,7 @@ class RankLink:
             raise ValueError(f"tp_degree: transformers shards on {here}, the accelerator here, not on {platform.name}")
         if not hasattr(dist.Backend, GLOO.upper()):
             dist.Backend.register_backend(GLOO, _gloo_of_one_thread, extended_api=True, devices=["cpu"])
-        dist.init_process_group(GLOO if platform.collectives == "gloo" else platform.collectives)
+        dist.init_process_group(platform.collectives)
         return cls(dist.new_group(backend=GLOO, timeout=_IDLE))
 
     def part(self) -> None:
