@@ -153,7 +153,7 @@ class Call:
         seconds = time.perf_counter() - read
         if self.method.endswith("/Generate") and reply.WhichOneof("event") == "completion":
             _add_end(self.done, reply.completion, request)
-        for step in (reply, *getattr(reply, "next_steps", ())):
+        for step in (reply, *(getattr(reply, "next_steps", ()) if self.dialogue else ())):
             self._notify("replied", self, request, step, seconds)
         return reply
 

@@ -98,7 +98,9 @@ class Exchange:
                 return
 
     async def events(self, messages: Sequence[Json]) -> int:
-        return await self._stream(b"".join(_event(each) for each in messages))
+        # ASCII: JSON allows U+0085 and U+2028, at which str.splitlines ends lines.
+        events = (f"data: {json.dumps(message, separators=(',', ':'))}\n\n" for message in messages)
+        return await self._stream("".join(events).encode())
 
     async def _stream(self, data: bytes) -> int:
         if not self.begun:
@@ -167,8 +169,3 @@ class Exchange:
 def _too_large(most: int) -> HttpError:
     message = f"the body is larger than this server's limit of {most} bytes (max_message_bytes)"
     return HttpError("BODY_TOO_LARGE", message)
-
-
-def _event(message: Json) -> bytes:
-    # ASCII: JSON allows U+0085 and U+2028, at which str.splitlines ends lines.
-    return f"data: {json.dumps(message, separators=(',', ':'))}\n\n".encode()

@@ -230,7 +230,7 @@ class HuggingFaceTokenizer:
     def stream(self) -> TextStream:
         """Decodes generated tokens as `decode(ids, skip_special_tokens=True)` does."""
         if self._byte_level:
-            return ByteText(self._shown_bytes)
+            return ByteText(lambda token: b"" if token in self._skipped else self.token_bytes(token))
         return TokenText(self._backend, self._skipped, held_tokens(self._steps))
 
     @functools.cached_property
@@ -238,9 +238,6 @@ class HuggingFaceTokenizer:
         decode = self._backend.decode  # what it skips need not be what its tokens say
         added = self._backend.get_added_tokens_decoder()
         return frozenset(place for place in added if not decode([place]) and self.text([place]))
-
-    def _shown_bytes(self, token: int) -> bytes:
-        return b"" if token in self._skipped else self.token_bytes(token)
 
     def files(self) -> dict[str, bytes]:
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **self._parts.named}

@@ -273,7 +273,8 @@ class Batcher:
                 self.learn(type(alike[0]), ran.compute_seconds)
             if alike and self.observe:
                 self.observe(alike[0], len(alike), ran.queue_seconds, ran.compute_seconds)
-        for waiting, result in zip(rows, ran.value, strict=True):
+        # Chunks, which are last, come first: the next step waits for the rows after them.
+        for waiting, result in reversed([*zip(rows, ran.value, strict=True)]):
             if waiting.done.done():
                 continue
             if isinstance(result, Exception):

@@ -50,17 +50,18 @@ async def speculate(
         while stopping.remaining:
             if under_way is None:
                 left, now = stopping.remaining, time.perf_counter()
-                under_way = _Round(rounds, tokens, length.within(left - 1), now)
+                under_way = _Round(rounds, tokens, length.within(left - 1), now, awaited=True)
                 length = lengths.choose(left)
-            draft, verdict = await under_way.task
+            draft, verdict = await under_way.result
             now = time.perf_counter()
             ended = verdict.ended or now
             done, under_way = under_way, None
             tokens += verdict.token_ids
             # The next round begins at once, unless text may stop the generation.
             if left := stopping.left_after(verdict.token_ids):
-                under_way = _Round(rounds, tokens, length.within(left - 1), ended)
-                for _ in range(2):  # so that it is submitted before the bookkeeping of the round before
+                begun = verdict.following is not None
+                under_way = _Round(rounds, tokens, length.within(left - 1), ended, awaited=begun)
+                for _ in range(0 if begun else 2):  # so that it is submitted before this round's bookkeeping
                     await asyncio.sleep(0)
             lengths.observe(done.k, draft, verdict, ended - done.started)
             if left:
@@ -69,11 +70,15 @@ async def speculate(
             stats.spent(draft)
             stats.observe(draft.token_ids, verdict, draft.proposed_by)
             held, since = held + stopping.push(verdict.token_ids, verdict.margins, verdict.logprobs), since or now
-            if not (verdict.ended and under_way and under_way.done) or now - since > TOGETHER:
+            if now - since > TOGETHER or not (left and _succeeded(verdict.following)):
                 yield held
                 held, since = Chunk(), 0.0
     finally:
         await finish(_clean_up(rounds, under_way))
+
+
+def _succeeded(result: asyncio.Future[Any] | None) -> bool:
+    return bool(result and result.done() and not result.cancelled() and result.exception() is None)
 
 
 async def _clean_up(rounds: Rounds, under_way: _Round | None) -> None:
@@ -85,19 +90,19 @@ async def _clean_up(rounds: Rounds, under_way: _Round | None) -> None:
 
 
 class _Round:
-    """A round under way. `started`: its earliest possible start."""
+    """A round under way. `started`: its earliest possible start. `awaited`: it needs no task, which slows steps."""
 
-    def __init__(self, rounds: Rounds, tokens: Sequence[int], plan: LengthPlan, started: float) -> None:
+    def __init__(self, rounds: Rounds, tokens: Sequence[int], plan: LengthPlan, started: float, awaited: bool) -> None:
         self.k, self.started = plan.k, started
-        self.task = asyncio.create_task(rounds.round(tokens, plan), name="round")
-
-    @property
-    def done(self) -> bool:
-        return self.task.done() and not self.task.cancelled() and self.task.exception() is None
+        work = rounds.round(tokens, plan)
+        self.result = work if awaited else asyncio.create_task(work, name="round")
 
     async def cancel(self) -> None:
-        self.task.cancel()
-        await asyncio.gather(self.task, return_exceptions=True)
+        if isinstance(self.result, asyncio.Task):
+            self.result.cancel()
+            await asyncio.gather(self.result, return_exceptions=True)
+        else:
+            self.result.close()
 
 
 async def finish(work: Coroutine[Any, Any, None]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import itertools
 import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tandem.speculation.request import MAX_LOGPROBS as MAX_LOGPROBS
 from tandem.speculation.request import GenerationRequest as GenerationRequest
@@ -86,6 +87,7 @@ class Verdict:
     logprobs: tuple[TokenLogprobs, ...] = ()
     features: bytes = b""  # of the last token fed before, and of the accepted ones
     ended: float = 0.0  # perf_counter; 0: unknown
+    following: asyncio.Future[Any] | None = None  # the next round's result, if the device began that round by itself
     network_seconds: float | None = None  # not spent at the target, if measured
     drafted: int = 0  # draft tokens of a run's step
     copied: bool = False  # of a run's step: by the target, from the text
