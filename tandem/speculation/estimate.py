@@ -56,11 +56,9 @@ class AcceptanceRates:
         prior = [known] * most if isinstance(known, float) else known
         excess = sum(hits - trials * rate for (trials, hits), rate in zip(counts, prior, strict=False))
         shift = excess / (sum(trials for trials, _ in counts) + TOGETHER)
-        found = []
-        for i, rate in enumerate(prior):
-            trials, hits = counts[i] if i < len(counts) else (0.0, 0.0)
-            moved = min(HIGHEST, max(LOWEST, rate + shift))
-            found.append((hits + EACH * moved) / (trials + EACH))
+        found = [min(HIGHEST, max(LOWEST, rate + shift)) for rate in prior]
+        for i, (trials, hits) in enumerate(counts[:most]):
+            found[i] = (hits + EACH * found[i]) / (trials + EACH)
         self._made = most, known, counts, found
         return found
 
