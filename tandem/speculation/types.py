@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import enum
 import itertools
 import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tandem.speculation.request import MAX_LOGPROBS as MAX_LOGPROBS
 from tandem.speculation.request import GenerationRequest as GenerationRequest
@@ -21,6 +20,9 @@ from tandem.speculation.sampling import InvalidField as InvalidField
 from tandem.speculation.sampling import SamplingParams as SamplingParams
 from tandem.speculation.sampling import Structure as Structure
 from tandem.speculation.sampling import StructureKind as StructureKind
+
+if TYPE_CHECKING:  # `--help` needs no event loop
+    import asyncio
 
 MAX_DRAFTED = 256  # draft tokens of a message, and of a run
 
