@@ -41,10 +41,6 @@ def beside(site: Callable[..., object], ask: Callable[[str], T], **options: obje
     return run(test())
 
 
-def unused_address() -> str:
-    return f"127.0.0.1:{free_port()}"
-
-
 @pytest.mark.parametrize("site", [target_site, fused_site])
 def test_a_client_generates_with_whichever_service_answers(site) -> None:
     def ask(address: str) -> tuple[tandem.Completion, tandem.SpeculationStats | None]:
@@ -127,7 +123,7 @@ async def test_leaving_a_stream_early_frees_the_slot() -> None:
     ],
 )
 def test_a_wrong_request_is_a_value_error_before_anything_is_sent(arguments: dict, said: str) -> None:
-    with tandem.Client(unused_address()) as client:
+    with tandem.Client(f"127.0.0.1:{free_port()}") as client:
         for method in (client.generate, client.stream):
             with pytest.raises(ValueError, match=said):
                 method("x", **arguments)

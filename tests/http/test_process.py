@@ -23,10 +23,6 @@ DOOR = ("--role", "fused_target", "--http_port", "0", "--sequence_length", "2048
 SLOW = (*DOOR, "--model", "step=0.02", "--draft", "ngram")
 
 
-def port_of(server: ServerProcess) -> int:
-    return int(json.loads(server.ready_file.read_text())["http_port"])
-
-
 @pytest.fixture
 def slow(tmp_path: Path) -> Iterator[ServerProcess]:
     with server_process(tmp_path, *SLOW) as server:
@@ -37,7 +33,7 @@ def slow(tmp_path: Path) -> Iterator[ServerProcess]:
 def asking(server: ServerProcess, tokens: int = 1500) -> Iterator[tuple[openai.OpenAI, Any, Future[Any]]]:
     """A client, its stream, of which an event was read, and a request without one that is under way beside it."""
     body: Any = {"model": "toy", "prompt": "hello", "max_tokens": tokens, "extra_body": {"ignore_eos": True}}
-    url = f"http://127.0.0.1:{port_of(server)}/v1"
+    url = f"http://127.0.0.1:{json.loads(server.ready_file.read_text())['http_port']}/v1"
     with (
         openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=HANG) as client,
         ThreadPoolExecutor() as pool,

@@ -23,10 +23,6 @@ from tandem.runners.native.weights import UNQUANTISED, Packing
 from tandem.runners.protocol import Limits, RunnerIdentity
 
 
-def dtype_of(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
 class ModuleWeights:
     """Implements FamilyWeights."""
 
@@ -40,7 +36,7 @@ class ModuleWeights:
             for whole, parts in (("qkv_proj", "qkv"), ("gate_up_proj", ("gate", "up"))):
                 for part in parts if whole in name else ():
                     self._tensors[name.replace(whole, f"{part}_proj")] = tensor[rows_together(self.config, part)]
-        self.dtype = dtype_of(next(module.parameters()))
+        self.dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
 
     def __contains__(self, name: object) -> bool:
         return name in self._tensors

@@ -47,10 +47,6 @@ def generating(prompt: list[int] = PROMPT, **changes: Any) -> Any:
     return target_verifier_pb2.TargetVerifierGenerateRequest(generation=message)
 
 
-def with_adapter(name: str) -> Any:
-    return changed(generating(), generation=generation_pb2.Generation(adapter=name))
-
-
 def text(length: int) -> Any:
     generation = generation_pb2.Generation(text="x" * length)
     return target_verifier_pb2.TargetVerifierGenerateRequest(generation=generation)
@@ -127,7 +123,9 @@ BEYOND: dict[str, list[tuple[str, str, Any, int]]] = {
         (TARGET, "Generate", generating(stop_strings=["x"] * 65), 64),
         (TARGET, "Generate", generating(stop_strings=["x" * 1025]), 1024),
     ],
-    "Generation.adapter": [(TARGET, "Generate", with_adapter("x" * 257), 256)],
+    "Generation.adapter": [
+        (TARGET, "Generate", changed(generating(), generation=generation_pb2.Generation(adapter="x" * 257)), 256)
+    ],
     "LogitBias.token_ids": [(TARGET, "Generate", bias(1025, 1), 1024)],
     "LogitBias.biases": [(TARGET, "Generate", bias(1, 1025), 1024)],
     "Structure.text": [(TARGET, "Generate", regex(65537), 65536)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ class Script(Rounds):
         return self.calls[-2:] == [("close",), ("closed",)]
 
 
-def agreed(draft: Sequence[int], accepted: int, token: int, **costs: float) -> tuple[Draft, Verdict]:
+def agreed(draft: Sequence[int], accepted: int, token: int, **costs: Any) -> tuple[Draft, Verdict]:
     return Draft(tuple(draft)), Verdict((*draft[:accepted], token), accepted, **costs)
 
 
@@ -90,6 +91,16 @@ async def test_statistics_equal_those_counted_by_hand():
     assert stats.verify_seconds == 8.0
     assert stats.queue_seconds == 3.0
     assert stats.prefill_seconds >= 0
+
+
+@pytest.mark.parametrize("lost", [False, True])
+async def test_tokens_wait_for_later_ones_only_where_those_are_here(lost: bool):
+    following = asyncio.get_running_loop().create_future()
+    following.set_exception(OSError("lost")) if lost else following.set_result(None)
+    script = Script(agreed([], 0, 1), agreed([], 0, 2, following=following), agreed([], 0, 3))
+    chunks = [c.token_ids for c in await collect(start(script, most=3))]
+    assert chunks == ([(1,), (2,), (3,)] if lost else [(1,), (2, 3)])
+    assert not lost or following.exception()
 
 
 def test_agreement_draws_no_further_than_it_counts():
