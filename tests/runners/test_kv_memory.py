@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import mmap
 import multiprocessing
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -77,24 +77,14 @@ def resident(flags: str = "nh hg") -> int:
     return 1024 * sum(int(rss) for rss, own in found if set(flags.split()) & set(own.split()))
 
 
-def without_threads(test: Callable[..., None]) -> Callable[..., None]:
-    """Runs the test in a forked process. Threads of earlier tests have stacks in small pages, which may grow."""
-
-    @functools.wraps(test)
-    def forked(**fixtures: Any) -> None:
-        child = multiprocessing.get_context("fork").Process(target=test, kwargs=fixtures, daemon=True)
-        child.start()
-        child.join(100)
-        assert child.exitcode == 0
-
-    return forked
+@pytest.fixture(scope="module")
+def process() -> Iterator[Executor]:
+    """A new one: threads of libraries that earlier tests used have stacks in small pages, which grow, in a fork too."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)) as process:
+        yield process
 
 
-@pytest.mark.each_value
-@every_runner
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@without_threads
-def test_a_slot_takes_at_most_what_it_says_and_gives_it_back(make: Callable[..., Any], dtype: torch.dtype) -> None:
+def takes_and_gives_back(make: Callable[..., Any], dtype: torch.dtype) -> None:
     runner = make(LIMITS[make], dtype)
     count = runner.limits.max_length * 3 // 8
     assert isinstance(able(runner).memory_on_demand, MemoryOnDemand)
@@ -111,6 +101,13 @@ def test_a_slot_takes_at_most_what_it_says_and_gives_it_back(make: Callable[...,
     assert resident() - before <= most // SLOTS
     runner.give_back(0)
     assert resident() - before < MIB // 16
+
+
+@pytest.mark.each_value
+@every_runner
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_a_slot_takes_at_most_what_it_says_and_gives_it_back(process: Executor, make: Any, dtype: torch.dtype) -> None:
+    process.submit(takes_and_gives_back, make, dtype).result(100)
 
 
 @every_runner
@@ -143,8 +140,11 @@ def test_a_sequence_takes_what_it_may_write_and_no_more_than_a_slot(make: Callab
 
 
 @every_runner
-@without_threads
-def test_a_runner_has_no_memory_in_its_slots_once_it_is_warm(make: Callable[..., Any]) -> None:
+def test_a_runner_has_no_memory_in_its_slots_once_it_is_warm(process: Executor, make: Any) -> None:
+    process.submit(has_none_once_warm, make).result(100)
+
+
+def has_none_once_warm(make: Callable[..., Any]) -> None:
     before = resident("nh")
     runner = make(SMALL)
     runner.warm_up()
