@@ -230,6 +230,7 @@ def _stop_signals(ending: ShutdownDeadline, drain_seconds: float) -> asyncio.Eve
         stopping.set()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)  # the loop leaves KeyboardInterrupt to SIGINT, which uvicorn catches
 
     def at_once(number: int, frame: object) -> None:
         signal.signal(number, signal.SIG_DFL)

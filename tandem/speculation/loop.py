@@ -52,7 +52,12 @@ async def speculate(
                 left, now = stopping.remaining, time.perf_counter()
                 under_way = _Round(rounds, tokens, length.within(left - 1), now, awaited=True)
                 length = lengths.choose(left)
-            draft, verdict = await under_way.result
+            try:
+                draft, verdict = await under_way.result
+            except Exception:
+                if held.token_ids:
+                    yield held
+                raise
             now = time.perf_counter()
             ended = verdict.ended or now
             done, under_way = under_way, None
@@ -70,15 +75,11 @@ async def speculate(
             stats.spent(draft)
             stats.observe(draft.token_ids, verdict, draft.proposed_by)
             held, since = held + stopping.push(verdict.token_ids, verdict.margins, verdict.logprobs), since or now
-            if now - since > TOGETHER or not (left and _succeeded(verdict.following)):
+            if now - since > TOGETHER or not (left and verdict.following):
                 yield held
                 held, since = Chunk(), 0.0
     finally:
         await finish(_clean_up(rounds, under_way))
-
-
-def _succeeded(result: asyncio.Future[Any] | None) -> bool:
-    return bool(result and result.done() and not result.cancelled() and result.exception() is None)
 
 
 async def _clean_up(rounds: Rounds, under_way: _Round | None) -> None:

@@ -8,7 +8,7 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 from tandem.speculation.request import MAX_LOGPROBS as MAX_LOGPROBS
 from tandem.speculation.request import GenerationRequest as GenerationRequest
@@ -20,9 +20,6 @@ from tandem.speculation.sampling import InvalidField as InvalidField
 from tandem.speculation.sampling import SamplingParams as SamplingParams
 from tandem.speculation.sampling import Structure as Structure
 from tandem.speculation.sampling import StructureKind as StructureKind
-
-if TYPE_CHECKING:  # `--help` needs no event loop
-    import asyncio
 
 MAX_DRAFTED = 256  # draft tokens of a message, and of a run
 
@@ -89,7 +86,7 @@ class Verdict:
     logprobs: tuple[TokenLogprobs, ...] = ()
     features: bytes = b""  # of the last token fed before, and of the accepted ones
     ended: float = 0.0  # perf_counter; 0: unknown
-    following: asyncio.Future[Any] | None = None  # the next round's result, if the device began that round by itself
+    following: bool | None = None  # whether the next round has ended, which began by itself; None: it must be begun
     network_seconds: float | None = None  # not spent at the target, if measured
     drafted: int = 0  # draft tokens of a run's step
     copied: bool = False  # of a run's step: by the target, from the text

@@ -72,7 +72,7 @@ def test_drafts_that_come_late_or_are_nonsense_cost_no_time_beside_plain_decodin
 
 
 def test_a_caller_who_reads_slowly_stops_the_target_and_gets_every_token() -> None:
-    found = run(count=150, rtt=0.02, pause=0.2, window=24)
+    found = run(count=150, rtt=0.02, pause=1.0, window=24)
     assert found.tokens == said(150)
     assert found.target.most_unread <= 24
     assert found.most_unused <= 24 + 7  # the next step is asked for beforehand
