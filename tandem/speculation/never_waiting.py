@@ -119,7 +119,7 @@ class NeverWaitingRounds(Rounds):
             self.stats.run_steps += 1
             draft = self._draft_of(found, self._ahead)
             self._ahead.was_used(found.token_ids)
-            found.following = not self._steps.empty()
+            found.following = self._steps.qsize() > 1  # the last may be an error, after which the client connects again
             return draft, found
 
     async def suspend(self, tokens: Sequence[int]) -> None:
