@@ -194,8 +194,9 @@ class TargetSequence(KVSequence):
         """Records a step that verified `draft`, after `drafting` seconds of it; sets the verdict's times."""
         verdict.queue_seconds, verdict.compute_seconds = done.queue_seconds, done.compute_seconds - drafting
         verdict.ended = done.ended
-        following = [result for _, result in self._stepper.unread] if self._stepper else []
-        verdict.following = following[0].done() and not following[0].cancelled() if following else None
+        if not self.device_waits and self._stepper:
+            result = self._stepper.unread[0][1]
+            verdict.following = result.done() and not result.cancelled() and result.exception() is None
         self.held += [last_token, *draft[: verdict.accepted]]
 
     def verify_only_row(self, tokens: Sequence[int], k: int) -> ProposeRow:
