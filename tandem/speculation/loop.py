@@ -91,7 +91,7 @@ async def _clean_up(rounds: Rounds, under_way: _Round | None) -> None:
 
 
 class _Round:
-    """A round under way. `started`: its earliest possible start. `awaited`: it needs no task, which slows steps."""
+    """A round under way. `started`: its earliest possible start. `awaited`: its caller awaits it, without a task."""
 
     def __init__(self, rounds: Rounds, tokens: Sequence[int], plan: LengthPlan, started: float, awaited: bool) -> None:
         self.k, self.started = plan.k, started
