@@ -17,7 +17,7 @@ PRIOR_AHEAD = 0.6  # prior acceptance of a token drafted ahead
 PROCESS_FADING, REQUEST_FADING = 0.998, 0.96  # decay of acceptance counts per draft
 TOGETHER, EACH = 6.0, 20.0  # weight of the prior, in trials: over all positions, and at each
 LOWEST, HIGHEST = 0.02, 0.99  # bounds of acceptance
-# Decay per step of co-batched rows and tokens, and of their committed tokens; smoothing of times
+# Decay per step of co-batched rows and tokens, and of a row's committed tokens; smoothing of times
 SHARE_FADING, COMMITTED_FADING, SMOOTHING = 0.8, 0.97, 0.2
 # Steps kept of a size; fewer use the lower quartile; steps between fits; most sizes
 KEPT, FEW, REFRESH, MOST_SIZES = 64, 8, 4, 256
@@ -171,7 +171,7 @@ class Estimate:
         self.alone_due, self.alone_every = 0, FIRST_ALONE  # slowed steps until these are measured again, and between
         # Seconds gained by drafts ahead that were expected to pay, that trials of others may cost, and that one does
         self.gained = self.credit = self.trial = 0.0
-        self.rows = self.others = self.co_committed = 0.0  # co-batched rows, their tokens, and their committed tokens
+        self.rows, self.others, self.committed = 0.0, 0.0, 1.0  # co-batched rows, their tokens; a row's committed ones
         self.rounds, self.rested, self._ended = 0, 0, 0.0  # rested: requests that began without drafts ahead
         # Seconds of a remote pair: of a draft token, of a verification with its queue, and of a round trip
         self.draft_token = self.verification = self.rtt = math.nan
@@ -194,7 +194,7 @@ class Estimate:
         whole = verdict.step_tokens or verdict.rows * max(verdict.width, tokens)
         self.rows += (1 - SHARE_FADING) * (verdict.rows - 1 - self.rows)
         self.others += (1 - SHARE_FADING) * (whole - tokens - self.others)
-        self.co_committed += (1 - COMMITTED_FADING) * ((verdict.rows - 1) * len(verdict.token_ids) - self.co_committed)
+        self.committed += (1 - COMMITTED_FADING) * (len(verdict.token_ids) - self.committed)
         again = verdict.ended == self._ended != 0.0  # another row of the step that was noted last
         if times and not again and verdict.compute_seconds > 0 and verdict.width <= max(tokens, WIDEST):
             for line in times:
@@ -223,7 +223,7 @@ class Estimate:
         """Whether rounds that wait for at most `most` tokens of a model likely beat plain steps that wait for none."""
         tokens = expected_by_length(self.acceptance[Proposer.MODEL].rates(most))
         costs = [self.alone.at(self.others + 1), *self.rounds_with(Proposer.MODEL, range(1, most + 1))]
-        return best_length(tokens, costs, max(self.rows, self.co_committed)) > 0
+        return best_length(tokens, costs, self.rows * self.committed) > 0
 
     def rounds_with(self, source: Proposer, drafted: Iterable[float]) -> list[float]:
         """Returns the seconds of rounds that wait for each of these numbers of draft tokens of `source`."""

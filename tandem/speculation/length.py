@@ -84,7 +84,7 @@ class AdaptiveLength(FixedLength):
             drafted = [n - 1.0 for n in expected_by_length([1.0, *self._continued.rates(most)[1:]])]
         costs = [known.steps(0)[0] + known.rest.at(0), *known.rounds_with(source, drafted[1:])]
         self._trial = costs[1] - costs[0]  # of a model's, whose lengths are chosen last
-        tokens, co_batched = expected_by_length(rates), max(known.rows, known.co_committed)
+        tokens, co_batched = expected_by_length(rates), known.rows * known.committed
         best = best_length(tokens, costs, co_batched)
         price = known.draft.slope + known.target.slope
         least = min(1.0, price * (tokens[best] + co_batched) / max(costs[best], 1e-9) / NEXT)

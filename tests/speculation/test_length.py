@@ -91,14 +91,17 @@ def test_a_draft_that_ends_where_it_is_unsure_gains_over_every_fixed_length(plac
     assert adaptive <= 0.95 * min(fixed.values())
 
 
-def test_rows_that_share_a_step_make_drafts_shorter() -> None:
-    def usual(rows: int) -> float:
-        world = quiet(World(constant(0.7), verify=0.009, position=0.0012, draft=0.0005, rows=rows))
-        session = Session(world, AdaptiveLength(MOST, informed(world)))
-        session.run(400)
+def test_rows_that_share_a_step_make_drafts_shorter_and_only_while_they_share_it() -> None:
+    def usual(world: World, known: Estimate, tokens: int) -> float:
+        session = Session(world, AdaptiveLength(MOST, known))
+        session.run(tokens)
         return sum(session.lengths) / len(session.lengths)
 
-    assert usual(8) < usual(1) - 0.5
+    crowd = quiet(World(constant(0.7), verify=0.009, position=0.0012, draft=0.0005, rows=8))
+    alone, known = replace(crowd, rows=1), informed(crowd)
+    expected = usual(alone, informed(alone), 200)
+    assert usual(crowd, known, 400) < expected - 0.5
+    assert usual(alone, known, 200) > expected - 1
 
 
 ROUNDS = st.lists(
