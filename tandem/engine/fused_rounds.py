@@ -211,11 +211,11 @@ class FusedStepper(Stepper):
         lengths, tokens = self.asked or self.plan, self.tokens
         if lengths is None:
             return None
-        k = min(lengths.k, self._end - len(tokens) - 1)
+        rests = bool(self.latest.of_model and self._widths and self._widths.resting)
+        k = min(lengths.copied if rests else lengths.k, self._end - len(tokens) - 1)
         looks_up = self._lookup and k > 0 and self.model_ready is None
         copied = self._lookup.copy(tokens, k).token_ids if self._lookup and looks_up else ()
-        k = 0 if copied else self.draft.room(tokens, min(k, lengths.model_k))
-        rests = bool(k and self.latest.of_model and self._widths and self._widths.resting)
+        k = 0 if copied else self.draft.room(tokens, min(lengths.model_k, self._end - len(tokens) - 1))
         if k and self.model_ready is not False and not rests:
             propose = self._propose_row(k, lengths.least)
         else:
@@ -226,7 +226,7 @@ class FusedStepper(Stepper):
             self.plan = None
         self.asked = self.model_ready = None
         worth = self.latest.of_copies if copied else self.latest.of_model
-        return FusedRow(propose, copied, self.target.adapter, worth[: k if rests else propose.k])
+        return FusedRow(propose, copied, self.target.adapter, worth[: k if rests and k else propose.k])
 
     def _propose_row(self, k: int, least: float) -> ProposeRow | None:
         try:

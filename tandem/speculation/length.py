@@ -20,9 +20,9 @@ from tandem.speculation.types import Draft, LengthPlan, Proposer, Verdict
 FIRST = 3  # draft tokens of a process's first round
 TRIED = 8  # first rounds that try different lengths, to measure costs
 TRIALS_SAVED = 0.4  # most credit for trials, in rounds. A trial slows the rows of its step, which divide both
-# Rounds for which a plan lasts, unless all of a draft was wrong: choosing, and measuring rounds without drafts, takes
-# the steps' processor time
-REFRESH = 3
+# Rounds for which a plan lasts, unless all of a draft was wrong: as many as went without drafts before it, within
+# these, since choosing, and measuring rounds without drafts, takes the steps' processor time
+REFRESH, LONGEST_PLAN = 3, 12
 LONGEST_OF_MODEL = 8  # each token of a model costs time; a copy is free
 NEXT = 0.75  # probability of a draft token after accepted ones, about
 
@@ -54,12 +54,12 @@ class AdaptiveLength(FixedLength):
             source: AcceptanceRates(known, REQUEST_FADING) for source, known in estimate.acceptance.items()
         }
         self._continued = AcceptanceRates(estimate.continued, REQUEST_FADING)
-        self._plan, self._lasts = LengthPlan(0, 0), 0  # for so many rounds
+        self._plan, self._lasts, self._undrafted = LengthPlan(0, 0), 0, 0  # for so many rounds; rounds without drafts
         self._credit, self._trial = 0.0, 0.0  # seconds that trials may cost, and that one does
         self._tries = False  # a trial was chosen
 
     def choose(self, remaining: int) -> LengthPlan:
-        if self._lasts and self._plan.k < remaining:
+        if self._lasts and self._plan.k < remaining and (self._plan.model_k or self._credit < self._trial):
             return self._plan
         most, rounds = min(self._most, remaining - 1), self._estimate.rounds
         if most < 1:
@@ -73,7 +73,7 @@ class AdaptiveLength(FixedLength):
             self._tries = True
             return LengthPlan(max(1, copied), 1, False, of_copies, of_model[:1])
         self._plan = LengthPlan(copied, model, True, of_copies, of_model, least)
-        self._lasts = REFRESH
+        self._lasts = min(max(REFRESH, self._undrafted), LONGEST_PLAN)
         return self._plan
 
     def _best(self, source: Proposer, most: int) -> tuple[int, tuple[float, ...], float]:
@@ -94,13 +94,14 @@ class AdaptiveLength(FixedLength):
         if draft.ahead:
             return  # such a round's time says nothing about one that waits for its draft
         each, drafted = seconds / verdict.rows, len(draft.token_ids)
-        if drafted or self._lasts <= 1:
+        wrong, emptied = drafted > verdict.accepted == 0, 2 * verdict.rows < self._estimate.rows + 1  # most rows gone
+        if drafted or emptied or self._lasts <= 1:
             self._estimate.observe(draft, verdict, seconds)
+        self._undrafted = 0 if drafted else self._undrafted + 1
         self._credit = min(self._credit + TRIAL_SHARE * each, max(TRIALS_SAVED * each, self._trial))
-        self._lasts = 0 if drafted > verdict.accepted == 0 else max(0, self._lasts - 1)
+        self._lasts = 0 if emptied or wrong else max(0, self._lasts - 1)
         if drafted:
             note_draft(self._acceptance, self._continued, draft, verdict.accepted)
-        untried = self._tries and not drafted  # a full step cut the draft
-        if untried or (drafted > verdict.accepted == 0 and source_of(draft) is Proposer.MODEL):
+        if (wrong and source_of(draft) is Proposer.MODEL) or (self._tries and not drafted):  # a full step cut the draft
             self._credit = max(0.0, self._credit - self._trial)
         self._tries = False

@@ -12,6 +12,7 @@ import pytest
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.fused_rounds import FusedPair, FusedRounds, FusedStepper
+from tandem.engine.step_widths import StepWidths
 from tandem.runners.protocol import FusedRow
 from tandem.speculation.estimate import Estimate
 from tandem.speculation.lookup_policy import PolicedLookup
@@ -116,15 +117,16 @@ async def test_the_device_makes_the_rows_that_the_loop_would_ask_for(
     assert ahead.rows == asked.rows
 
 
-@pytest.mark.parametrize("model_k", [0, 2, 5])
-async def test_a_copy_has_its_worth_whatever_the_model_may_draft(model_k: int) -> None:
+@pytest.mark.parametrize(("model_k", "rests"), [(0, False), (2, False), (2, True), (5, True)])
+async def test_a_copy_has_its_worth_whatever_the_model_may_draft(model_k: int, rests: bool) -> None:
     site = Site(lookup=True)
-    rounds = await site.opened()
-    made = stepper(rounds)
+    made = stepper(rounds := await site.opened())
+    made._widths = StepWidths(site.pair.step)
+    made._widths.resting = rests
     made._tokens += oracle(PROMPT, GREEDY, 1)
     made.asked = made.latest = LengthPlan(3, model_k, of_copies=(0.9, 0.8, 0.7), of_model=(0.5, 0.2, 0.1, 0.1, 0.1))
-    row = made.next_row()
-    assert row and len(row.copied) == 3 and row.worth == (0.9, 0.8, 0.7) and row.cut(1).copied == row.copied[:1]
+    assert (row := made.next_row()) and len(row.copied) == 3
+    assert row.worth == (0.9, 0.8, 0.7) and row.cut(1).copied == row.copied[:1]
     await rounds.close()
     await site.batcher.close()
 

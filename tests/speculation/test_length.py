@@ -15,8 +15,7 @@ from tandem.speculation.types import Draft, Proposer, Verdict
 from tests.daily import daily
 from tests.speculation.simulated_rounds import Session, World, constant, phases, quiet, total
 
-MOST = 5
-SESSIONS, TOKENS = 4, 400
+MOST, SESSIONS, TOKENS = 5, 4, 400
 
 FUSED = {"verify": 0.030, "position": 0.0008, "draft": 0.004}
 FAST = {"verify": 0.009, "position": 0.0002, "draft": 0.0005, "each_round": 0.0003}
