@@ -125,8 +125,8 @@ def parse(lines: Iterable[tuple[float, bytes]], name: str) -> Completion:
         event = json.loads(text)
         if field == "error" or "error" in event:
             raise PeerFailed(f"{name}: {_message(event.get('error', event))}")
-        if event.get("tokens"):
-            tokens += event["tokens"]
+        if event.get("tokens") or event.get("content"):  # some builds give no ids
+            tokens += event.get("tokens", ())
             came.append(seconds)
         if event["stop"]:
             return _completion(tokens, came, seconds, event)
