@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.contenders import Contender
 from tandem.comparison.measuring.timed_request import rotated
+
+REST_SECONDS = 0.1  # before a request: threads of the contender before it may still spin
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,7 @@ async def measure_prompts(
         for run in range(runs + 1):
             prompt = part(text, length, run)
             for contender in rotated(contenders, run):
+                await asyncio.sleep(REST_SECONDS)
                 answered = await contender.answer(prompt, 1)
                 if run:
                     taken[contender.name].append(answered.seconds)
