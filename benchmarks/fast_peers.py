@@ -108,7 +108,7 @@ class Llama:
             try:
                 server, outcome.peers[served.name] = await stack.enter_async_context(running)
             except (PeerFailed, ServerFailed) as error:
-                outcome.remarks.append(str(error))
+                outcome.remarks += {str(error)} - {*outcome.remarks}  # it may have failed before, with other slots
                 continue
             say(f"{served.name} is ready: {outcome.peers[served.name]}")
             servers.append(server)

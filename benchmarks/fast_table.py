@@ -29,11 +29,7 @@ def quoted_table(outcome: Outcome) -> str:
         theirs = best_of(outcome.samples, build)
         if mine and theirs and (ahead := speedup(outcome.samples, mine, theirs, decoding)):
             lines += ["", f"Tandem's {mine} is {ahead:.2f} times as fast as {build}'s fastest, {theirs}."]
-    missing = [
-        f"\n{remark.splitlines()[0]}."
-        for remark in dict.fromkeys(outcome.remarks)
-        if remark.startswith(("no ", "server "))
-    ]
+    missing = [f"\n{remark.splitlines()[0]}." for remark in outcome.remarks if remark.startswith(("no ", "server "))]
     return "\n".join([*lines, *missing]) + "\n"
 
 

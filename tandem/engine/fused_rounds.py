@@ -211,11 +211,11 @@ class FusedStepper(Stepper):
         lengths, tokens = self.asked or self.plan, self.tokens
         if lengths is None:
             return None
-        rests = bool(self.latest.of_model and self._widths and self._widths.resting)
-        k = min(lengths.copied if rests else lengths.k, self._end - len(tokens) - 1)
+        most, rests = self._end - len(tokens) - 1, bool(self.latest.of_model and self._widths and self._widths.resting)
+        k = min(lengths.copied if rests else lengths.k, most)
         looks_up = self._lookup and k > 0 and self.model_ready is None
         copied = self._lookup.copy(tokens, k).token_ids if self._lookup and looks_up else ()
-        k = 0 if copied else self.draft.room(tokens, min(lengths.model_k, self._end - len(tokens) - 1))
+        k = 0 if copied else self.draft.room(tokens, min(lengths.model_k, most))
         if k and self.model_ready is not False and not rests:
             propose = self._propose_row(k, lengths.least)
         else:
