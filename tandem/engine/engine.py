@@ -192,7 +192,7 @@ class HandedFeatures:
         asked = [
             (verdict, FeatureRow(row.slot, row.position, verdict.accepted + 1, row.request.features))
             for row, verdict in zip(rows, verdicts, strict=True)
-            if isinstance(verdict, Verdict) and row.request.features is not None
+            if isinstance(row, VerifyRow) and isinstance(verdict, Verdict) and row.request.features is not None
         ]
         for (verdict, _), found in zip(asked, self.read([row for _, row in asked]), strict=True):
             verdict.features = found

@@ -13,7 +13,7 @@ from tandem.engine.sequences import TargetSequence
 from tandem.engine.step_widths import StepWidths
 from tandem.engine.stepper import Step, Stepper
 from tandem.runners.fused_step import fused
-from tandem.runners.protocol import FusedResult, FusedRow, ProposeRow, RowFailed, StructureEnded
+from tandem.runners.protocol import FusedResult, FusedRow, Proposal, ProposeRow, RowFailed, StructureEnded, VerifyRow
 from tandem.speculation.fallible import DrafterHealth
 from tandem.speculation.lookup_policy import PolicedLookup
 from tandem.speculation.loop import Rounds
@@ -73,7 +73,7 @@ class FusedRounds(Rounds):
         self._target.processing = self._draft.processing = processing  # a round's steps run one after the other
         if self._lookup:
             await self._lookup.open(prompt)
-        self._stats.cached_prompt_tokens = await self._target.fill(prompt[:-1])
+        self._stats.cached_prompt_tokens = await self._target.begin(prompt)
         self._end = self._target.most_tokens(len(prompt))
         self._step_from(prompt)
 
@@ -160,7 +160,8 @@ class FusedRounds(Rounds):
         verdict.queue_seconds += drafting - proposed.seconds
         proposers = (Proposer.NGRAM if row.copied else Proposer.MODEL,) * len(proposed.token_ids)
         sent, doubted = proposed.distributions, proposed.doubted
-        draft = Draft(proposed.token_ids, 0.0, proposed.seconds, proposers, sent, done.rows, doubted=doubted)
+        begun = not done.compute_seconds  # with the prompt, so its time says nothing
+        draft = Draft(proposed.token_ids, 0.0, proposed.seconds, proposers, sent, done.rows, begun, doubted)
         return draft, verdict
 
     async def close(self) -> None:
@@ -195,6 +196,9 @@ class FusedStepper(Stepper):
         self.plan: LengthPlan | None = None  # of rows that the device begins; one that does not last serves one
         self.latest = LengthPlan(0, 0, lasts=False)  # the last plan, for the worth of draft tokens
         self.model_ready: bool | None = None  # set after `next_row` returned None: may the model draft for it?
+
+    def begun(self, row: VerifyRow, verdict: Verdict) -> tuple[FusedRow, FusedResult]:
+        return FusedRow(self.target.verify_only_row(self.tokens, 0)), FusedResult(Proposal(()), verdict)
 
     def follow(self, row: FusedRow, result: FusedResult) -> None:
         new = result.verdict.token_ids

@@ -89,7 +89,7 @@ class UndraftedRounds(Rounds):
         self.lengths = FixedLength(most)
 
     async def open(self, prompt: Sequence[int]) -> None:
-        await self._verifier.open(prompt)
+        await self._verifier.open(prompt, begins=True)
         if self._lookup:
             await self._lookup.open(prompt)
         sequence = self._verifier.sequence

@@ -28,6 +28,8 @@ class KVSequence:
     processing: Processing | None = None
 
     _stepper: Stepper | None = None
+    _then: VerifyRow | None = None  # for the prompt's last step
+    _begun: tuple[VerifyRow, Verdict] | None = None  # that row, once it has run
 
     def __init__(self, engine: Engine, slot: int, request: Request, adapter: int = 0) -> None:
         self.engine, self.slot, self.request, self.adapter = engine, slot, request, adapter
@@ -79,6 +81,10 @@ class KVSequence:
         stepper, engine = self._stepper, self.engine
         assert stepper is not None, "set_stepper comes first"
         engine.check_lost()
+        if self._begun:
+            (row, value), self._begun = stepper.begun(*self._begun), None
+            stepper.follow(row, value)
+            return row, TimedResult(value, 0.0, 0.0)  # its seconds are the prompt's
         if stepper.unread:
             row, result = stepper.unread.popleft()
         elif stepper.error:
@@ -99,14 +105,17 @@ class KVSequence:
             prompt = (
                 CachedPrompt(self.scope, tuple(tokens), self._invalid, start == began) if self.engine.prefixes else None
             )
-            row = PrefillRow(self.slot, start, tuple(tokens[start : start + chunk]), self.adapter, prompt)
+            then = self._then if prompt or start + chunk >= len(tokens) else None
+            row = PrefillRow(self.slot, start, tuple(tokens[start : start + chunk]), self.adapter, prompt, then)
             done = await self.step(self.engine.shared.prompts, row, prefill=True)
             self.queue_seconds += done.queue_seconds
             self.compute_seconds += done.compute_seconds
-            copied = done.value or 0
+            copied, verdict = done.value
             self._invalid = False
             self.held += tokens[start : start + copied + chunk]
             total += copied
+            self._begun = (then, verdict) if then and verdict else None
+        self._then = None
         return total
 
     def invalidate(self) -> None:
@@ -137,6 +146,12 @@ class KVSequence:
 
 class TargetSequence(KVSequence):
     """A sequence of the target, which verifies round by round."""
+
+    async def begin(self, prompt: Sequence[int]) -> int:
+        """Fills all but the prompt's last token; the first round, without a draft, shares the last step if it can."""
+        if self.engine.shared.able and not self.request.drafts_sample:
+            self._then = self.verify_row(prompt, ())
+        return await self.fill(prompt[:-1])
 
     def verify_row(
         self,
@@ -264,12 +279,16 @@ class LocalVerifier(VerifierHere):
         self._stats = stats if stats is not None else SpeculationStats()
         self.sequence: TargetSequence | None = None
 
-    async def open(self, prompt: Sequence[int]) -> None:
-        """Takes a slot and processes the prompt, once. Raises InvalidField, NoFreeSlot."""
+    async def open(self, prompt: Sequence[int], begins: bool = False) -> None:
+        """Takes a slot and processes the prompt, once, with the first round if it `begins`: no draft comes for it.
+
+        Raises InvalidField, NoFreeSlot.
+        """
         if self.sequence is None:
             self.sequence = await TargetSequence.admitted(self._engine, self._request, len(prompt))
             self.sequence.processing = await self._engine.processing(self._request, len(prompt))
-            self._stats.cached_prompt_tokens = await self.sequence.fill(prompt[:-1])
+            fill = self.sequence.begin(prompt) if begins else self.sequence.fill(prompt[:-1])
+            self._stats.cached_prompt_tokens = await fill
 
     async def verify(
         self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()

@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tandem.engine.prefix_cache import PrefixCache
-from tandem.runners.protocol import CHUNKS_AT_ONCE, PrefillRow, RowFailed, Runner
+from tandem.runners.protocol import CHUNKS_AT_ONCE, PrefillRow, RowFailed, Runner, VerifyRow
+from tandem.speculation.types import Verdict
 
 Step = Callable[[Sequence[Any]], Sequence[Any]]
-Feed = Callable[[Sequence[PrefillRow]], Sequence[RowFailed | None]]
+Feed = Callable[[Sequence[PrefillRow]], Sequence[Any]]
 MOST_AHEAD = 16  # rows of a sequence that may begin before the event loop reads the first result
 
 
@@ -48,6 +49,10 @@ class Stepper:
     def next_row(self) -> Any:
         """Returns the next row; None if the event loop must act first."""
         raise NotImplementedError
+
+    def begun(self, row: VerifyRow, verdict: Verdict) -> tuple[Any, Any]:
+        """Returns a first row, which ran in the step of its prompt's last chunk, and the result, as of `step`."""
+        return row, verdict
 
     def after(self, row: Any, result: Any) -> Any:
         """Returns the row after `row`, on the device's thread; None if the event loop must make it."""
@@ -106,7 +111,7 @@ class SharedSteps:
     """The steps of one runner. `able`: it has shared steps. `prompts`: the step of chunks."""
 
     def __init__(self, runner: Runner, able: bool, prefixes: Callable[[], PrefixCache | None]) -> None:
-        self._runner, self._able, self._prefixes = runner, able, prefixes
+        self._runner, self.able, self._prefixes = runner, able, prefixes
         self.prompts: Step = functools.partial(self._run, None)
 
     def room(self, row: Any, prefill: bool) -> tuple[int, int]:
@@ -114,13 +119,13 @@ class SharedSteps:
         limits = self._runner.limits
         if not prefill:
             return limits.slots, 1
-        if self._able and isinstance(row, PrefillRow):
+        if self.able and isinstance(row, PrefillRow):
             return CHUNKS_AT_ONCE * limits.chunk, len(row.tokens)
         return 1, 1
 
     def with_prefill_rows(self, decode: Step) -> Step:
         """A step that is `decode`, with chunks of prompts after its rows if the runner can."""
-        if not self._able:
+        if not self.able:
             return decode
         self.prompts = functools.partial(self._run, decode)
         return self.prompts
@@ -133,33 +138,34 @@ class SharedSteps:
             return decode(rows)
 
         def feed(left: Sequence[PrefillRow]) -> Sequence[Any]:
-            if not decode or not decoding:
+            if not decode or not (decoding or any(row.then for row in left)):
                 return self._runner.prefill(left) if left else []
             results = decode([*decoding, *left])
             decoded.extend(results[: len(decoding)])
             return results[len(decoding) :]
 
-        filled = prefill(prefixes, chunks, self._runner.limits.chunk, feed) if prefixes else feed(chunks)
+        filled = prefill(prefixes, chunks, self._runner.limits.chunk, feed)  # fills `decoded`
         return [*decoded, *filled]
 
 
-def prefill(prefixes: PrefixCache, rows: Sequence[PrefillRow], chunk: int, feed: Feed) -> list[int | RowFailed]:
-    """Copies each row's cached pages, then feeds the next chunks; returns the numbers of tokens copied."""
-    rest = [_rest(prefixes, row, chunk) for row in rows]
-    failures = iter(feed([row for row in rest if row.tokens]))
-    found = list[int | RowFailed]()
+def prefill(prefixes: PrefixCache | None, rows: Sequence[PrefillRow], chunk: int, feed: Feed) -> list[Any]:
+    """Copies each row's cached pages, then feeds the next chunks; returns numbers of tokens copied, and verdicts."""
+    rest = [_rest(prefixes, row, chunk) for row in rows] if prefixes else rows
+    results = iter(feed([row for row in rest if row.tokens or row.then]))
+    found = list[tuple[int, Verdict | None] | RowFailed]()
     for row, left in zip(rows, rest, strict=True):
-        failed = next(failures) if left.tokens else None
-        if not failed:
+        result = next(results) if left.tokens or left.then else None
+        if prefixes and not isinstance(result, RowFailed):
             prefixes.insert(row.prompt.scope, row.prompt.tokens[: left.start + len(left.tokens)], row.slot)
-        found.append(failed or left.start - row.start)
+        found.append(result if isinstance(result, RowFailed) else (left.start - row.start, result))
     return found
 
 
 def _rest(prefixes: PrefixCache, row: PrefillRow, chunk: int) -> PrefillRow:
-    """Copies the prompt's cached pages; returns a row of the next chunk, possibly empty."""
+    """Copies the prompt's cached pages; returns a row of the next chunk, possibly empty, its last one `then`."""
     prompt: CachedPrompt = row.prompt
     if prompt.invalid:
         prefixes.tree.remove(prompt.scope, prompt.tokens)
     start = row.start + prefixes.copied(prompt.scope, prompt.tokens, row, prompt.first)
-    return replace(row, start=start, tokens=prompt.tokens[start : start + chunk])
+    then = row.then if start + chunk >= len(prompt.tokens) else None
+    return replace(row, start=start, tokens=prompt.tokens[start : start + chunk], then=then)

@@ -50,13 +50,18 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class PrefillRow:
-    """Feeds `tokens` (at most a chunk) to `slot` at positions `start`, start+1, ..."""
+    """Feeds `tokens` (at most a chunk) to `slot` at positions `start`, start+1, ...; in shared steps, then `then`."""
 
     slot: int
     start: int
     tokens: tuple[int, ...]
     adapter: int = 0  # LoRA adapter number; 0: none
     prompt: Any = None  # for the prefix cache, not for runners
+    then: VerifyRow | None = None  # from the position behind; its verdict, or None if it fails, is the row's result
+
+    @property
+    def fed(self) -> tuple[int, ...]:
+        return (*self.tokens, *self.then.fed) if self.then else self.tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,10 @@ class VerifyRow:
     processor: Processor | None = None  # changes the logits
     adapter: int = 0
     copied: bool = False  # a lookup draft; not for runners
+
+    @property
+    def fed(self) -> tuple[int, ...]:
+        return (self.last_token, *self.draft)
 
     @property
     def plain(self) -> bool:
@@ -334,5 +343,4 @@ def sized(results: list[Result], shapes: StepShapes, widths: Sequence[int]) -> l
 
 def verify_sized(target: Runner, rows: Sequence[Any]) -> list[Any]:
     """Verifies rows and the chunks after them; verdicts report the step's size."""
-    widths = [len(row.tokens) if isinstance(row, PrefillRow) else 1 + len(row.draft) for row in rows]
-    return sized(target.verify(rows), target.shapes, widths)
+    return sized(target.verify(rows), target.shapes, [len(row.fed) for row in rows])

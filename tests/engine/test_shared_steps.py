@@ -18,13 +18,14 @@ from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.generators import fused_generator
 from tandem.engine.load_models import Loaded
+from tandem.engine.local_run import UndraftedRounds
 from tandem.engine.model_config import DraftChoice
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.engine.sequences import LocalVerifier
 from tandem.runners.native.native_runner import NativeRunner
 from tandem.runners.native.weights import UNQUANTISED, packing
-from tandem.runners.protocol import PrefillRow
-from tandem.speculation.types import GenerationRequest, Request, Rule, SamplingParams
+from tandem.runners.protocol import PrefillRow, RowFailed
+from tandem.speculation.types import GenerationRequest, LengthPlan, Request, Rule, SamplingParams
 from tests.adapters import lora_tensors, write_adapter
 from tests.daily import daily
 from tests.runners.conftest import folder, target  # noqa: F401
@@ -134,6 +135,29 @@ async def test_requests_of_all_kinds_that_come_and_go_say_what_each_says_alone(f
     for kind in ("mixed", "several chunks", "known in part", "adapters"):
         assert mixed.seen[kind], kind
     await together.batcher.close()
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
+async def test_a_prompts_last_step_also_gives_the_first_token(
+    sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, judge, fails = Engine(native(module_of()), Batcher("test")), NativeRunner._judge, iter([])
+    monkeypatch.setattr(NativeRunner, "_judge", lambda *row: next(fails, None) or judge(*row))
+    for length in (1, 2, 33, 65, 100):
+        prompt, request = sequence(length), Request(sampling, logprobs=2)
+        verifier = LocalVerifier(engine, request)
+        await verifier.open(prompt)
+        expected = await verifier.verify(prompt, ())
+        await verifier.close()
+        for failed in range(2 + (length > 1)):  # of the prompt's verification and the round's own
+            rounds, before = UndraftedRounds(LocalVerifier(engine, request), None), engine.batcher.steps
+            fails = iter([RowFailed("test")] * failed)
+            await rounds.open(prompt)
+            _, verdict = await rounds.round(prompt, LengthPlan(0, 0))
+            assert verdict.token_ids == expected.token_ids and verdict.logprobs == expected.logprobs
+            assert failed or engine.batcher.steps - before == max(1, -(-(length - 1) // 64))
+            await rounds.close()
+    await engine.batcher.close()
 
 
 def test_a_head_reads_the_features_of_prompts_that_shared_steps_with_rounds(target: Path, folder: Path) -> None:  # noqa: F811

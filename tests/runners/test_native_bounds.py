@@ -173,6 +173,10 @@ def test_the_library_itself_refuses_counts_that_its_caller_has_no_room_for(
         with pytest.raises(OutOfBounds, match="row 1: its number of draft tokens") as raised:
             propose(draft.model.handle, ctypes.byref(tails.rows), ints(counts), None, 3, zeros(6), None)
         assert raised.value.row == 1
+    for quiet in (3, -1, 2**31 - 1):
+        tails.rows.quiet = ints([quiet, 0])
+        with pytest.raises(OutOfBounds, match="row 0: its number of"):
+            target.model.library.tandem_verify(target.model.handle, tails.rows, None, zeros(3), zeros(2), None)
     for counts, given, known in (([2, 9], [0, 0], VOCAB), ([1, 1], [0, 1], VOCAB), ([1, 1], [0, 0], VOCAB + 1)):
         drafts = ints([-5] * 6)
         with pytest.raises(OutOfBounds):

@@ -19,7 +19,6 @@ bool within(int64_t value, int64_t end) { return value >= 0 && value < end; }
 int fault_of(const Model& model, const Rows& rows, const int32_t* counts = nullptr, int most = 0) {
     const Shape& shape = model.shape;
     int64_t tokens = 0;
-    if (!within(rows.silent, rows.count + int64_t(1))) return CALL;
     for (int r = 0; r < rows.count; r++) {
         const int64_t count = counts ? counts[r] : 1, length = int64_t(rows.begins[r + 1]) - rows.begins[r];
         Fault fault = SOUND;
@@ -27,6 +26,7 @@ int fault_of(const Model& model, const Rows& rows, const int32_t* counts = nullp
         else if (!count) continue;
         else if (length < 1 || (tokens += length) > shape.most_tokens) fault = ROOM;
         else if (!within(rows.slots[r], shape.slots)) fault = SLOT;
+        else if (rows.quiet && !within(rows.quiet[r], length + 1)) fault = COUNT;
         else if (rows.starts[r] < 0 || rows.starts[r] + length + count - 1 > shape.length) fault = POSITION;
         else if (rows.adapters && rows.adapters[r] && !model.has_adapter(rows.adapters[r])) fault = ADAPTER;
         for (int i = rows.begins[r]; !fault && i < rows.begins[r + 1]; i++)
@@ -186,7 +186,7 @@ int tandem_propose(void* draft, const Rows* tails, int32_t* counts, const int32_
 int tandem_verify(void* target, const Rows* rows, const Sampling* sampled, int32_t* said, int32_t* accepted, float* logits) try {
     Model& by = *static_cast<Model*>(target);
     if (const int fault = fault_of(by, *rows)) return fault;
-    if (const int fault = fault_of_draws(sampled, rows->count - rows->silent, logits, by.shape.outputs)) return fault;
+    if (const int fault = fault_of_draws(sampled, rows->count, logits, by.shape.outputs)) return fault;
     verify(by, *rows, sampled, said, accepted, logits);
     return SOUND;
 } catch (...) { return -1; }

@@ -95,8 +95,8 @@ class Rows(ctypes.Structure):
 
     _fields_ = (
         ("count", c_int32),
-        *((name, POINTER(c_int32)) for name in ("slots", "starts", "begins", "tokens", "adapters", "feature_counts")),
-        ("silent", c_int32),
+        *((name, POINTER(c_int32)) for name in ("slots", "starts", "begins", "tokens", "adapters")),
+        *((name, POINTER(c_int32)) for name in ("feature_counts", "quiet")),
     )
 
 

@@ -89,11 +89,13 @@ struct Step {
 
 // A ragged batch: row r feeds tokens[begins[r] .. begins[r + 1]) at `starts[r]` and on of slot slots[r], changed by
 // adapters[r] (0 or null: none). A head has features below position knowns[r] (null: all), else reads its own states.
-// The last `silent` rows want no results.
+// A row's first quiet[r] tokens (null: none) want no results.
 struct Rows {
     int32_t count;
     const int32_t *slots, *starts, *begins, *tokens, *adapters = nullptr, *knowns = nullptr;
-    int32_t silent = 0;
+    const int32_t* quiet = nullptr;
+
+    int first(int row) const { return begins[row] + (quiet ? quiet[row] : 0); }  // of its tokens with results
 };
 
 class Model {
@@ -142,7 +144,7 @@ public:
         for (int r = 0; r < rows.count; r++)
             for (int i = rows.begins[r], end = rows.begins[r + 1]; i < end - (head && wants); i++) {
                 if (head && rows.starts[r] + i == rows.begins[r]) continue;
-                if (!head && r < rows.count - rows.silent && (wants == 2 || (wants == 1 && i + 1 == end))) wanted_.push_back(int(ids_.size()));
+                if (!head && i >= rows.first(r) && (wants == 2 || (wants == 1 && i + 1 == end))) wanted_.push_back(int(ids_.size()));
                 add(r, i);
             }
         best.resize(wanted_.size());
@@ -220,23 +222,24 @@ inline void propose(Model& draft, const Rows& tails, int32_t* counts, const int3
     }
 }
 
-// Verification by agreement. `said`: the target's token after each token, -1 if unsound: argmax, or for `sampled` rows
-// drawn up to the first mismatch. accepted[r]: matching draft tokens, -1 if a decisive logit is unsound. `logits`:
-// buffer for all tokens, or null.
+// Verification by agreement. `said`: the target's token after each token that is not quiet, -1 if unsound: argmax, or for
+// `sampled` rows drawn up to the first mismatch. accepted[r]: matching draft tokens, -1 if a decisive logit is unsound.
+// `logits`: buffer for the tokens of `said`, or null.
 inline void verify(Model& target, const Rows& rows, const Sampling* sampled, int32_t* said, int32_t* accepted, float* logits) {
     std::vector<Best> best;
     target.feed(rows, 2, logits, best);
     for (size_t i = 0; i < best.size(); i++) said[i] = best[i].sound ? best[i].token : -1;
-    for (int r = 0; r < rows.count - rows.silent; r++) {
-        const int32_t* drafted = rows.tokens + rows.begins[r] + 1;
-        const int count = rows.begins[r + 1] - rows.begins[r] - 1, outputs = target.shape.outputs;
-        for (int same = 0;; same++) {
-            int32_t& own = said[rows.begins[r] + same];
+    for (int r = 0, begin = 0; r < rows.count; r++) {
+        const int32_t* drafted = rows.tokens + rows.first(r) + 1;
+        const int count = rows.begins[r + 1] - rows.first(r) - 1, outputs = target.shape.outputs;
+        for (int same = 0; count >= 0; same++) {
+            int32_t& own = said[begin + same];
             if (sampled && sampled[r].draws())
-                own = draw(target.pool, logits + size_t(rows.begins[r] + same) * outputs, outputs, nullptr, sampled[r], same);
+                own = draw(target.pool, logits + size_t(begin + same) * outputs, outputs, nullptr, sampled[r], same);
             accepted[r] = own < 0 ? -1 : same;
             if (same == count || own != drafted[same]) break;
         }
+        begin += count + 1;
     }
 }
 

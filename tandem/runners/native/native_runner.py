@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -126,19 +127,20 @@ class NativeRunner:
 
     @each_alone
     def verify(self, rows: Sequence[VerifyRow | PrefillRow]) -> list[Any]:
-        judged, batch = [row for row in rows if isinstance(row, VerifyRow)], _fed(rows)
-        begins, said, accepted = batch.begins, zeros(len(batch.tokens)), zeros(len(rows))
-        logits = None if all(row.plain for row in judged) else self.model.room(begins[len(judged)])
+        judged, batch = [row.then if isinstance(row, PrefillRow) else row for row in rows], _fed(rows)
+        begins = [0, *itertools.accumulate(len(row.fed) if row else 0 for row in judged)]
+        said, accepted = zeros(begins[-1]), zeros(len(rows))
+        logits = None if all(row is None or row.plain for row in judged) else self.model.room(begins[-1])
         sampled = None if logits is None else sampled_rows(judged, self.model.outputs)
-        batch.rows.silent = len(rows) - len(judged)
+        batch.rows.quiet = ints([len(row.tokens) if isinstance(row, PrefillRow) else 0 for row in rows])
         self.model.library.tandem_verify(
             self.model.handle, ctypes.byref(batch.rows), sampled, said, accepted, pointer(logits, c_float)
         )
-        verdicts = [
-            _verdict(said, begin, n) if row.drawn else self._judge(row, said, logits, begin)
-            for row, begin, n in zip(judged, begins, accepted, strict=False)
-        ]
-        return [*verdicts, *[None] * batch.rows.silent]
+        found = list[Any]()
+        for row, own, begin, n in zip(rows, judged, begins, accepted, strict=False):
+            verdict = own and (_verdict(said, begin, n) if own.drawn else self._judge(own, said, logits, begin))
+            found.append(None if own is not row and isinstance(verdict, RowFailed) else verdict)  # the chunk succeeded
+        return found
 
     def _judge(self, row: VerifyRow, said: Ints, logits: Logits | None, begin: int) -> Verdict | RowFailed:
         assert logits is not None
@@ -251,22 +253,20 @@ def most_tokens(limits: Limits, verifies: bool = False) -> int:
 
 
 def _fed(rows: Sequence[VerifyRow | PrefillRow]) -> RowBatch:
-    tokens = [row.tokens if isinstance(row, PrefillRow) else (row.last_token, *row.draft) for row in rows]
     starts = [row.start if isinstance(row, PrefillRow) else row.position for row in rows]
-    return RowBatch([r.slot for r in rows], starts, tokens, [r.adapter for r in rows])
+    return RowBatch([r.slot for r in rows], starts, [r.fed for r in rows], [r.adapter for r in rows])
 
 
 def _verdict(said: Ints, begin: int, accepted: int) -> Verdict | RowFailed:
     return RowFailed(_UNSOUND) if accepted < 0 else Verdict(tuple(said[begin : begin + accepted + 1]), accepted)
 
 
-def sampled_rows(rows: Sequence[VerifyRow | ProposeRow | FusedRow], tokens: int) -> Any:
+def sampled_rows(rows: Sequence[VerifyRow | ProposeRow | FusedRow | None], tokens: int) -> Any:
     """Sampling structures over `tokens` ids, from the position after each row's last; None: all greedy."""
     made = None
     for r, row in enumerate(rows):
         asked = row.propose if isinstance(row, FusedRow) else row
-        by = asked.request.sampling
-        if row.drawn and not by.greedy:
+        if row and asked and row.drawn and not (by := asked.request.sampling).greedy:
             made = made or (Sampling * len(rows))()
             top_k = min(by.top_k, tokens)
             made[r] = Sampling(by.temperature, by.top_p, by.min_p, by.seed, asked.position + 1, top_k, tokens)
