@@ -26,7 +26,7 @@ from benchmarks.keeping import kept
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, DISTRIBUTED, FUSED, REMOTE_DRAFT
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint, baseline_of, deploy
-from tandem.comparison.measuring.environment import this_machine
+from tandem.comparison.measuring.machine import this_machine
 from tandem.comparison.measuring.servers import Fleet
 from tandem.comparison.measuring.timed_request import Contender, measure
 from tandem.comparison.measuring.workloads import BUILT_IN, Prompt, built_in_prompts

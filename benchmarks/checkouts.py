@@ -23,7 +23,7 @@ from benchmarks.arguments import Parser, positive
 from benchmarks.contenders import Ours, encode
 from benchmarks.figures import Sample, decoding
 from benchmarks.keeping import kept
-from tandem.comparison.measuring.environment import this_machine
+from tandem.comparison.measuring.machine import this_machine
 from tandem.comparison.measuring.servers import Fleet
 from tandem.comparison.measuring.timed_request import rotated
 from tandem.comparison.measuring.workloads import built_in_prompts

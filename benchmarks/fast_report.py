@@ -20,7 +20,7 @@ from benchmarks.figures import Sample, decoding, identity
 from benchmarks.formats import BASE, FORMATS, LLAMA, format_of, is_ours
 from benchmarks.peers import PeerInfo
 from benchmarks.prompt_speed import PromptSpeed
-from tandem.comparison.measuring.environment import this_machine
+from tandem.comparison.measuring.machine import this_machine
 from tandem.speculation.types import ModelInfo
 
 

@@ -11,7 +11,7 @@ from benchmarks.fast_settings import PROMPT_TOKENS
 from benchmarks.figures import decoding, speedup
 from benchmarks.formats import FORMATS, WITH_DRAFT, is_ours
 from benchmarks.prompt_speed import speedup as prompt_speedup
-from tandem.comparison.measuring.environment import this_machine
+from tandem.comparison.measuring.machine import this_machine
 
 
 def quoted_table(outcome: Outcome) -> str:

@@ -19,7 +19,7 @@ from benchmarks.contenders import Answered
 from benchmarks.http_health import until_healthy
 from benchmarks.peers import PeerFailed, PeerInfo
 from benchmarks.process_groups import ProcessGroups
-from tandem.ports import free_port
+from tandem.launch import free_port
 
 VARIABLE = "TANDEM_LLAMA_SERVER"
 HOST = "127.0.0.1"

@@ -32,7 +32,7 @@ from benchmarks.round_overhead_wire import (
     round_rows,
     rounds_over,
 )
-from tandem.comparison.measuring.environment import this_machine
+from tandem.comparison.measuring.machine import this_machine
 from tandem.comparison.measuring.servers import Fleet
 from tandem.launch import LAUNCH
 from tandem.rpc.generation_client import GenerationClient

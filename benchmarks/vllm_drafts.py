@@ -29,7 +29,7 @@ from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import embedded_draft, find
 from tandem.comparison.links.link import DelayLink
 from tandem.comparison.links.link_settings import LinkSettings
-from tandem.comparison.measuring.environment import this_machine
+from tandem.comparison.measuring.machine import this_machine
 from tandem.comparison.measuring.servers import Fleet, ServerFailed
 from tandem.comparison.measuring.workloads import built_in_prompts
 from tandem.launch import LAUNCH

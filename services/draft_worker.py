@@ -13,10 +13,10 @@ from tandem.rpc.channel import DRAFT
 from tandem.rpc.wire_sessions import draft_to_wire, proposing_from_wire
 from tandem.services.calls import Context
 from tandem.services.generation import GenerateMethod, GeneratingService
-from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.callers import ANONYMOUS, caller
 from tandem.services.security.limits import LimitReached, ServerLimits
 from tandem.services.server_duplex import Duplex, Incoming, StreamIdle, answered_in_order
+from tandem.services.shutdown import Lifecycle
 from tandem.speculation.ahead import Follower
 from tandem.speculation.drafters import Drafter
 from tandem.speculation.types import MAX_DRAFTED, InvalidField, LengthPlan, ModelInfo, Rule, TooLong

@@ -18,11 +18,11 @@ from tandem.engine.slots import reserved_places
 from tandem.rpc import wire
 from tandem.rpc.channel import MESSAGES
 from tandem.services.calls import Context
-from tandem.services.lifecycle import Lifecycle
 from tandem.services.receipts import Receipts, generated, written
 from tandem.services.security.call_limits import origin
 from tandem.services.security.callers import caller
 from tandem.services.security.limits import ConcurrencyLimit, ServerLimits, check_name
+from tandem.services.shutdown import Lifecycle
 from tandem.services.statuses import Interrupted, NotOffered, NotRead, QueueFull, VocabularyMismatch
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, ModelInfo, SpeculationStats
 

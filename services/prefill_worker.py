@@ -18,10 +18,10 @@ from tandem.engine.prefill import PageCopies, PrefillPages, RemotePrefill
 from tandem.rpc import wire
 from tandem.runners.capabilities import PAGE
 from tandem.services.calls import Context
-from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.callers import caller
 from tandem.services.security.limits import ServerLimits, check_name
 from tandem.services.server import HostedService
+from tandem.services.shutdown import Lifecycle
 from tandem.services.statuses import ModelMismatch, QueueFull
 from tandem.speculation.types import InvalidField, ModelInfo, Request, TooLong
 from tandem.v1 import prefill_worker_pb2 as pb

@@ -28,10 +28,9 @@ from tandem.services.binding import bind
 from tandem.services.calls import CallObserver
 from tandem.services.health import NOT_SERVING, SERVING, HealthService
 from tandem.services.http.service import HttpService
-from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.access import Security
 from tandem.services.security.call_limits import TransportInterceptor
-from tandem.services.shutdown import STOP_SECONDS, ShutdownDeadline, bounded
+from tandem.services.shutdown import STOP_SECONDS, Lifecycle, ShutdownDeadline, bounded
 
 if TYPE_CHECKING:  # uvicorn need not be installed
     from tandem.services.http.app import HttpPort

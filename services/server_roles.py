@@ -38,13 +38,13 @@ from tandem.runners.own_sizes import own_sizes, runs_native
 from tandem.services.draft_worker import DraftWorkerService
 from tandem.services.generation import GenerateMethod, GeneratingService
 from tandem.services.http.service import HttpService
-from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.wiring import Observability
 from tandem.services.prefill_worker import connect_remote_prefill, prefill
 from tandem.services.receipts import Receipts
 from tandem.services.role_config import RoleConfig, defaults_in_force
 from tandem.services.security.call_limits import fairness_key
 from tandem.services.server import HostedService, serve
+from tandem.services.shutdown import Lifecycle
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.types import ModelInfo
 from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server

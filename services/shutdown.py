@@ -10,8 +10,10 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
+
+from tandem.services.statuses import NotAccepting
 
 log = logging.getLogger("tandem.server")
 
@@ -89,3 +91,30 @@ async def bounded_call(function: Callable[[], object], what: str, seconds: float
 
     threading.Thread(target=work, name=what, daemon=True).start()
     await bounded(done.wait(), what, seconds)
+
+
+class Lifecycle:
+    def __init__(self) -> None:
+        self.accepting = True
+        self.running = 0
+
+    @contextlib.contextmanager
+    def work(self) -> Iterator[None]:
+        """Counts work while the block runs. Raises NotAccepting while draining."""
+        self.check()
+        self.running += 1
+        try:
+            yield
+        finally:
+            self.running -= 1
+
+    def check(self) -> None:
+        if not self.accepting:
+            raise NotAccepting("the server is stopping and takes no new requests")
+
+    async def drain(self, seconds: float, others: Callable[[], int]) -> None:
+        """Refuses new work; waits up to `seconds` until none runs and `others()` is 0."""
+        self.accepting = False
+        deadline = asyncio.get_running_loop().time() + seconds
+        while (self.running or others()) and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.02)

@@ -16,7 +16,6 @@ from tandem.rpc.request_context import current
 from tandem.rpc.wire_sessions import distributions_from_wire, session_from_wire
 from tandem.services.calls import Context
 from tandem.services.generation import GenerateMethod, GeneratingService
-from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.callers import caller
 from tandem.services.security.limits import ServerLimits, check_name
 from tandem.services.server_duplex import answered_in_order
@@ -29,6 +28,7 @@ from tandem.services.sessions.table import (
     SessionTable,
     session_key,
 )
+from tandem.services.shutdown import Lifecycle
 from tandem.services.statuses import ModelMismatch
 from tandem.services.verify_runs import VerifyRuns, commit, recorded
 from tandem.speculation.features import FeatureSpec

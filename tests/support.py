@@ -45,9 +45,9 @@ from tandem.runners.load_runner import Shape
 from tandem.runners.protocol import Limits, Runner
 from tandem.services.draft_worker import DraftWorkerService
 from tandem.services.generation import GenerateMethod, GeneratingService
-from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.access import Security
 from tandem.services.sessions.table import SessionKey
+from tandem.services.shutdown import Lifecycle
 from tandem.services.statuses import DOMAIN
 from tandem.services.target_verifier import OPENING_SECONDS, TargetVerifierService
 from tandem.speculation.draws import draw

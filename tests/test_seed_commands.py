@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.ports import free_port
+from tandem.launch import free_port
 from tests.runners.tiny import model_folder
 from tests.support import REPOSITORY, command
 

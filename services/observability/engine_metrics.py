@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from tandem.engine.adapter_registry import MOST, Adapters
 from tandem.engine.engine import Engine
 from tandem.engine.slots import SlotPool
-from tandem.services.lifecycle import Lifecycle
+from tandem.services.shutdown import Lifecycle
 
 PARTS: Mapping[str, Sequence[tuple[str, str, str]]] = {
     "slots": (("tandem:kv_slots", "count", "KV slots."), ("tandem:kv_slots_used", "used", "KV slots in use.")),

@@ -19,11 +19,10 @@ from tandem.rpc.tracing import Tracing, open_tracing, traced
 from tandem.runners.startup import Startup
 from tandem.services.calls import CallObserver
 from tandem.services.generation import Watch
-from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.request_log import RequestLog
 from tandem.services.observability.spans import CallSpans
 from tandem.services.sessions.table import SessionTable
-from tandem.services.shutdown import bounded, bounded_call
+from tandem.services.shutdown import Lifecycle, bounded, bounded_call
 from tandem.speculation.fallible import DrafterHealth
 from tandem.speculation.types import ModelInfo
 

@@ -13,9 +13,9 @@ from tandem.rpc.credentials import on_this_machine
 from tandem.rpc.endpoint_pool import bare_host
 from tandem.services.calls import CallObserver
 from tandem.services.security.call_limits import TransportInterceptor
+from tandem.services.security.callers import AcceptedTokens
 from tandem.services.security.limits import MESSAGE_BYTES, ServerLimits
 from tandem.services.security.tls import TlsConfig, server_credentials
-from tandem.services.security.tokens import AcceptedTokens
 
 log = logging.getLogger("tandem.security")
 

@@ -16,9 +16,8 @@ from google.protobuf.message import DecodeError
 from tandem.rpc.request_context import prefix_scope
 from tandem.services.calls import Call, CallObserver
 from tandem.services.observability.request_log import PromptLog
-from tandem.services.security.callers import OPEN, caller
+from tandem.services.security.callers import OPEN, AcceptedTokens, caller
 from tandem.services.security.limits import ConcurrencyLimit, ServerLimits
-from tandem.services.security.tokens import AcceptedTokens
 from tandem.services.statuses import NotRead
 from tandem.speculation.types import InvalidField
 

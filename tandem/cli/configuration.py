@@ -18,9 +18,9 @@ from tandem.rpc.endpoint_pool import parse_addresses
 from tandem.runners.startup import Startup
 from tandem.services.role_config import RoleConfig
 from tandem.services.security.access import Security
+from tandem.services.security.callers import AcceptedTokens
 from tandem.services.security.limits import MESSAGE_BYTES, ServerLimits, message_bytes
 from tandem.services.security.tls import tls_config
-from tandem.services.security.tokens import AcceptedTokens
 from tandem.services.server import HttpAddress, ServeConfig
 from tandem.services.server_roles import run_role
 from tandem.services.shutdown import ShutdownDeadline

@@ -182,9 +182,9 @@ class RemotePrefill:
         prefixes, start = self._engine.prefixes, len(sequence.held)
         if prefixes is None:
             return None
-        step = functools.partial(prefixes.copy, sequence.scope, tuple(tokens))
         row = PrefillRow(sequence.slot, start, tuple(tokens[start : start + 1]), sequence.adapter)
-        copied: int = (await sequence.step(step, row, prefill=True)).value
+        step = functools.partial(prefixes.copied, sequence.scope, tuple(tokens), row, True)
+        copied: int = (await sequence.step(lambda rows: [step()], row, prefill=True)).value
         sequence.held += tokens[start : start + copied]
         return copied
 

@@ -66,11 +66,6 @@ class PrefixCache:
         """Bytes of all pages; from any thread."""
         return self.tree.count * self._bytes
 
-    def copy(self, scope: Hashable, tokens: Sequence[int], rows: Sequence[PrefillRow]) -> list[int]:
-        """A batcher step of one row: copies cached pages beyond its start to its slot."""
-        (row,) = rows
-        return [self.copied(scope, tokens, row, first=True)]
-
     def insert(self, scope: Hashable, tokens: Sequence[int], slot: int) -> None:
         """Copies whole pages of `tokens`, in `slot` from position 0, unless cached; removes them if that fails."""
         known, added = self.tree.extend(scope, tokens)

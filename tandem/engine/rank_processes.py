@@ -17,7 +17,6 @@ from tandem.engine.engine import Engine
 from tandem.engine.load_models import load, load_pair
 from tandem.engine.model_config import ModelConfig
 from tandem.host.cores import usable_cores
-from tandem.ports import free_port
 from tandem.runners.torch.tensor_parallel import Leader, Ranks, follow
 
 log = logging.getLogger("tandem.engine")
@@ -140,7 +139,7 @@ def _environment(ranks: Ranks, environment: MutableMapping[str, str] = os.enviro
     """Sets torchrun's variables for rank 0, except thread count and interface."""
     always = {
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
+        "MASTER_PORT": str(launch.free_port()),
         "RANK": "0",
         "LOCAL_RANK": "0",
         "WORLD_SIZE": str(ranks.degree),

@@ -147,9 +147,9 @@ class KVSequence:
 class TargetSequence(KVSequence):
     """A sequence of the target, which verifies round by round."""
 
-    async def begin(self, prompt: Sequence[int]) -> int:
-        """Fills all but the prompt's last token; the first round, without a draft, shares the last step if it can."""
-        if self.engine.shared.able and not self.request.drafts_sample:
+    async def begin(self, prompt: Sequence[int], verifies: bool = True) -> int:
+        """Fills all but the prompt's last token; the first round, undrafted, shares the last step if it `verifies`."""
+        if verifies and self.engine.shared.able and not self.request.drafts_sample:
             self._then = self.verify_row(prompt, ())
         return await self.fill(prompt[:-1])
 
@@ -280,15 +280,11 @@ class LocalVerifier(VerifierHere):
         self.sequence: TargetSequence | None = None
 
     async def open(self, prompt: Sequence[int], begins: bool = False) -> None:
-        """Takes a slot and processes the prompt, once, with the first round if it `begins`: no draft comes for it.
-
-        Raises InvalidField, NoFreeSlot.
-        """
+        """Takes a slot, processes the prompt, and `begins` the first round, once. Raises InvalidField, NoFreeSlot."""
         if self.sequence is None:
             self.sequence = await TargetSequence.admitted(self._engine, self._request, len(prompt))
             self.sequence.processing = await self._engine.processing(self._request, len(prompt))
-            fill = self.sequence.begin(prompt) if begins else self.sequence.fill(prompt[:-1])
-            self._stats.cached_prompt_tokens = await fill
+            self._stats.cached_prompt_tokens = await self.sequence.begin(prompt, begins)
 
     async def verify(
         self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()

@@ -15,9 +15,9 @@ from typing import TypeVar
 import pytest
 
 import tandem
-from tandem.ports import free_port
+from tandem.launch import free_port
 from tandem.services.security.access import Security
-from tandem.services.security.tokens import AcceptedTokens
+from tandem.services.security.callers import AcceptedTokens
 from tests.services.certificates import Authority, token_file
 from tests.support import GREEDY, HANG, REPOSITORY, SAMPLED, fused_site, oracle, run, server_process, target_site, toy
 from tests.toy import ToyConfig

@@ -16,10 +16,10 @@ import pytest
 import tandem
 from tandem.cli import main
 from tandem.clients.terminal import ClientConfig, run_client
-from tandem.ports import free_port
+from tandem.launch import free_port
 from tandem.rpc.channel import FUSED, TARGET
 from tandem.services.security.access import Security
-from tandem.services.security.tokens import AcceptedTokens
+from tandem.services.security.callers import AcceptedTokens
 from tandem.speculation.types import GenerationRequest
 from tests.http.site import door
 from tests.services.certificates import Authority, token_file

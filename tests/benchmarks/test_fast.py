@@ -25,7 +25,7 @@ from benchmarks.figures import Sample, decoding, identity, quantile, speedup
 from benchmarks.llama_peer import Served, command, help_of
 from benchmarks.peers import PeerFailed
 from benchmarks.process_groups import ProcessGroups
-from tandem.comparison.measuring.environment import this_machine
+from tandem.comparison.measuring.machine import this_machine
 
 
 def sample(contender: str, prompt: str, ms: float, tokens: Sequence[int] = range(11)) -> Sample:

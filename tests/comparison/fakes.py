@@ -10,7 +10,7 @@ from typing import Any
 from tandem.comparison.measuring.architectures import CONNECTABLE
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint
-from tandem.comparison.measuring.environment import Machine
+from tandem.comparison.measuring.machine import Machine
 from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.measuring.records import Measurement, Record, Seconds
 from tandem.comparison.measuring.workloads import Prompt

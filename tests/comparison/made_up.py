@@ -14,7 +14,7 @@ from tandem.comparison.links.link import LinkOverhead
 from tandem.comparison.measuring.architectures import CONNECTABLE, PIPELINED, PLAIN, WIDTH_1
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint
-from tandem.comparison.measuring.environment import Machine
+from tandem.comparison.measuring.machine import Machine
 from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.measuring.records import Failure, Measurement, Record, Seconds
 from tandem.speculation.types import Rule

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tandem.comparison.measuring import machine_load
-from tandem.comparison.measuring.machine_load import LoadWatch, MachineLoad
+from tandem.comparison.measuring import machine
+from tandem.comparison.measuring.machine import LoadWatch, MachineLoad
 
 FIRST = "cpu  100 0 50 800 10 0 5 35 0 0\ncpu0 1 1\nprocs_running {running}\n"
 LATER = "cpu  160 0 70 880 10 0 5 75 0 0\ncpu0 1 1\nprocs_running {running}\n"
@@ -25,9 +25,9 @@ def process(folder: Path, pid: int, ticks: int, children: str = "") -> None:
 
 @pytest.fixture
 def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(machine_load, "PROC", tmp_path)
-    monkeypatch.setattr(machine_load.os, "getpid", lambda: 7)
-    monkeypatch.setattr(machine_load.os, "getloadavg", lambda: (17.0, 9.0, 3.0))
+    monkeypatch.setattr(machine, "PROC", tmp_path)
+    monkeypatch.setattr(machine.os, "getpid", lambda: 7)
+    monkeypatch.setattr(machine.os, "getloadavg", lambda: (17.0, 9.0, 3.0))
     return tmp_path
 
 

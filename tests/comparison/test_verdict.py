@@ -17,7 +17,7 @@ from rich.console import Console
 from tandem.comparison.analysis.comparison import Comparison, Measured, analyse, comparison_as_text
 from tandem.comparison.analysis.summary import CLOSE, paired_interval
 from tandem.comparison.analysis.verdict import Decision, Evidence, doubt
-from tandem.comparison.measuring.machine_load import MachineLoad
+from tandem.comparison.measuring.machine import MachineLoad
 from tandem.comparison.measuring.records import Measurement, Record, Seconds
 from tandem.comparison.report.page import html
 from tandem.comparison.report.printed import print_comparison, run_advice

@@ -28,7 +28,7 @@ from typing import Any
 
 import pytest
 
-from tandem.ports import free_port
+from tandem.launch import free_port
 from tests.deploy.manifests import OVERLAYS, ROOT, filled, flags, objects, of_kind, pods, valid, values_of
 from tests.packaging import environments
 from tests.pages import models

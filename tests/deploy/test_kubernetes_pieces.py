@@ -12,7 +12,7 @@ import pytest
 from tandem.cli.command_line import RoleParser
 from tandem.cli.models import nxdi_settings
 from tandem.runners.load_runner import Shape
-from tandem.services.security.tokens import read_tokens
+from tandem.services.security.callers import read_tokens
 from tandem_nxdi.shapes import Kind, plan_build
 from tests.deploy.manifests import OVERLAYS, ROOT, filled, flags, of_kind, pods
 

@@ -12,7 +12,7 @@ import grpc
 import pytest
 from grpc_status import rpc_status
 
-from tandem.ports import free_port
+from tandem.launch import free_port
 from tandem.rpc.channel import DRAFT, FUSED, TARGET
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.generation_client import GenerationClient

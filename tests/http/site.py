@@ -24,10 +24,10 @@ from tandem.services.generation import GenerateMethod
 from tandem.services.health import SERVING, HealthService
 from tandem.services.http.app import HttpPort
 from tandem.services.http.service import HttpService
-from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.request_log import RequestLog
 from tandem.services.security.access import Security
 from tandem.services.server import HttpAddress
+from tandem.services.shutdown import Lifecycle
 from tandem.v1.fused_speculative_server_pb2 import FusedSpeculativeServerGenerateResponse
 from tests.support import HANG, run, toy
 from tests.toy import VOCAB_SIZE, ToyConfig, ToyRunner, ToyTokenizer

@@ -15,7 +15,7 @@ import pytest
 from tandem.services.http import connections
 from tandem.services.http.connections import HEADER_BYTES, host_of
 from tandem.services.security.access import Security
-from tandem.services.security.tokens import AcceptedTokens
+from tandem.services.security.callers import AcceptedTokens
 from tests.http.site import COMPLETIONS, KEY, Site, at_door, door
 from tests.services.certificates import token_file
 from tests.support import HANG

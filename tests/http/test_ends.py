@@ -16,8 +16,8 @@ import pytest
 
 from tandem.services.http import connections
 from tandem.services.security.access import Security
+from tandem.services.security.callers import AcceptedTokens
 from tandem.services.security.limits import ServerLimits
-from tandem.services.security.tokens import AcceptedTokens
 from tests.http.site import CHAT, COMPLETIONS, HELLO, KEY, Site, at_door, door
 from tests.services.certificates import Authority, token_file
 from tests.toy import ToyConfig

@@ -17,8 +17,8 @@ import pytest
 from tandem.engine.step_watch import StepBound, StepWatch
 from tandem.services.security.access import Security
 from tandem.services.security.call_limits import fairness_key
+from tandem.services.security.callers import AcceptedTokens
 from tandem.services.security.limits import ServerLimits
-from tandem.services.security.tokens import AcceptedTokens
 from tests.http.overload import DRAIN, FULL, HUNG, LOST, Row
 from tests.http.site import COMPLETIONS, KEY, LENGTH, Site, at_door, door
 from tests.services.certificates import token_file

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tandem.cli.command_line import RoleParser
-from tandem.ports import free_port
+from tandem.launch import free_port
 from tests.pages import checks, models
 from tests.pages.commands import ROOT, Command
 from tests.pages.machine import Machine

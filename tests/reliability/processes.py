@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tandem.ports import free_port
+from tandem.launch import free_port
 from tests.support import REPOSITORY, until
 
 START_SECONDS = 60.0

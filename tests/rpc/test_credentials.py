@@ -14,7 +14,7 @@ from tandem.rpc.channel import TARGET
 from tandem.rpc.credentials import Credentials, Reread, warn_if_others_read
 from tandem.rpc.received_errors import TandemError
 from tandem.services.security.access import Security
-from tandem.services.security.tokens import AcceptedTokens
+from tandem.services.security.callers import AcceptedTokens
 from tests.services.certificates import Authority, token_file
 from tests.support import GREEDY, answer, ids, oracle, target_site
 

@@ -17,13 +17,13 @@ import torch
 
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import Checkpoint, find
-from tandem.checkpoints.tokenizers import HuggingFaceTokenizer
+from tandem.checkpoints.tensors import save_whole
+from tandem.checkpoints.tokenizers import HuggingFaceTokenizer, write_tokenizer
 from tandem.runners.load_runner import Execution, Shape, load_runner
 from tandem.runners.protocol import VerifyRow
 from tandem.speculation.draws import draw
 from tandem.speculation.types import SamplingParams
 from tests.rows import fill, verify_row
-from tests.runners.first_layers import write_first_layers
 
 DTYPES = ("bfloat16", "float32")
 COMPILE = ("native", "off")
@@ -64,7 +64,16 @@ def draft(dtype: str, compile: str = "native", layers: int = 20) -> Any:
 
 @functools.cache
 def _truncated(layers: int) -> Checkpoint:
-    return write_first_layers(None, layers, Path(tempfile.mkdtemp(prefix="tandem-draft-")))
+    """A Hugging Face folder of the target's first `layers` layers, untrained, and its tokenizer."""
+    from transformers import AutoModelForCausalLM
+
+    folder = Path(tempfile.mkdtemp(prefix="tandem-draft-"))
+    module: Any = AutoModelForCausalLM.from_pretrained(**checkpoint().source, dtype=torch.bfloat16)
+    module.base_model.layers = module.base_model.layers[:layers]
+    module.config.num_hidden_layers = layers
+    save_whole(folder, module.save_pretrained)
+    write_tokenizer(find(None), folder)
+    return Checkpoint(f"first-{layers}-layers", str(folder))
 
 
 def execution(form: str, compile: str = "auto") -> Execution:

@@ -18,9 +18,9 @@ from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.request_context import prefix_scope
 from tandem.runners.protocol import PrefillRow, Runner
-from tandem.services.lifecycle import Lifecycle
 from tandem.services.prefill_worker import QUEUE, PrefillWorkerService
 from tandem.services.security.access import Security
+from tandem.services.shutdown import Lifecycle
 from tandem.v1.prefill_worker_pb2_grpc import add_PrefillWorkerServicer_to_server
 from tests.support import engine_of, listening, toy
 from tests.toy import ToyRunner, ToyTokenizer

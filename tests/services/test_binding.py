@@ -12,7 +12,7 @@ import httpx2
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tandem.ports import free_port
+from tandem.launch import free_port
 from tandem.services.binding import CannotListen, bind, bound
 from tests.support import HANG, launch, run_here, server_process
 

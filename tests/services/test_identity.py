@@ -15,7 +15,7 @@ from tandem.rpc import wire
 from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, TARGET, open_channel
 from tandem.rpc.credentials import Credentials
 from tandem.services.security.access import Security
-from tandem.services.security.tokens import AcceptedTokens
+from tandem.services.security.callers import AcceptedTokens
 from tandem.v1 import draft_worker_pb2, target_verifier_pb2
 from tests.services.certificates import Authority, token_file
 from tests.support import GREEDY, listening, opening, raw_stub, refusal, target_site, verifying

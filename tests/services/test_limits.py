@@ -16,8 +16,8 @@ from tandem import AsyncClient
 from tandem.engine.slots import limit_kv_memory
 from tandem.rpc.received_errors import TandemError
 from tandem.services.security.access import Security
+from tandem.services.security.callers import AcceptedTokens
 from tandem.services.security.limits import ServerLimits
-from tandem.services.security.tokens import AcceptedTokens
 from tandem.services.statuses import MAX_PARTIAL, Interrupted, QueueFull, to_status
 from tandem.speculation.types import GenerationRequest
 from tandem.v1 import generation_pb2

@@ -20,8 +20,8 @@ from tandem.rpc.channel import FUSED, TARGET
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.received_errors import TandemError
 from tandem.runners.startup import Startup
-from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.wiring import Observability
+from tandem.services.shutdown import Lifecycle
 from tandem.speculation.types import GenerationEnd, GenerationRequest, ModelInfo
 from tandem.speculation.verification_mode import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb

@@ -12,9 +12,9 @@ from tandem.engine.prefill import PageCopies, PrefillPages, RemotePrefill
 from tandem.engine.prefix_cache import PrefixCache
 from tandem.engine.slots import KVMemory
 from tandem.engine.structures import Structures
-from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.metrics import Metrics
 from tandem.services.sessions.table import SessionTable
+from tandem.services.shutdown import Lifecycle
 from tandem.speculation.fallible import DrafterHealth
 from tandem.speculation.types import Rehearsal
 from tests.support import REPOSITORY, run, toy

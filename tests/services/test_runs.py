@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from tandem.rpc.received_errors import TandemError
-from tandem.services.lifecycle import NotAccepting
+from tandem.services.shutdown import NotAccepting
 from tandem.speculation.run_on import MAX_UNREAD
 from tandem.speculation.types import Chunk
 from tandem.speculation.verification_mode import Pipeline

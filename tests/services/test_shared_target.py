@@ -20,7 +20,7 @@ from tandem.engine.batcher import Batcher
 from tandem.engine.generators import plain_generator
 from tandem.engine.load_models import load
 from tandem.engine.model_config import ModelConfig
-from tandem.ports import free_port
+from tandem.launch import free_port
 from tandem.rpc.generation_client import GenerationClient
 from tandem.runners.load_runner import Execution, Shape
 from tandem.speculation.types import GenerationRequest, SamplingParams

@@ -12,7 +12,7 @@ from tandem.rpc.channel import open_channel
 from tandem.rpc.credentials import Credentials, on_this_machine
 from tandem.rpc.received_errors import TandemError
 from tandem.services.security.access import Security
-from tandem.services.security.tokens import AcceptedTokens
+from tandem.services.security.callers import AcceptedTokens
 from tests.services.certificates import token_file
 from tests.support import GREEDY, answer, ids, oracle, run, target_site, worker_site
 

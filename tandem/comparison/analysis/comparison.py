@@ -20,8 +20,8 @@ from tandem.comparison.measuring.attempt import tried
 from tandem.comparison.measuring.conditions import BASE, LINK, LOAD, SAMPLING, Condition, Load
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint, baseline_of
-from tandem.comparison.measuring.environment import Machine
 from tandem.comparison.measuring.json_form import decoded, encoded, read_text
+from tandem.comparison.measuring.machine import Machine
 from tandem.comparison.measuring.record_log import RunData
 from tandem.comparison.measuring.records import Failure, Record
 from tandem.comparison.measuring.workloads import OWN

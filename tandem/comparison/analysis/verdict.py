@@ -14,7 +14,7 @@ from tandem.comparison.measuring import architectures as arch
 from tandem.comparison.measuring.conditions import BASE, LINK, Condition, Load
 from tandem.comparison.measuring.deployment import Endpoint
 from tandem.comparison.measuring.distributions import ratio
-from tandem.comparison.measuring.machine_load import MachineLoad
+from tandem.comparison.measuring.machine import MachineLoad
 from tandem.comparison.measuring.records import Record
 from tandem.rpc.credentials import on_this_machine
 

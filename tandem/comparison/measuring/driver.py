@@ -16,8 +16,8 @@ from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, WIDTH_1
 from tandem.comparison.measuring.attempt import format_error
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Describe, Endpoint, deploy, in_report_order, wants_width_1
-from tandem.comparison.measuring.environment import this_machine
 from tandem.comparison.measuring.interruption import Interruption
+from tandem.comparison.measuring.machine import this_machine
 from tandem.comparison.measuring.measurement import Measuring, ServerDied, Unmeasurable, while_all_live
 from tandem.comparison.measuring.progress import Progress
 from tandem.comparison.measuring.record_log import RecordLog, RunData

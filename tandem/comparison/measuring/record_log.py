@@ -16,8 +16,8 @@ from tandem.comparison.links.link import LinkOverhead
 from tandem.comparison.links.link_settings import LinkSettings
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint
-from tandem.comparison.measuring.environment import Machine
 from tandem.comparison.measuring.json_form import decoded, encoded, read_text
+from tandem.comparison.measuring.machine import Machine
 from tandem.comparison.measuring.records import Failure, Measurement, Record
 
 NAME = "records.jsonl"

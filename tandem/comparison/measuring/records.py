@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from tandem.comparison.measuring.machine_load import MachineLoad
+from tandem.comparison.measuring.machine import MachineLoad
 from tandem.speculation.types import SpeculationStats
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tandem.comparison.measuring.distributions import ratio
-from tandem.comparison.measuring.machine_load import LoadWatch
+from tandem.comparison.measuring.machine import LoadWatch
 from tandem.comparison.measuring.records import Measurement, Record, attribute_seconds, failure_of
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, SpeculationStats
 
