@@ -89,9 +89,15 @@ private:
 };
 
 constexpr int AHEAD = 2;    // blocks of 16 positions fetched ahead: the processor does not foresee the jump to the next span
-constexpr int QUERIES = 4;  // queries that share a pass over the keys and values
+constexpr int QUERIES = WIDTH == 16 ? 6 : 4;        // queries that share a pass over the keys and values
 constexpr int VECTORS = WIDTH == 16 ? 4 : SIXTEEN;  // registers of them, whose products with QUERIES queries are summed at once
 static_assert(SPAN % (VECTORS * WIDTH) == 0);
+
+// Keeps what N queries need in a register: GCC would read it for each of them. Few wait for memory, not for reads.
+template <int N> inline vu kept(vu value) {
+    if constexpr (WIDTH == 16 && N > 3) asm("" : "+v"(value));
+    return value;
+}
 
 template <class D> struct Query {
     const typename D::stored* from;  // [head_dim]
@@ -113,6 +119,7 @@ template <class D> struct Seen {
     int slot, head, head_dim, first, last;  // first, last: the lowest and the highest position of a query
     int begin, whole;                       // the lowest and the highest position that a query begins at
     float cap;                              // of scores, 0 for none
+    bool again;                             // other queries have just read them
 };
 
 // Scores of N queries for B registers of positions of one span from `block` on; `top`: maxima so far, by lane.
@@ -124,35 +131,36 @@ inline void score(const Seen<D>& seen, int block, float scale, const Query<D>* q
     const char* soon = reinterpret_cast<const char*>(seen.cache.keys(seen.slot, seen.head, std::min(block + std::max(AHEAD, B / SIXTEEN), blocks - 1)));
     const size_t apart = size_t(units) * LANES;
     const v16i lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const bool all_seen = block * LANES >= seen.whole && block * LANES + B * WIDTH <= seen.first + 1;
     vf dot[N][B];
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int q = 0; q < N; q++)
-#pragma GCC unroll 4
+#pragma GCC unroll 6
         for (int b = 0; b < B; b++) dot[q][b] = vf{};
     for (int i = 0; i < units; i++) {
         vu key[B];
-#pragma GCC unroll 4
+#pragma GCC unroll 6
         for (int b = 0; b < B; b++) {
             const size_t at = b / SIXTEEN * apart + size_t(i) * LANES + b % SIXTEEN * WIDTH;
-            if (b % SIXTEEN == 0) __builtin_prefetch(soon + at * sizeof(unit));
-            key[b] = load<vu>(keys + at);
+            if (!seen.again && b % SIXTEEN == 0) __builtin_prefetch(soon + at * sizeof(unit));
+            key[b] = kept<N>(load<vu>(keys + at));
         }
-#pragma GCC unroll 4
+#pragma GCC unroll 6
         for (int q = 0; q < N; q++) {
             const auto value = D::everywhere(load<unit>(queries[q].from + i * D::PER_UNIT));
-#pragma GCC unroll 4
+#pragma GCC unroll 6
             for (int b = 0; b < B; b++) dot[q][b] = D::multiply_add(dot[q][b], value, key[b]);
         }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int q = 0; q < N; q++)
-#pragma GCC unroll 4
+#pragma GCC unroll 6
         for (int b = 0; b < B; b++) {
             const int position = block * LANES + b * WIDTH;
             const vi at = load<vi>(&lanes) + position;
             vf scaled = dot[q][b] * scale;
             if (seen.cap) scaled = seen.cap * hyperbolic_tangent_of_register(scaled / seen.cap);
-            scaled = select((at <= queries[q].position) & (at >= queries[q].begin), scaled, vf{} - INFINITY);
+            if (!all_seen) scaled = select((at <= queries[q].position) & (at >= queries[q].begin), scaled, vf{} - INFINITY);
             top[q] = select(scaled > top[q], scaled, top[q]);
             store(&scratch.scores[q * scratch.stride + position], scaled);
         }
@@ -164,20 +172,20 @@ inline void gather(const Seen<D>& seen, int d, const Query<D>* queries, const Sc
     typedef typename D::unit unit;
     const int begin = (seen.whole + D::PER_UNIT - 1) / D::PER_UNIT, whole = std::max((seen.first + 1) / D::PER_UNIT, begin);
     vf out[N][W];
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int q = 0; q < N; q++)
-#pragma GCC unroll 4
+#pragma GCC unroll 6
         for (int w = 0; w < W; w++) out[q][w] = vf{};
     // Positions visible to all queries need no checks. Others' values may be NaN, and must not even count times 0.
     auto each_looked_at = [&](int i) __attribute__((always_inline)) {  // else the sums lie in memory
         const unit* values = seen.cache.values(seen.slot, seen.head, i) + d;
-#pragma GCC unroll 4
+#pragma GCC unroll 6
         for (int q = 0; q < N; q++) {
             const int behind = queries[q].position - i * D::PER_UNIT, before = queries[q].begin - i * D::PER_UNIT;
             if (behind < 0 || before >= D::PER_UNIT) continue;
             const vu halves = vu{} + ((D::PER_UNIT == 2 && behind == 0 ? 0xffffu : 0xffffffffu) & (before == 1 ? 0xffff0000u : 0xffffffffu));
             const auto weight = D::everywhere(load<unit>(&scratch.weights[q * scratch.stride + i * D::PER_UNIT]));
-#pragma GCC unroll 4
+#pragma GCC unroll 6
             for (int w = 0; w < W; w++) out[q][w] = D::multiply_add(out[q][w], weight, load<vu>(values + w * WIDTH) & halves);
         }
     };
@@ -187,50 +195,49 @@ inline void gather(const Seen<D>& seen, int d, const Query<D>* queries, const Sc
         const unit* soon = seen.cache.values(seen.slot, seen.head, std::min(whole - 1, i + AHEAD * LANES / D::PER_UNIT)) + d;
         for (const int end = std::min(whole, (i / (LANES / D::PER_UNIT) + 1) * (LANES / D::PER_UNIT)); i < end; i++, values += seen.head_dim, soon += seen.head_dim) {
             vu value[W];
-#pragma GCC unroll 4
+#pragma GCC unroll 6
             for (int w = 0; w < W; w++) {
-                if (w % SIXTEEN == 0) __builtin_prefetch(soon + w * WIDTH);
-                value[w] = load<vu>(values + w * WIDTH);
+                if (!seen.again && w % SIXTEEN == 0) __builtin_prefetch(soon + w * WIDTH);
+                value[w] = kept<N>(load<vu>(values + w * WIDTH));
             }
-#pragma GCC unroll 4
+#pragma GCC unroll 6
             for (int q = 0; q < N; q++) {
                 const auto weight = D::everywhere(load<unit>(&scratch.weights[q * scratch.stride + i * D::PER_UNIT]));
-#pragma GCC unroll 4
+#pragma GCC unroll 6
                 for (int w = 0; w < W; w++) out[q][w] = D::multiply_add(out[q][w], weight, value[w]);
             }
         }
     }
     for (int i = whole; i <= seen.last / D::PER_UNIT; i++) each_looked_at(i);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int q = 0; q < N; q++)
-#pragma GCC unroll 4
+#pragma GCC unroll 6
         for (int w = 0; w < W; w += SIXTEEN) D::keep(queries[q].to + d + w * WIDTH, load<v16f>(&out[q][w]) / all(total[q]));
 }
 
 template <class D, int N>
 void attend(Seen<D> seen, float scale, const Query<D>* queries, Scores<D>& scratch) {
     seen.first = queries[0].position, seen.begin = queries[0].begin;
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int q = 0; q < N; q++) {
         seen.last = std::max(seen.last, queries[q].position), seen.first = std::min(seen.first, queries[q].position);
         seen.whole = std::max(seen.whole, queries[q].begin), seen.begin = std::min(seen.begin, queries[q].begin);
     }
     vf top[N];
-#pragma GCC unroll 4
-    for (int q = 0; q < N; q++) top[q] = vf{} - INFINITY;
+    std::fill(top, top + N, vf{} - INFINITY);
     int block = seen.begin / (VECTORS * WIDTH) * (VECTORS / SIXTEEN);
     const int blocks = seen.last / LANES + 1;
     for (constexpr int more = VECTORS / SIXTEEN; block + more <= blocks; block += more) score<D, N, VECTORS>(seen, block, scale, queries, scratch, top);
     if constexpr (VECTORS > SIXTEEN)
         for (; block < blocks; block++) score<D, N, SIXTEEN>(seen, block, scale, queries, scratch, top);
     float total[N];
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int q = 0; q < N; q++) {
         const int begin = queries[q].begin / LANES;
         const float most = largest(top[q]), *scores = &scratch.scores[q * scratch.stride + begin * LANES];
         vf mass[SIXTEEN]{}, weight[SIXTEEN];
         for (int block = begin; block <= queries[q].position / LANES; block++, scores += LANES) {
-            by_register([&](int r) { mass[r] += weight[r] = exponential_of_register(load<vf>(scores + r * WIDTH) - most); });
+            by_register([&](int r) { mass[r] += weight[r] = bounded_exponential(load<vf>(scores + r * WIDTH) - most); });
             D::keep(&scratch.weights[q * scratch.stride + block * LANES], load<v16f>(weight));
         }
         total[q] = sum(load<v16f>(mass));
@@ -241,13 +248,10 @@ void attend(Seen<D> seen, float scale, const Query<D>* queries, Scores<D>& scrat
         for (; d < seen.head_dim; d += LANES) gather<D, N, SIXTEEN>(seen, d, queries, scratch, total);
 }
 
-template <class D> void attend(const Seen<D>& seen, float scale, const Query<D>* queries, int count, Scores<D>& scratch) {
-    switch (count) {
-        case 1: return attend<D, 1>(seen, scale, queries, scratch);
-        case 2: return attend<D, 2>(seen, scale, queries, scratch);
-        case 3: return attend<D, 3>(seen, scale, queries, scratch);
-        case 4: return attend<D, 4>(seen, scale, queries, scratch);
-    }
+template <class D, int N = QUERIES>
+void attend(const Seen<D>& seen, float scale, const Query<D>* queries, int count, Scores<D>& scratch) {
+    if (count == N) return attend<D, N>(seen, scale, queries, scratch);
+    if constexpr (N > 1) attend<D, N - 1>(seen, scale, queries, count, scratch);
 }
 
 }  // namespace tandem

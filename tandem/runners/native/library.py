@@ -201,10 +201,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "tandem_copy_pages": (_Status, (c_void_p, *(c_int,) * 3, _INTS, c_void_p, c_int, c_int)),
     "tandem_encode": (_Status, (c_int, c_int, c_int, c_void_p, c_void_p)),
     "tandem_feed": (_Status, (c_void_p, POINTER(Rows), c_int, POINTER(c_float))),
-    "tandem_propose": (
-        _Status,
-        (c_void_p, POINTER(Rows), _INTS, _INTS, c_int, _INTS, POINTER(Drawing)),
-    ),
+    "tandem_propose": (_Status, (c_void_p, POINTER(Rows), _INTS, _INTS, c_int, _INTS, POINTER(Drawing))),
     "tandem_logprobs": (_Status, (c_void_p, POINTER(c_void_p), c_int, c_int, c_int, POINTER(c_double), _INTS)),
     "tandem_draw": (_Status, (c_void_p, _FLOATS, c_int, _INTS, POINTER(Sampling), _INTS)),
     "tandem_verify": (_Status, (c_void_p, POINTER(Rows), POINTER(Sampling), _INTS, _INTS, _FLOATS)),

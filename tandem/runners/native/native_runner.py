@@ -229,14 +229,9 @@ class NativeRunner:
             drafted = tuple(drafts[r * stride : r * stride + counts[r]])
             doubted = _doubted(row.propose, counts[r])
             proposal = Proposal(drafted, 0.0 if row.copied else seconds.value, sent[r][: len(drafted)], doubted)
-            if row.drawn:
-                verdict = _verdict(said, begin, accepted[r])
-            else:
-                verdict = self._judge(to_verify(row, proposal), said, logits, begin)
-            if isinstance(verdict, Verdict):
-                results.append(FusedResult(proposal, verdict, seconds.value))
-            else:
-                results.append(verdict)
+            drawn = _verdict(said, begin, accepted[r]) if row.drawn else None
+            verdict = drawn or self._judge(to_verify(row, proposal), said, logits, begin)
+            results.append(FusedResult(proposal, verdict, seconds.value) if isinstance(verdict, Verdict) else verdict)
             begin += widths[r]
         return sized(results, self.shapes, widths)
 

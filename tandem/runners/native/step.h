@@ -290,7 +290,7 @@ template <class D> void Transformer<D>::attend_group(Layer& layer, const Group& 
         queries[count++] = {&qkv_[token * wide_ + size_t(query) * dim], &attended_[(size_t(token) * shape.heads + query) * dim],
                             layer.window ? std::max(0, step_.positions[token] - layer.window + 1) : 0, step_.positions[token]};
         if (count == QUERIES || i + 1 == group.tokens * shared) {
-            attend<D>({*layer.cache, step_.slots[token], head, dim, 0, 0, 0, 0, shape.attention_cap}, shape.scale, queries, count, scores_[thread]);
+            attend<D>({*layer.cache, step_.slots[token], head, dim, 0, 0, 0, 0, shape.attention_cap, i >= QUERIES}, shape.scale, queries, count, scores_[thread]);
             count = 0;
         }
     }

@@ -107,28 +107,32 @@ inline v16f fused(v16f a, v16f b, v16f c) {
 }
 #endif
 
-// e^x for x <= 0 and moderate x above (Cephes' expf: relative error below 2e-7); -inf gives 0.
-inline vf exponential_of_register(vf x) {
-    vf low = vf{} - 87.0f, high = vf{} + 88.0f;
-    vi below = x < low;
-    x = select(below, low, x);
-    x = select(x > high, high, x);
-    vf scaled = x * 1.44269504088896341f + 0.5f;
-    vi n = __builtin_convertvector(scaled, vi);
-    vf whole = __builtin_convertvector(n, vf);
-    vi above = whole > scaled;  // conversion rounds towards zero; floor is wanted
-    n += above;
-    whole = __builtin_convertvector(n, vf);
+// The largest integer up to x, for x that an int32 holds.
+inline vf floor_of_register(vf x) {
+#if defined(__AVX512VNNI__)
+    return (vf)_mm512_floor_ps((__m512)x);
+#elif defined(__AVX2__)
+    return (vf)_mm256_floor_ps((__m256)x);
+#else
+    const vf whole = __builtin_convertvector(__builtin_convertvector(x, vi), vf);
+    return whole + __builtin_convertvector(vi(whole > x), vf);  // conversion rounds towards zero
+#endif
+}
+
+// e^x for x <= 88 (Cephes' expf: relative error below 2e-7); -inf gives 0.
+inline vf bounded_exponential(vf x) {
+    const vi below = x < -87.0f;
+    x = select(below, vf{} - 87.0f, x);
+    vf whole = floor_of_register(x * 1.44269504088896341f + 0.5f);
+    vi n = __builtin_convertvector(whole, vi);
     x = x - whole * 0.693359375f + whole * 2.12194440e-4f;
-    vf y = vf{} + 1.9875691500e-4f;
-    y = y * x + 1.3981999507e-3f;
-    y = y * x + 8.3334519073e-3f;
-    y = y * x + 4.1665795894e-2f;
-    y = y * x + 1.6666665459e-1f;
-    y = y * x + 5.0000001201e-1f;
+    vf y = ((((1.9875691500e-4f * x + 1.3981999507e-3f) * x + 8.3334519073e-3f) * x + 4.1665795894e-2f) * x + 1.6666665459e-1f) * x + 5.0000001201e-1f;
     y = y * x * x + x + 1.0f;
     vf power = (vf)((n + 127) << 23);
     return select(below, vf{}, y * power);
+}
+inline vf exponential_of_register(vf x) {
+    return bounded_exponential(select(x > 88.0f, vf{} + 88.0f, x));
 }
 inline v16f exponential(v16f x) { return of_registers(x, exponential_of_register); }
 
