@@ -30,6 +30,7 @@ log = logging.getLogger("tandem.rpc")
 Context: TypeAlias = grpc.aio.ServicerContext
 OURS = "/tandem.v1."  # prefix of observed methods
 DEADLINE_SLACK = 0.25  # seconds before a deadline at which a cancellation counts as exceeding it
+_GRPC_FAILED = (grpc.aio.InternalError, grpc.aio.UsageError)
 _QUOTES = "INVALID_FIELD"  # messages with this reason quote the request
 
 
@@ -106,6 +107,9 @@ class Call:
             self.code = "UNKNOWN"
             raise
         except Exception as error:
+            if isinstance(error, grpc.aio.BaseError) and not isinstance(error, _GRPC_FAILED):
+                self._cancelled()  # the server has stopped
+                raise
             await self._fail(error)
         finally:
             self._notify("ended", self)

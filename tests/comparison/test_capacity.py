@@ -11,7 +11,7 @@ from tandem.cli.compare_flags import build_parser
 from tandem.comparison.analysis.capacity import law_of, most_clients
 from tandem.comparison.analysis.summary import summarize
 from tandem.comparison.analysis.verdict import trips_per_token
-from tandem.comparison.measuring.conditions import Load, plan
+from tandem.comparison.measuring.architectures import Load, plan
 from tandem.comparison.measuring.config import CLIENTS, ComparisonConfig
 from tandem.comparison.measuring.load_runs import measure_loads
 from tandem.comparison.measuring.records import Record

@@ -12,7 +12,7 @@ import pytest
 from tandem.comparison.analysis.summary import summarize
 from tandem.comparison.analysis.verdict import Decision, loaded_decision
 from tandem.comparison.links.link_settings import LinkSettings
-from tandem.comparison.measuring.conditions import Condition, Load
+from tandem.comparison.measuring.architectures import Condition, Load
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.load_runs import arrivals, load_turns, measure_loads
 from tandem.comparison.measuring.records import Failure, Record

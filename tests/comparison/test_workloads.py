@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tandem.comparison.links.link_settings import LinkSettings
-from tandem.comparison.measuring.conditions import plan
+from tandem.comparison.measuring.architectures import plan
 from tandem.comparison.measuring.workloads import built_in_prompts, read_prompt_file
 from tandem.speculation.types import GenerationRequest, Rule, SamplingParams
 

@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -152,15 +153,20 @@ async def test_an_observer_that_fails_harms_neither_the_call_nor_the_other_obser
     assert "an observer failed" in caplog.text
 
 
+async def test_a_call_that_begins_as_the_server_stops_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    told, stopped = Told(), type("_ServerStoppedError", (grpc.aio.BaseError,), {})  # as gRPC's own, which is private
+    call = Call("/tandem.v1.TargetVerifier/Verify", (), TransportInterceptor(ServerLimits(), [told]))
+    with pytest.raises(stopped):
+        async with call.answered(Mock(time_remaining=lambda: None, auth_context=dict)):
+            raise stopped
+    assert [call.code for call in told.calls] == ["CANCELLED"] and not caplog.records
+
+
 def test_of_a_runs_messages_only_the_newest_is_kept() -> None:
     """A client may send as many as it likes, whatever limit they state."""
 
-    call = Call(
-        "/tandem.v1.TargetVerifier/VerifyStream",
-        (),
-        TransportInterceptor(ServerLimits(), [CallObserver()]),
-        dialogue=True,
-    )
+    server = TransportInterceptor(ServerLimits(), [CallObserver()])
+    call = Call("/tandem.v1.TargetVerifier/VerifyStream", (), server, dialogue=True)
     for base in range(100):
         call.received(pb.VerifyRequest(base_length=base, run_until=0))
     assert [request.base_length for request, _ in call.unanswered] == [99]

@@ -15,9 +15,8 @@ from tandem.comparison.analysis.verdict import Decision, host_of, loaded_decisio
 from tandem.comparison.analysis.words import joined, name_in_sentence, plural
 from tandem.comparison.links.link import LinkOverhead
 from tandem.comparison.links.link_settings import MAX_RTT_MS, LinkSettings
-from tandem.comparison.measuring.architectures import AUTOREGRESSIVE
+from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, BASE, LINK, LOAD, SAMPLING, Condition, Load
 from tandem.comparison.measuring.attempt import tried
-from tandem.comparison.measuring.conditions import BASE, LINK, LOAD, SAMPLING, Condition, Load
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint, baseline_of
 from tandem.comparison.measuring.json_form import decoded, encoded, read_text

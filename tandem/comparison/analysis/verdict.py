@@ -11,7 +11,7 @@ from enum import Enum
 from tandem.comparison.analysis.summary import CLOSE, Interval, Speedup, Summary, alike, completed, speedup
 from tandem.comparison.analysis.words import joined, name_in_sentence
 from tandem.comparison.measuring import architectures as arch
-from tandem.comparison.measuring.conditions import BASE, LINK, Condition, Load
+from tandem.comparison.measuring.architectures import BASE, LINK, Condition, Load
 from tandem.comparison.measuring.deployment import Endpoint
 from tandem.comparison.measuring.distributions import ratio
 from tandem.comparison.measuring.machine import MachineLoad

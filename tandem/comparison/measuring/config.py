@@ -23,8 +23,10 @@ from tandem.comparison.measuring.architectures import (
     OPENAI,
     PIPELINED,
     SERVED_BY_VLLM,
+    Condition,
+    Load,
+    plan,
 )
-from tandem.comparison.measuring.conditions import Condition, Load, plan
 from tandem.comparison.measuring.json_form import HIDDEN
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.host.device_times import times_named

@@ -9,7 +9,7 @@ from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
-from tandem.comparison.measuring.conditions import Condition, Load
+from tandem.comparison.measuring.architectures import Condition, Load
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.distributions import distribution
 from tandem.comparison.measuring.records import Record

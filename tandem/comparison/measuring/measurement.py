@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tandem.comparison.links.link import DelayLink
-from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, NOT_COSTED, PLAIN
+from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, NOT_COSTED, PLAIN, Condition, Load
 from tandem.comparison.measuring.attempt import format_error
-from tandem.comparison.measuring.conditions import Condition, Load
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint
 from tandem.comparison.measuring.identity import diverged_prompts
