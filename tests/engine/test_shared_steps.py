@@ -138,9 +138,7 @@ async def test_requests_of_all_kinds_that_come_and_go_say_what_each_says_alone(f
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
-async def test_a_prompts_last_step_also_gives_the_first_token(
-    sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_prompts_last_step_gives_the_first_token(sampling: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, judge, fails = Engine(native(module_of()), Batcher("test")), NativeRunner._judge, iter([])
     monkeypatch.setattr(NativeRunner, "_judge", lambda *row: next(fails, None) or judge(*row))
     for length in (1, 2, 33, 65, 100):

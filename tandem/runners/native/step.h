@@ -270,10 +270,11 @@ template <class D> void Transformer<D>::rotate(Layer& layer, int token, int head
     if (is_key) layer.cache->write(step_.slots[token], head - shape.heads, position, x, x + size_t(shape.kv_heads) * dim);
 }
 
-// Few tokens are dealt singly, to busy all threads; many together, to read keys and values once for four.
+// Few tokens are dealt singly, to busy all threads, more by as many as fill passes over keys and values with their queries.
 template <class D> void Transformer<D>::group() {
     groups_.clear();
-    const int tokens = past_keys(), most = tokens * shape.kv_heads < 8 * threads_ ? 1 : QUERIES;
+    const int tokens = past_keys(), items = tokens * shape.kv_heads, full = QUERIES / std::gcd(QUERIES, shape.heads / shape.kv_heads);
+    const int most = items < 4 * threads_ ? 1 : std::clamp(items / (6 * threads_), full, QUERIES) / full * full;
     for (int t = 0; t < tokens; t++) {
         bool joins = !groups_.empty() && groups_.back().tokens < most && step_.slots[t] == step_.slots[t - 1];
         if (joins) groups_.back().tokens++;
