@@ -160,9 +160,8 @@ class FusedRounds(Rounds):
         verdict.queue_seconds += drafting - proposed.seconds
         proposers = (Proposer.NGRAM if row.copied else Proposer.MODEL,) * len(proposed.token_ids)
         sent, doubted = proposed.distributions, proposed.doubted
-        begun = not done.compute_seconds  # with the prompt, so its time says nothing
-        draft = Draft(proposed.token_ids, 0.0, proposed.seconds, proposers, sent, done.rows, begun, doubted)
-        return draft, verdict
+        ahead = verdict.with_prompt  # its time says nothing of a round that waits for its draft
+        return Draft(proposed.token_ids, 0.0, proposed.seconds, proposers, sent, done.rows, ahead, doubted), verdict
 
     async def close(self) -> None:
         if self._draft:

@@ -208,7 +208,7 @@ class TargetSequence(KVSequence):
     ) -> None:
         """Records a step that verified `draft`, after `drafting` seconds of it; sets the verdict's times."""
         verdict.queue_seconds, verdict.compute_seconds = done.queue_seconds, done.compute_seconds - drafting
-        verdict.ended = done.ended
+        verdict.ended, verdict.with_prompt = done.ended, not done.compute_seconds
         if not self.device_waits and self._stepper:
             result = self._stepper.unread[0][1]
             verdict.following = result.done() and not result.cancelled() and result.exception() is None

@@ -90,6 +90,7 @@ class Verdict:
     network_seconds: float | None = None  # not spent at the target, if measured
     drafted: int = 0  # draft tokens of a run's step
     copied: bool = False  # of a run's step: by the target, from the text
+    with_prompt: bool = False  # in the step of the prompt's last part, which has its seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +224,7 @@ class SpeculationStats:
         return tuple(rounds_by_length(self.rounds, self.accepted_per_position))
 
     def observe(self, drafted: Sequence[int], verdict: Verdict, proposed_by: Sequence[Proposer] = ()) -> None:
-        self.rounds += 1
+        self.rounds += not verdict.with_prompt  # else verify_seconds lack its time
         self.drafted += len(drafted)
         self.accepted += verdict.accepted
         grow = len(drafted) - len(self.drafted_per_position)
