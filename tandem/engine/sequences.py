@@ -82,6 +82,7 @@ class KVSequence:
         assert stepper is not None, "set_stepper comes first"
         engine.check_lost()
         if self._begun:
+            self._begun[1].with_prompt = True
             (row, value), self._begun = stepper.begun(*self._begun), None
             stepper.follow(row, value)
             return row, TimedResult(value, 0.0, 0.0)  # its seconds are the prompt's
@@ -208,7 +209,7 @@ class TargetSequence(KVSequence):
     ) -> None:
         """Records a step that verified `draft`, after `drafting` seconds of it; sets the verdict's times."""
         verdict.queue_seconds, verdict.compute_seconds = done.queue_seconds, done.compute_seconds - drafting
-        verdict.ended, verdict.with_prompt = done.ended, not done.compute_seconds
+        verdict.ended = done.ended
         if not self.device_waits and self._stepper:
             result = self._stepper.unread[0][1]
             verdict.following = result.done() and not result.cancelled() and result.exception() is None
