@@ -55,11 +55,7 @@ class Client:
         wait_seconds: float = 0.0,
     ) -> None:
         self._client = AsyncClient(
-            endpoints,
-            service=service,
-            credentials=credentials,
-            retry_seconds=retry_seconds,
-            wait_seconds=wait_seconds,
+            endpoints, service=service, credentials=credentials, retry_seconds=retry_seconds, wait_seconds=wait_seconds
         )
         self._loop = BackgroundLoop("tandem-client")
 

@@ -105,9 +105,7 @@ async def prefill(parts: ServerParts) -> HostedService:
     )
     service = PrefillWorkerService(info, pages, loaded.engine.adapters, parts.lifecycle, parts.limits)
     return parts.hosted(
-        partial(add_PrefillWorkerServicer_to_server, service),
-        [partial(close, loaded, parts.batcher)],
-        loaded.engine,
+        partial(add_PrefillWorkerServicer_to_server, service), [partial(close, loaded, parts.batcher)], loaded.engine
     )
 
 

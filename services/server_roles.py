@@ -181,11 +181,7 @@ async def _target(parts: ServerParts) -> HostedService:
     connected = await parts.share({"target": engine}, engine, sessions=sessions, drafter=health)
     return parts.hosted(
         partial(add_TargetVerifierServicer_to_server, service),
-        [
-            *connected,
-            *([client.close] if client else []),
-            partial(close, loaded, parts.batcher),
-        ],
+        [*connected, *([client.close] if client else []), partial(close, loaded, parts.batcher)],
         engine,
         generate,
         lambda: engine.adapters.revisions,

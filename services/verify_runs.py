@@ -82,10 +82,7 @@ def recorded(session: Session) -> pb.VerifyResponse:
 
 class VerifyRuns:
     def __init__(
-        self,
-        sessions: SessionTable,
-        info: ModelInfo,
-        using: Callable[[Session], AbstractAsyncContextManager[None]],
+        self, sessions: SessionTable, info: ModelInfo, using: Callable[[Session], AbstractAsyncContextManager[None]]
     ) -> None:
         self._sessions, self._info, self._using = sessions, info, using
         self._estimate = Estimate()

@@ -112,11 +112,7 @@ class RequestReader:
         return tuple(await generator.encoding.run(self.tokenizer.tokens, text, special))
 
     def _parsed(
-        self,
-        chat: bool,
-        given: Mapping[str, Any],
-        prompts: Sequence[tuple[int, ...]],
-        tools: ToolUse,
+        self, chat: bool, given: Mapping[str, Any], prompts: Sequence[tuple[int, ...]], tools: ToolUse
     ) -> ParsedRequest:
         model = given.get("model", "")
         adapter = self.adapter(model)

@@ -62,9 +62,7 @@ class Options:
     )
     draft_model: str | None = option("the draft model, or EAGLE-3 head", (*DRAFTING, "verify_draft", "plan", "convert"))
     draft: str = choice(
-        "hybrid: lookup or model; eagle: head; ngram: lookup",
-        "auto|hybrid|model|eagle|ngram",
-        DRAFTING,
+        "hybrid: lookup or model; eagle: head; ngram: lookup", "auto|hybrid|model|eagle|ngram", DRAFTING
     )
     hand_out_features: str = choice("layers whose hidden states remote heads get", "off|on|L1,L2,L3", ("target",), OURS)
     feature_context: int = option("positions of a prompt whose features an EAGLE-3 head gets", APART, default=256)

@@ -29,11 +29,7 @@ def model_config(args: Options, model: str | None) -> ModelConfig:
         ),
         shape=shape,
         model=model,
-        draft=DraftChoice(
-            args.draft,
-            args.draft_model,
-            args.feature_context,
-        ),
+        draft=DraftChoice(args.draft, args.draft_model, args.feature_context),
         backend=args.backend,
         default_k=auto_or_count("speculation_length", args.speculation_length),
         settings=nxdi_settings(args, shape) if nxdi else None,

@@ -57,9 +57,11 @@ def manifest(receipt: Receipt) -> Json:
 
 def _arithmetic(receipt: Receipt) -> Json:
     served = receipt.served
-    native = served.backend == "native" and receipt.model.dtype.rpartition("/")[2] == "float32"
+    blocks, _, dtype = receipt.model.dtype.rpartition("/")
+    native = served.backend == "native" and dtype == "float32"
     name = "tandem-native-f32" if native else f"tandem:{served.arithmetic or 'unknown'}"
-    return {"profile": name, "accumulation": "rounded", "order_independent": False, "params": NATIVE if native else {}}
+    params = NATIVE | {"kv_bits": 16 if blocks else 32} if native else {}
+    return {"profile": name, "accumulation": "rounded", "order_independent": False, "params": params}
 
 
 def sampled_spans(receipt: Receipt, size: int, challenge: bytes) -> list[int]:

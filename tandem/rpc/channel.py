@@ -25,11 +25,7 @@ from tandem.v1 import (
 TARGET, FUSED, DRAFT = "TargetVerifier", "FusedSpeculativeServer", "DraftWorker"
 PREFILL = "PrefillWorker"  # does not generate: it has no place in the tables below
 
-MESSAGES: dict[str, Any] = {
-    TARGET: target_verifier_pb2,
-    FUSED: fused_speculative_server_pb2,
-    DRAFT: draft_worker_pb2,
-}
+MESSAGES: dict[str, Any] = {TARGET: target_verifier_pb2, FUSED: fused_speculative_server_pb2, DRAFT: draft_worker_pb2}
 STUBS: dict[str, Any] = {
     TARGET: target_verifier_pb2_grpc.TargetVerifierStub,
     FUSED: fused_speculative_server_pb2_grpc.FusedSpeculativeServerStub,

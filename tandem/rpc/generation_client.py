@@ -46,10 +46,7 @@ class GenerationClient:
             return wire.info_from_wire(reply.model)
 
     async def generate(
-        self,
-        request: GenerationRequest,
-        timeout: float | None = None,
-        request_id: str | None = None,
+        self, request: GenerationRequest, timeout: float | None = None, request_id: str | None = None
     ) -> AsyncGenerator[Chunk | GenerationEnd, None]:
         """Yields committed chunks, then the end; closing cancels. Raises TandemError."""
         make = getattr(self._messages, f"{self._service}GenerateRequest")

@@ -200,11 +200,7 @@ class RemoteSession:
         return tuple(tokens[self._prompt_length :])
 
     def request(
-        self,
-        base_length: int,
-        last_token: int,
-        draft: Sequence[int],
-        distributions: Sequence[SparseDistribution] = (),
+        self, base_length: int, last_token: int, draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
     ) -> pb.VerifyRequest:
         return pb.VerifyRequest(
             session_id=self._session_ids.setdefault(self.endpoint, uuid.uuid4().hex),

@@ -31,10 +31,7 @@ from tandem.speculation.types import (
 )
 from tandem.v1 import generation_pb2 as pb
 
-RULES = {
-    Rule.AGREEMENT: pb.VERIFICATION_RULE_AGREEMENT,
-    Rule.REJECTION: pb.VERIFICATION_RULE_REJECTION,
-}
+RULES = {Rule.AGREEMENT: pb.VERIFICATION_RULE_AGREEMENT, Rule.REJECTION: pb.VERIFICATION_RULE_REJECTION}
 
 
 def rule_from_wire(value: int) -> Rule:

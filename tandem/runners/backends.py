@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 # Each module has a `BACKEND`. tandem_nxdi is packages/tandem-nxdi; the toy backend is there in a checkout alone.
 MODULES: Mapping[str, str] = MappingProxyType(
-    {
-        "torch": "tandem.runners.load_runner",
-        "nxdi": "tandem_nxdi.backend",
-        "toy": "tests.toy",
-    }
+    {"torch": "tandem.runners.load_runner", "nxdi": "tandem_nxdi.backend", "toy": "tests.toy"}
 )
 BACKENDS = tuple(MODULES)
 ABSENT = {

@@ -20,12 +20,7 @@ pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300)]
 # Module code is slow: it is tried where its bits are hardest to keep.
 every_step = pytest.mark.parametrize(
     ("dtype", "compile"),
-    [
-        ("bfloat16", "native"),
-        ("float32", "native"),
-        ("as-stored/float32", "native"),
-        ("bfloat16", "off"),
-    ],
+    [("bfloat16", "native"), ("float32", "native"), ("as-stored/float32", "native"), ("bfloat16", "off")],
 )
 every_step_and_sampling = pytest.mark.parametrize(
     ("dtype", "compile", "sampling"),

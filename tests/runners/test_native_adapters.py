@@ -84,7 +84,7 @@ def test_quantised_matrices_add_what_dense_ones_do(tmp_path: Path) -> None:
     for linear in module.model.layers.modules():
         if isinstance(linear, torch.nn.Linear):
             linear.weight.data.zero_()
-    dense, packed = native(module), native(module, packing=Packing("int8", layers=packing("int8").layers))
+    dense, packed = native(module), native(module, packing=Packing(layers=packing("int8").layers))
     for runner in (dense, packed):
         runner.put_adapter(1, adapter)
     assert logits(dense, tokens, 1).tobytes() == logits(packed, tokens, 1).tobytes()

@@ -58,14 +58,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         {"head_dim": 16, "sliding_window": 9, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
     ),
     "phi3, a window": ("phi3", {"sliding_window": 19}),
-    "phi3, longrope, long": (
-        "phi3",
-        {"rope_parameters": LONG, "original_max_position_embeddings": 64},
-    ),
-    "phi3, longrope, short": (
-        "phi3",
-        {"rope_parameters": LONG, "original_max_position_embeddings": 128},
-    ),
+    "phi3, longrope, long": ("phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 64}),
+    "phi3, longrope, short": ("phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 128}),
     "smollm3": ("smollm3", {}),
     "smollm3, windows": ("smollm3", {"use_sliding_window": True, "sliding_window": 11, "no_rope_layer_interval": 2}),
     "olmo2": ("olmo2", {}),

@@ -13,13 +13,15 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from tandem.checkpoints.gguf_blocks import FORMATS, StoredWeights
 from tandem.checkpoints.locate import CheckpointError, find
 from tandem.runners.load_runner import Execution, Shape, choose_dtype, load_runner
 from tandem.runners.native import compilation
 from tandem.runners.native.library import load_library
-from tandem.runners.native.native_runner import NativeRunner
+from tandem.runners.native.native_runner import NativeRunner, page_bytes
 from tandem.runners.native.weights import Packing, encoded, packing
 from tandem.runners.torch.platforms import CPU
 from tests.daily import daily
@@ -101,19 +103,26 @@ def with_rounded_inputs(module: Any) -> Any:
     for layer in module.modules():
         if isinstance(layer, torch.nn.Linear):
             layer.register_forward_pre_hook(lambda _, inputs: (rounded(inputs[0]),))
+    AttentionInterface.register("short_cache", over_short_cache)
+    module.set_attn_implementation("short_cache")
     return module
 
 
+def over_short_cache(layer: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: Any, **given: Any) -> Any:
+    return sdpa_attention_forward(layer, q, k.bfloat16().float(), v.bfloat16().float(), *args, **given)
+
+
 def one_by_one(runner: NativeRunner, module: Any) -> float:
-    """The median distance of tokens alone: an activation at the edge of two numbers misleads no other token."""
-    return float(np.median([distance(runner, module, [token]) for token in range(40)]))
+    """The median distance of two tokens: an activation at the edge of two numbers misleads no other pair."""
+    return float(np.median([distance(runner, module, [token, token + 1]) for token in range(40)]))
 
 
 @pytest.mark.parametrize("form", daily(FORMATS, 1, 4))
 def test_logits_of_stored_blocks_are_those_of_their_weights(form: str, tmp_path: Path) -> None:
-    """But for activations in 8 bits; if the module's are rounded too, the logits are the same."""
+    """But for activations in 8 bits and a cache in bfloat16; if the module's are rounded too, the logits are the same."""
     module, packed = stored(tmp_path, form)
-    runner = native(module, packing=packed)
+    runner, whole = native(module, packing=packed), native(module)
+    assert page_bytes(runner.model) * 2 == page_bytes(whole.model)
     assert 1e-4 < one_by_one(runner, module) < 0.06
     assert one_by_one(runner, with_rounded_inputs(module)) < 2e-6
 

@@ -40,8 +40,7 @@ def proposed(runner: TorchRunner, *rows: ProposeRow) -> list[Proposal]:
 
 
 @pytest.mark.parametrize(
-    ("other", "length"),
-    [(proposing(1, SAMPLED, Rule.AGREEMENT, 2), 2), (proposing(1, GREEDY, Rule.REJECTION), 3)],
+    ("other", "length"), [(proposing(1, SAMPLED, Rule.AGREEMENT, 2), 2), (proposing(1, GREEDY, Rule.REJECTION), 3)]
 )
 def test_rows_of_both_rules_propose_in_one_step_what_they_propose_alone(
     runner: TorchRunner, other: ProposeRow, length: int

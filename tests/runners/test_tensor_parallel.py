@@ -45,10 +45,7 @@ def test_two_ranks_give_the_logits_and_the_tokens_of_one(tmp_path: Path) -> None
     folders = [model_folder(tmp_path / name, name == "tied") for name in ("own", "tied")]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     subprocess.run(
-        [*command, "--module", "tests.runners.ranks", *map(str, folders)],
-        cwd=REPOSITORY,
-        check=True,
-        timeout=200,
+        [*command, "--module", "tests.runners.ranks", *map(str, folders)], cwd=REPOSITORY, check=True, timeout=200
     )
     for folder in folders:
         check_ranks(folder, [torch.load(f"{folder}-{rank}.pt") for rank in range(2)])

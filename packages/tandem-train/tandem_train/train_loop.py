@@ -160,12 +160,7 @@ class Resumable:
     """A resumable run of `total` steps in a seeded order. `trained`: the saved module."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        trained: Any,
-        optimizer: torch.optim.Optimizer,
-        total: int,
-        show: Callable[[str], None],
+        self, config: RunConfig, trained: Any, optimizer: torch.optim.Optimizer, total: int, show: Callable[[str], None]
     ) -> None:
         self._run, self._trained, self.optimizer, self.total, self.show = config, trained, optimizer, total, show
         self.device = next(trained.parameters()).device.type

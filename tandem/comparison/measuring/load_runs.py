@@ -66,11 +66,7 @@ async def _warm_up(contender: Contender, condition: Condition, turns: Turns) -> 
 
 
 async def _run(
-    contender: Contender,
-    turns: Turns,
-    condition: Condition,
-    seed: int,
-    on_record: Callable[[Record], None],
+    contender: Contender, turns: Turns, condition: Condition, seed: int, on_record: Callable[[Record], None]
 ) -> None:
     assert condition.load is not None, "a condition under load"
     load, began = condition.load, time.perf_counter()

@@ -39,37 +39,38 @@ private:
     char* data_;
 };
 
-// The part of one layer.
-template <class D> class LayerCache {
+// The part of one layer: keys and values as K keeps them, in `number_bytes` each.
+class LayerCache {
 public:
-    typedef typename D::stored stored;
-    typedef typename D::unit unit;
-
-    LayerCache(const SlotMemory& memory, int layer, int kv_heads, int head_dim)
-        : heads_(kv_heads), dim_(head_dim), first_(reinterpret_cast<stored*>(memory.slot(0)) + size_t(layer) * kv_heads * 2 * SPAN * head_dim),
-          slot_(memory.slot_bytes() / sizeof(stored)), group_(memory.group_bytes() / sizeof(stored)) {}
+    LayerCache(const SlotMemory& memory, int layer, int kv_heads, int head_dim, size_t number_bytes)
+        : heads_(kv_heads), dim_(head_dim), number_(number_bytes), first_(memory.slot(0) + size_t(layer) * kv_heads * 2 * SPAN * head_dim * number_bytes),
+          slot_(memory.slot_bytes()), group_(memory.group_bytes()) {}
 
     // Keys of 16 positions: unit i of position p at [i * 16 + p].
-    const unit* keys(int slot, int head, int block) const {
-        return reinterpret_cast<const unit*>(keys_at(slot, head, block * LANES));
+    template <class K> const typename K::unit* keys(int slot, int head, int block) const {
+        return reinterpret_cast<const typename K::unit*>(keys_at(slot, head, block * LANES));
     }
     // Values of PER_UNIT neighbouring positions: value d at [d]; the group's other positions follow.
-    const unit* values(int slot, int head, int unit_of_positions) const {
-        return reinterpret_cast<const unit*>(values_at(slot, head, unit_of_positions * D::PER_UNIT));
+    template <class K> const typename K::unit* values(int slot, int head, int unit_of_positions) const {
+        return reinterpret_cast<const typename K::unit*>(values_at(slot, head, unit_of_positions * K::PER_UNIT));
     }
-    void write(int slot, int head, int position, const stored* key, const stored* value) {
-        stored* k = keys_at(slot, head, position / LANES * LANES);
-        for (int i = 0; i < dim_ / D::PER_UNIT; i++)
-            std::memcpy(k + (size_t(i) * LANES + position % LANES) * D::PER_UNIT, key + i * D::PER_UNIT, sizeof(unit));
-        stored* v = values_at(slot, head, position / D::PER_UNIT * D::PER_UNIT);
-        for (int d = 0; d < dim_; d++) v[d * D::PER_UNIT + position % D::PER_UNIT] = value[d];
+    template <class K> void write(int slot, int head, int position, const typename K::number* key, const typename K::number* value) {
+        typedef typename K::stored stored;
+        stored* k = reinterpret_cast<stored*>(keys_at(slot, head, position / LANES * LANES)) + position % LANES * K::PER_UNIT;
+        stored* v = reinterpret_cast<stored*>(values_at(slot, head, position / K::PER_UNIT * K::PER_UNIT)) + position % K::PER_UNIT;
+        for (int d = 0; d < dim_; d += LANES) {
+            stored keys[LANES], values[LANES];
+            K::shorten(keys, key + d), K::shorten(values, value + d);
+            for (int i = 0; i < LANES; i += K::PER_UNIT) std::memcpy(k + (d + i) * LANES, keys + i, sizeof(typename K::unit));
+            for (int i = 0; i < LANES; i++) v[(d + i) * K::PER_UNIT] = values[i];
+        }
     }
 
     // Copies keys and values of 16 positions of all heads from a page, or to it; returns the page's end.
     char* copy(int slot, int block, char* page, bool from) const {
         for (int head = 0; head < heads_; head++)
-            for (stored* part : {keys_at(slot, head, block * LANES), values_at(slot, head, block * LANES)}) {
-                std::memcpy(from ? reinterpret_cast<char*>(part) : page, from ? page : reinterpret_cast<char*>(part), block_bytes());
+            for (char* part : {keys_at(slot, head, block * LANES), values_at(slot, head, block * LANES)}) {
+                std::memcpy(from ? part : page, from ? page : part, block_bytes());
                 page += block_bytes();
             }
         return page;
@@ -77,15 +78,16 @@ public:
     size_t page_bytes() const { return 2 * heads_ * block_bytes(); }
 
 private:
-    size_t block_bytes() const { return size_t(LANES) * dim_ * sizeof(stored); }
-    stored* keys_at(int slot, int head, int position) const {
-        return first_ + slot * slot_ + position / SPAN * group_ + (size_t(head) * 2 * SPAN + position % SPAN) * dim_;
+    size_t block_bytes() const { return LANES * dim_ * number_; }
+    char* keys_at(int slot, int head, int position) const {
+        return first_ + slot * slot_ + position / SPAN * group_ + (size_t(head) * 2 * SPAN + position % SPAN) * dim_ * number_;
     }
-    stored* values_at(int slot, int head, int position) const { return keys_at(slot, head, position) + SPAN * dim_; }
+    char* values_at(int slot, int head, int position) const { return keys_at(slot, head, position) + SPAN * dim_ * number_; }
 
-    int heads_, dim_;
-    stored* first_;
-    size_t slot_, group_;  // from one to the next
+    int heads_;
+    size_t dim_, number_;
+    char* first_;
+    size_t slot_, group_;  // bytes from one to the next
 };
 
 constexpr int AHEAD = 2;    // blocks of 16 positions fetched ahead: the processor does not foresee the jump to the next span
@@ -99,36 +101,52 @@ template <int N> inline vu kept(vu value) {
     return value;
 }
 
-template <class D> struct Query {
-    const typename D::stored* from;  // [head_dim]
-    typename D::stored* to;          // [head_dim]
+template <class K> struct Query {
+    const typename K::number* from;  // [head_dim]
+    typename K::number* to;          // [head_dim]
     int begin, position;             // attends to positions begin .. position
 };
 
 // A thread's memory for scores of QUERIES queries over `length` positions.
-template <class D> struct Scores {
+template <class Number> struct Scores {
     explicit Scores(int length) : stride(up(length, LANES)), scores(QUERIES * stride), weights(QUERIES * stride) {}
     size_t stride;
     Buffer<float> scores;
-    Buffer<typename D::stored> weights;
+    Buffer<Number> weights;
 };
 
 // Where the keys and values of a step's queries lie.
-template <class D> struct Seen {
-    const LayerCache<D>& cache;
+struct Seen {
+    const LayerCache& cache;
     int slot, head, head_dim, first, last;  // first, last: the lowest and the highest position of a query
     int begin, whole;                       // the lowest and the highest position that a query begins at
     float cap;                              // of scores, 0 for none
     bool again;                             // other queries have just read them
 };
 
+// Adds to N queries' sums the products of a unit's registers at(b) with their factors of(q), the unit's numbers in turn.
+template <class K, int N, int B, class At, class Of> __attribute__((always_inline)) inline void add(vf (*sums)[B], At at, Of of) {
+#pragma GCC unroll 2
+    for (int part = 0; part < K::PARTS; part++) {
+        vu read[B];
+#pragma GCC unroll 6
+        for (int b = 0; b < B; b++) read[b] = kept<N>(K::part(at(b), part));
+#pragma GCC unroll 6
+        for (int q = 0; q < N; q++) {
+            const auto factor = K::everywhere(load<typename K::factor>(of(q) + part));
+#pragma GCC unroll 6
+            for (int b = 0; b < B; b++) sums[q][b] = K::multiply_add(sums[q][b], factor, read[b]);
+        }
+    }
+}
+
 // Scores of N queries for B registers of positions of one span from `block` on; `top`: maxima so far, by lane.
-template <class D, int N, int B>
-inline void score(const Seen<D>& seen, int block, float scale, const Query<D>* queries, Scores<D>& scratch, vf* top) {
-    typedef typename D::unit unit;
-    const int units = seen.head_dim / D::PER_UNIT, blocks = seen.last / LANES + 1;
-    const unit* keys = seen.cache.keys(seen.slot, seen.head, block);
-    const char* soon = reinterpret_cast<const char*>(seen.cache.keys(seen.slot, seen.head, std::min(block + std::max(AHEAD, B / SIXTEEN), blocks - 1)));
+template <class K, int N, int B>
+inline void score(const Seen& seen, int block, float scale, const Query<K>* queries, Scores<typename K::number>& scratch, vf* top) {
+    typedef typename K::unit unit;
+    const int units = seen.head_dim / K::PER_UNIT, blocks = seen.last / LANES + 1;
+    const unit* keys = seen.cache.keys<K>(seen.slot, seen.head, block);
+    const char* soon = reinterpret_cast<const char*>(seen.cache.keys<K>(seen.slot, seen.head, std::min(block + std::max(AHEAD, B / SIXTEEN), blocks - 1)));
     const size_t apart = size_t(units) * LANES;
     const v16i lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const bool all_seen = block * LANES >= seen.whole && block * LANES + B * WIDTH <= seen.first + 1;
@@ -138,19 +156,11 @@ inline void score(const Seen<D>& seen, int block, float scale, const Query<D>* q
 #pragma GCC unroll 6
         for (int b = 0; b < B; b++) dot[q][b] = vf{};
     for (int i = 0; i < units; i++) {
-        vu key[B];
+        const auto at = [&](int b) { return b / SIXTEEN * apart + size_t(i) * LANES + b % SIXTEEN * WIDTH; };
 #pragma GCC unroll 6
-        for (int b = 0; b < B; b++) {
-            const size_t at = b / SIXTEEN * apart + size_t(i) * LANES + b % SIXTEEN * WIDTH;
-            if (!seen.again && b % SIXTEEN == 0) __builtin_prefetch(soon + at * sizeof(unit));
-            key[b] = kept<N>(load<vu>(keys + at));
-        }
-#pragma GCC unroll 6
-        for (int q = 0; q < N; q++) {
-            const auto value = D::everywhere(load<unit>(queries[q].from + i * D::PER_UNIT));
-#pragma GCC unroll 6
-            for (int b = 0; b < B; b++) dot[q][b] = D::multiply_add(dot[q][b], value, key[b]);
-        }
+        for (int b = 0; b < B; b += SIXTEEN)
+            if (!seen.again) __builtin_prefetch(soon + at(b) * sizeof(unit));
+        add<K, N, B>(dot, [&](int b) { return load<vu>(keys + at(b)); }, [&](int q) { return queries[q].from + i * K::PER_UNIT; });
     }
 #pragma GCC unroll 6
     for (int q = 0; q < N; q++)
@@ -167,56 +177,47 @@ inline void score(const Seen<D>& seen, int block, float scale, const Query<D>* q
 }
 
 // Weighted sums of W registers of values from `d` on, divided by each query's total.
-template <class D, int N, int W>
-inline void gather(const Seen<D>& seen, int d, const Query<D>* queries, const Scores<D>& scratch, const float* total) {
-    typedef typename D::unit unit;
-    const int begin = (seen.whole + D::PER_UNIT - 1) / D::PER_UNIT, whole = std::max((seen.first + 1) / D::PER_UNIT, begin);
+template <class K, int N, int W>
+inline void gather(const Seen& seen, int d, const Query<K>* queries, const Scores<typename K::number>& scratch, const float* total) {
+    typedef typename K::unit unit;
+    const int begin = (seen.whole + K::PER_UNIT - 1) / K::PER_UNIT, whole = std::max((seen.first + 1) / K::PER_UNIT, begin);
     vf out[N][W];
 #pragma GCC unroll 6
     for (int q = 0; q < N; q++)
 #pragma GCC unroll 6
         for (int w = 0; w < W; w++) out[q][w] = vf{};
+    const auto weights = [&](int q, int unit) { return &scratch.weights[q * scratch.stride + unit * K::PER_UNIT]; };
     // Positions visible to all queries need no checks. Others' values may be NaN, and must not even count times 0.
     auto each_looked_at = [&](int i) __attribute__((always_inline)) {  // else the sums lie in memory
-        const unit* values = seen.cache.values(seen.slot, seen.head, i) + d;
+        const unit* values = seen.cache.values<K>(seen.slot, seen.head, i) + d;
 #pragma GCC unroll 6
         for (int q = 0; q < N; q++) {
-            const int behind = queries[q].position - i * D::PER_UNIT, before = queries[q].begin - i * D::PER_UNIT;
-            if (behind < 0 || before >= D::PER_UNIT) continue;
-            const vu halves = vu{} + ((D::PER_UNIT == 2 && behind == 0 ? 0xffffu : 0xffffffffu) & (before == 1 ? 0xffff0000u : 0xffffffffu));
-            const auto weight = D::everywhere(load<unit>(&scratch.weights[q * scratch.stride + i * D::PER_UNIT]));
-#pragma GCC unroll 6
-            for (int w = 0; w < W; w++) out[q][w] = D::multiply_add(out[q][w], weight, load<vu>(values + w * WIDTH) & halves);
+            const int behind = queries[q].position - i * K::PER_UNIT, before = queries[q].begin - i * K::PER_UNIT;
+            if (behind < 0 || before >= K::PER_UNIT) continue;
+            const vu halves = vu{} + ((K::PER_UNIT == 2 && behind == 0 ? 0xffffu : 0xffffffffu) & (before == 1 ? 0xffff0000u : 0xffffffffu));
+            add<K, 1, W>(out + q, [&](int w) { return load<vu>(values + w * WIDTH) & halves; }, [&](int) { return weights(q, i); });
         }
     };
-    for (int i = seen.begin / D::PER_UNIT; i < std::min(begin, seen.last / D::PER_UNIT + 1); i++) each_looked_at(i);
+    for (int i = seen.begin / K::PER_UNIT; i < std::min(begin, seen.last / K::PER_UNIT + 1); i++) each_looked_at(i);
     for (int i = begin; i < whole;) {
-        const unit* values = seen.cache.values(seen.slot, seen.head, i) + d;
-        const unit* soon = seen.cache.values(seen.slot, seen.head, std::min(whole - 1, i + AHEAD * LANES / D::PER_UNIT)) + d;
-        for (const int end = std::min(whole, (i / (LANES / D::PER_UNIT) + 1) * (LANES / D::PER_UNIT)); i < end; i++, values += seen.head_dim, soon += seen.head_dim) {
-            vu value[W];
+        const unit* values = seen.cache.values<K>(seen.slot, seen.head, i) + d;
+        const unit* soon = seen.cache.values<K>(seen.slot, seen.head, std::min(whole - 1, i + AHEAD * LANES / K::PER_UNIT)) + d;
+        for (const int end = std::min(whole, (i / (LANES / K::PER_UNIT) + 1) * (LANES / K::PER_UNIT)); i < end; i++, values += seen.head_dim, soon += seen.head_dim) {
 #pragma GCC unroll 6
-            for (int w = 0; w < W; w++) {
-                if (!seen.again && w % SIXTEEN == 0) __builtin_prefetch(soon + w * WIDTH);
-                value[w] = kept<N>(load<vu>(values + w * WIDTH));
-            }
-#pragma GCC unroll 6
-            for (int q = 0; q < N; q++) {
-                const auto weight = D::everywhere(load<unit>(&scratch.weights[q * scratch.stride + i * D::PER_UNIT]));
-#pragma GCC unroll 6
-                for (int w = 0; w < W; w++) out[q][w] = D::multiply_add(out[q][w], weight, value[w]);
-            }
+            for (int w = 0; w < W; w += SIXTEEN)
+                if (!seen.again) __builtin_prefetch(soon + w * WIDTH);
+            add<K, N, W>(out, [&](int w) { return load<vu>(values + w * WIDTH); }, [&](int q) { return weights(q, i); });
         }
     }
-    for (int i = whole; i <= seen.last / D::PER_UNIT; i++) each_looked_at(i);
+    for (int i = whole; i <= seen.last / K::PER_UNIT; i++) each_looked_at(i);
 #pragma GCC unroll 6
     for (int q = 0; q < N; q++)
 #pragma GCC unroll 6
-        for (int w = 0; w < W; w += SIXTEEN) D::keep(queries[q].to + d + w * WIDTH, load<v16f>(&out[q][w]) / all(total[q]));
+        for (int w = 0; w < W; w += SIXTEEN) K::keep(queries[q].to + d + w * WIDTH, load<v16f>(&out[q][w]) / all(total[q]));
 }
 
-template <class D, int N>
-void attend(Seen<D> seen, float scale, const Query<D>* queries, Scores<D>& scratch) {
+template <class K, int N>
+void attend(Seen seen, float scale, const Query<K>* queries, Scores<typename K::number>& scratch) {
     seen.first = queries[0].position, seen.begin = queries[0].begin;
 #pragma GCC unroll 6
     for (int q = 0; q < N; q++) {
@@ -227,9 +228,9 @@ void attend(Seen<D> seen, float scale, const Query<D>* queries, Scores<D>& scrat
     std::fill(top, top + N, vf{} - INFINITY);
     int block = seen.begin / (VECTORS * WIDTH) * (VECTORS / SIXTEEN);
     const int blocks = seen.last / LANES + 1;
-    for (constexpr int more = VECTORS / SIXTEEN; block + more <= blocks; block += more) score<D, N, VECTORS>(seen, block, scale, queries, scratch, top);
+    for (constexpr int more = VECTORS / SIXTEEN; block + more <= blocks; block += more) score<K, N, VECTORS>(seen, block, scale, queries, scratch, top);
     if constexpr (VECTORS > SIXTEEN)
-        for (; block < blocks; block++) score<D, N, SIXTEEN>(seen, block, scale, queries, scratch, top);
+        for (; block < blocks; block++) score<K, N, SIXTEEN>(seen, block, scale, queries, scratch, top);
     float total[N];
 #pragma GCC unroll 6
     for (int q = 0; q < N; q++) {
@@ -238,20 +239,20 @@ void attend(Seen<D> seen, float scale, const Query<D>* queries, Scores<D>& scrat
         vf mass[SIXTEEN]{}, weight[SIXTEEN];
         for (int block = begin; block <= queries[q].position / LANES; block++, scores += LANES) {
             by_register([&](int r) { mass[r] += weight[r] = bounded_exponential(load<vf>(scores + r * WIDTH) - most); });
-            D::keep(&scratch.weights[q * scratch.stride + block * LANES], load<v16f>(weight));
+            K::keep(&scratch.weights[q * scratch.stride + block * LANES], load<v16f>(weight));
         }
         total[q] = sum(load<v16f>(mass));
     }
     int d = 0;
-    for (; d + VECTORS * WIDTH <= seen.head_dim; d += VECTORS * WIDTH) gather<D, N, VECTORS>(seen, d, queries, scratch, total);
+    for (; d + VECTORS * WIDTH <= seen.head_dim; d += VECTORS * WIDTH) gather<K, N, VECTORS>(seen, d, queries, scratch, total);
     if constexpr (VECTORS > SIXTEEN)
-        for (; d < seen.head_dim; d += LANES) gather<D, N, SIXTEEN>(seen, d, queries, scratch, total);
+        for (; d < seen.head_dim; d += LANES) gather<K, N, SIXTEEN>(seen, d, queries, scratch, total);
 }
 
-template <class D, int N = QUERIES>
-void attend(const Seen<D>& seen, float scale, const Query<D>* queries, int count, Scores<D>& scratch) {
-    if (count == N) return attend<D, N>(seen, scale, queries, scratch);
-    if constexpr (N > 1) attend<D, N - 1>(seen, scale, queries, count, scratch);
+template <class K, int N = QUERIES>
+void attend(const Seen& seen, float scale, const Query<K>* queries, int count, Scores<typename K::number>& scratch) {
+    if (count == N) return attend<K, N>(seen, scale, queries, scratch);
+    if constexpr (N > 1) attend<K, N - 1>(seen, scale, queries, count, scratch);
 }
 
 }  // namespace tandem

@@ -63,6 +63,7 @@ class ModelShape(ctypes.Structure):
         *((name, c_float) for name in ("epsilon", "scale", "norm_offset", "attention_cap", "logit_cap")),
         *((name, c_float) for name in ("embedding_scale", "residual_scale", "logit_scale")),
         *((name, c_int32) for name in ("activation", "layer_norm", "rounds_once", "row_norms", "wide_rope")),
+        ("short_cache", c_int32),
     )
 
 

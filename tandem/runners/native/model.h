@@ -36,7 +36,8 @@ struct Shape {
     float epsilon, scale;
     // Form of the layers; zeros are a Llama's. Scales and caps: 0 for none. norm_offset: of norms that round once.
     float norm_offset, attention_cap, logit_cap, embedding_scale, residual_scale, logit_scale;
-    int32_t activation, layer_norm, rounds_once, row_norms, wide_rope;  // row_norms: of all queries, and of all keys
+    // row_norms: of all queries, and of all keys. short_cache: keys and values in bfloat16 whatever the activations are.
+    int32_t activation, layer_norm, rounds_once, row_norms, wide_rope, short_cache;
 };
 
 // Norms are in the model's dtype, followed by biases if any; absent ones are null. Rotary tables [length, turned],
@@ -101,7 +102,8 @@ struct Rows {
 class Model {
 public:
     Model(Pool& pool, const Shape& shape, size_t number_bytes)
-        : shape(shape), pool(pool), slots(shape.slots, shape.length, 2 * number_bytes * shape.layers * shape.kv_heads * shape.head_dim) {}
+        : shape(shape), pool(pool), cache_number(shape.short_cache ? sizeof(uint16_t) : number_bytes),
+          slots(shape.slots, shape.length, 2 * cache_number * shape.layers * shape.kv_heads * shape.head_dim) {}
     virtual ~Model() = default;
     virtual void set_layer(int layer, const LayerWeights& weights) = 0;
     virtual void set_head(const void* norm, const Matrix& head) = 0;
@@ -121,6 +123,7 @@ public:
 
     const Shape shape;
     Pool& pool;
+    const size_t cache_number;  // bytes of a number of the KV cache
     SlotMemory slots;
 
     // `wants`: 0 nothing, 1 each row's last token, 2 all; of a head, last ones. `follows`: rows continue a step, which has a

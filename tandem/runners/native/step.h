@@ -156,7 +156,10 @@ template <class D> void Transformer<D>::work_layer(int index, const Linear<D>* t
     if (!tokens) return;
     place.kind = ATTEND;
     share(place, int(groups_.size()) * shape.kv_heads, &layer.o, [&](int i) {
-        attend_group(layer, groups_[i % groups_.size()], i / int(groups_.size()), thread);
+        const Group& group = groups_[i % groups_.size()];
+        const int head = i / int(groups_.size());
+        if (shape.short_cache) attend_group<typename D::short_cache>(layer, group, head, thread);
+        else attend_group<D>(layer, group, head, thread);
     });
     auto add = [&](Stacked which, int panel, int t, v16f first, v16f last) {
         extend(index, which, panel, t, first, last);
@@ -267,7 +270,10 @@ template <class D> void Transformer<D>::rotate(Layer& layer, int token, int head
         std::memcpy(x + i, near, lanes * sizeof(stored));
         std::memcpy(x + half + i, far, lanes * sizeof(stored));
     }
-    if (is_key) layer.cache->write(step_.slots[token], head - shape.heads, position, x, x + size_t(shape.kv_heads) * dim);
+    if (!is_key) return;
+    const stored* value = x + size_t(shape.kv_heads) * dim;
+    if (shape.short_cache) layer.cache->template write<typename D::short_cache>(step_.slots[token], head - shape.heads, position, x, value);
+    else layer.cache->template write<D>(step_.slots[token], head - shape.heads, position, x, value);
 }
 
 // Few tokens are dealt singly, to busy all threads, more by as many as fill passes over keys and values with their queries.
@@ -282,16 +288,16 @@ template <class D> void Transformer<D>::group() {
     }
 }
 
-template <class D> void Transformer<D>::attend_group(Layer& layer, const Group& group, int head, int thread) {
+template <class D> template <class K> void Transformer<D>::attend_group(Layer& layer, const Group& group, int head, int thread) {
     const int dim = shape.head_dim, shared = shape.heads / shape.kv_heads;
-    Query<D> queries[QUERIES];
+    Query<K> queries[QUERIES];
     int count = 0;
     for (int i = 0; i < group.tokens * shared; i++) {
         const int token = group.first + i % group.tokens, query = head * shared + i / group.tokens;
         queries[count++] = {&qkv_[token * wide_ + size_t(query) * dim], &attended_[(size_t(token) * shape.heads + query) * dim],
                             layer.window ? std::max(0, step_.positions[token] - layer.window + 1) : 0, step_.positions[token]};
         if (count == QUERIES || i + 1 == group.tokens * shared) {
-            attend<D>({*layer.cache, step_.slots[token], head, dim, 0, 0, 0, 0, shape.attention_cap, i >= QUERIES}, shape.scale, queries, count, scores_[thread]);
+            attend<K>({*layer.cache, step_.slots[token], head, dim, 0, 0, 0, 0, shape.attention_cap, i >= QUERIES}, shape.scale, queries, count, scores_[thread]);
             count = 0;
         }
     }

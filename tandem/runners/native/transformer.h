@@ -66,7 +66,7 @@ private:
         Buffer<stored> attention_norm, mlp_norm, q_norm, k_norm, attention_after, mlp_after;
         const float *cosines, *sines;
         int turned, window;
-        std::unique_ptr<LayerCache<D>> cache;
+        std::unique_ptr<LayerCache> cache;
     };
     struct Group {  // neighbouring tokens of one slot whose queries a thread takes together
         int first, tokens;
@@ -116,7 +116,7 @@ private:
     void join(stored* x, v16f value) const;
     v16f final_logits(v16f value) const;
     void rotate(Layer& layer, int token, int head);
-    void attend_group(Layer& layer, const Group& group, int head, int thread);
+    template <class K> void attend_group(Layer& layer, const Group& group, int head, int thread);
     void choose(int thread, int panel, int wanted, v16f first, v16f last);
     void group();
     void settle();
@@ -131,7 +131,7 @@ private:
     Buffer<stored> x_, qkv_, attended_, gated_, added_;  // added_: what is normed before it is added to x_
     std::vector<Buffer<stored>> normed_;
     std::vector<Buffer<Group8>> groups8_;  // input of a layer with blocks, each thread's own or in the first for all
-    std::vector<Scores<D>> scores_;
+    std::vector<Scores<stored>> scores_;
     std::vector<std::vector<Running>> running_;  // of the panels that each thread took
     std::vector<Group> groups_;
     std::vector<Progress> progress_;
@@ -179,7 +179,7 @@ template <class D> void Transformer<D>::set_layer(int index, const LayerWeights&
     auto row = [](int output) { return output / PANEL * LANES + output % LANES; };
     layer.gate_up = Linear<D>(weights_, shape.hidden, int(inner_) / LANES, [&](int o) { return part(o).row(row(o)); });
     layer.down = Stack<D>{{{w.down, shape.hidden}}, shape.intermediate}.packed(weights_);
-    layer.cache = std::make_unique<LayerCache<D>>(slots, index, shape.kv_heads, dim);
+    layer.cache = std::make_unique<LayerCache>(slots, index, shape.kv_heads, dim, cache_number);
 }
 
 template <class D> void Transformer<D>::run(const Step& step) {

@@ -70,16 +70,20 @@ inline float widen(uint16_t value) {
     uint32_t bits = uint32_t(value) << 16;
     return load<float>(&bits);
 }
-// Rounds to nearest even, as torch does; NaN stays NaN. (AVX-512 BF16 flushes numbers below 1e-38.)
-inline v16h narrow(v16f value) {
-#ifdef __AVX512BF16__
-    return (v16h)_mm512_cvtneps_pbh((__m512)value);
-#else
+// Rounds to nearest even, as torch does; NaN stays NaN.
+inline v16h narrow_alike(v16f value) {
     v16u bits = (v16u)value;
     v16u rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     v16u nan = (bits >> 16) | 0x40u;
     v16u is_nan = (v16u)((v16i)(0x7f800000u - (bits & 0x7fffffffu)) >> 31);
     return __builtin_convertvector((is_nan & nan) | (~is_nan & rounded), v16h);
+}
+// The same but for numbers below 1e-38, which AVX-512 BF16 makes 0.
+inline v16h narrow(v16f value) {
+#ifdef __AVX512BF16__
+    return (v16h)_mm512_cvtneps_pbh((__m512)value);
+#else
+    return narrow_alike(value);
 #endif
 }
 inline v16f widen(v16h value) { return (v16f)(__builtin_convertvector(value, v16u) << 16); }
@@ -201,12 +205,15 @@ struct alignas(64) Running {
 
 // A data type's storage, and the product of two stored values in a step of the sum, one of them in every lane.
 struct Bfloat16 {
-    typedef uint16_t stored;
-    typedef uint32_t unit;  // neighbours along the summed dimension
-    static constexpr int PER_UNIT = 2;
+    typedef uint16_t stored, number;
+    typedef uint32_t unit, factor;  // neighbours along the summed dimension
+    static constexpr int PER_UNIT = 2, PARTS = 1;
+    typedef Bfloat16 short_cache;
     static inline v16f wide(const stored* from) { return widen(load<v16h>(from)); }
     static inline float wide1(stored value) { return widen(value); }
     static inline void keep(stored* to, v16f value) { store(to, narrow(value)); }
+    static inline void shorten(stored* to, const number* from) { std::memcpy(to, from, LANES * sizeof(stored)); }
+    static inline vu part(vu both, int) { return both; }
     static inline v16f rounded(v16f value) { return widen(narrow(value)); }
     static inline vu everywhere(unit x) {
         vu both = vu{} + x;
@@ -225,16 +232,28 @@ struct Bfloat16 {
     }
 };
 
+struct ShortCache;
 struct Float32 {
-    typedef float stored;
-    typedef float unit;
-    static constexpr int PER_UNIT = 1;
+    typedef float stored, number, unit, factor;
+    static constexpr int PER_UNIT = 1, PARTS = 1;
+    typedef ShortCache short_cache;
     static inline v16f wide(const stored* from) { return load<v16f>(from); }
     static inline float wide1(stored value) { return value; }
     static inline void keep(stored* to, v16f value) { store(to, value); }
+    static inline void shorten(stored* to, const number* from) { std::memcpy(to, from, LANES * sizeof(stored)); }
+    static inline vu part(vu value, int) { return value; }
     static inline v16f rounded(v16f value) { return value; }
     static inline vf everywhere(unit x) { return spread<vf>(x); }
     static inline vf multiply_add(vf sum, vf x, vu w) { return fused(x, (vf)w, sum); }
+};
+
+// A float32 model's keys and values kept in bfloat16: read as float32, so sums still have the same bits on every CPU.
+struct ShortCache : Float32 {
+    typedef uint16_t stored;
+    typedef uint32_t unit;
+    static constexpr int PER_UNIT = 2, PARTS = 2;  // the two of a unit are added one after the other
+    static inline void shorten(stored* to, const number* from) { store(to, narrow_alike(load<v16f>(from))); }
+    static inline vu part(vu both, int which) { return which ? both & 0xffff0000u : both << 16; }
 };
 
 }  // namespace tandem

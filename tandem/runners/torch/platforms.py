@@ -214,10 +214,7 @@ NEURON = Platform(
     code="TORCH_NEURONX_NEFF_CACHE_DIR",
     folder="neff",
     # Running anything uncompiled is an error rather than slow, and no tensor is copied implicitly.
-    environment={
-        "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION": "1",
-        "TORCH_NEURONX_DYNAMO_DISABLE_CPU_AUTOCOPY": "1",
-    },
+    environment={"TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION": "1", "TORCH_NEURONX_DYNAMO_DISABLE_CPU_AUTOCOPY": "1"},
     only_graphs=True,
 )
 PLATFORMS = {platform.name: platform for platform in (CPU, CUDA, NEURON)}

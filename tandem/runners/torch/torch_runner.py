@@ -179,10 +179,7 @@ class TorchRunner:
 
 
 def draft_rows(
-    rows: Sequence[ProposeRow],
-    logits: Callable[[Sequence[Sequence[int]]], Tensor],
-    vocab_size: int,
-    ids: Tensor | None,
+    rows: Sequence[ProposeRow], logits: Callable[[Sequence[Sequence[int]]], Tensor], vocab_size: int, ids: Tensor | None
 ) -> list[Proposal | RowFailed]:
     """Drafts the longest row's number of tokens; others are cut.
 

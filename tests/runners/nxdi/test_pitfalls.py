@@ -150,9 +150,7 @@ def test_a_fused_pair_of_two_vocabularies_is_refused_before_it_compiles(bench: B
 def test_a_position_that_was_never_written_fails_its_row_alone(bench: Bench) -> None:  # noqa: F811
     runner = bench.target()
     runner.prefill([PrefillRow(0, 0, PROMPT)])
-    bad, good = runner.verify(
-        [verify_row(1, 30, 65, (), GREEDY), verify_row(0, len(PROMPT), 65, (), GREEDY)],
-    )
+    bad, good = runner.verify([verify_row(1, 30, 65, (), GREEDY), verify_row(0, len(PROMPT), 65, (), GREEDY)])
     assert isinstance(bad, RowFailed) and "position 30 of line 1" in str(bad)
     assert good.token_ids == truth((*PROMPT, 65), 1)
     (proposal,) = runner.propose([propose_row(1, 30, (65,), 2, GREEDY)])
