@@ -84,7 +84,9 @@ class KVSequence:
         if self._begun:
             self._begun[1].with_prompt = True
             (row, value), self._begun = stepper.begun(*self._begun), None
-            stepper.follow(row, value)
+            if (following := stepper.after(row, value)) is not None:  # begins before other requests' replies
+                result = engine.begin(stepper.step, following, stepper=stepper)
+                stepper.unread.appendleft((following, result))  # the device may have begun further rows since
             return row, TimedResult(value, 0.0, 0.0)  # its seconds are the prompt's
         if stepper.unread:
             row, result = stepper.unread.popleft()

@@ -119,7 +119,7 @@ def one_by_one(runner: NativeRunner, module: Any) -> float:
 
 @pytest.mark.parametrize("form", daily(FORMATS, 1, 4))
 def test_logits_of_stored_blocks_are_those_of_their_weights(form: str, tmp_path: Path) -> None:
-    """But for activations in 8 bits and a cache in bfloat16; if the module's are rounded too, the logits are the same."""
+    """But for activations in 8 bits and a cache in bfloat16; if the module's are rounded too, the same."""
     module, packed = stored(tmp_path, form)
     runner, whole = native(module, packing=packed), native(module)
     assert page_bytes(runner.model) * 2 == page_bytes(whole.model)
