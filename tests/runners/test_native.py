@@ -139,6 +139,13 @@ def test_a_poisoned_row_fails_alone_and_its_draft_ends(sampling: SamplingParams)
     assert proposal.token_ids == ()  # type: ignore[union-attr]
 
 
+def test_drafts_wider_than_a_step_together_are_verified_in_several() -> None:
+    runner = native(module_of())
+    rows = [verify_row(slot, 0, 5 + slot, tuple(sequence(110, slot)), GREEDY) for slot in range(SLOTS)]
+    assert sum(len(row.fed) for row in rows) > runner.model.most_tokens
+    assert runner.verify(rows) == [runner.verify([row])[0] for row in rows]
+
+
 class Even:
     """A structure of even tokens only."""
 
