@@ -90,7 +90,7 @@ private:
     size_t slot_, group_;  // bytes from one to the next
 };
 
-constexpr int AHEAD = 2;    // blocks of 16 positions fetched ahead: the processor does not foresee the jump to the next span
+constexpr int AHEAD = 2;    // blocks of 16 keys or units of values fetched ahead: the processor does not foresee the jump to the next span
 constexpr int QUERIES = WIDTH == 16 ? 6 : 4;        // queries that share a pass over the keys and values
 constexpr int VECTORS = WIDTH == 16 ? 4 : SIXTEEN;  // registers of them, whose products with QUERIES queries are summed at once
 static_assert(SPAN % (VECTORS * WIDTH) == 0);
@@ -201,7 +201,7 @@ inline void gather(const Seen& seen, int d, const Query<K>* queries, const Score
     for (int i = seen.begin / K::PER_UNIT; i < std::min(begin, seen.last / K::PER_UNIT + 1); i++) each_looked_at(i);
     for (int i = begin; i < whole;) {
         const unit* values = seen.cache.values<K>(seen.slot, seen.head, i) + d;
-        const unit* soon = seen.cache.values<K>(seen.slot, seen.head, std::min(whole - 1, i + AHEAD * LANES / K::PER_UNIT)) + d;
+        const unit* soon = seen.cache.values<K>(seen.slot, seen.head, std::min(whole - 1, i + AHEAD * LANES)) + d;
         for (const int end = std::min(whole, (i / (LANES / K::PER_UNIT) + 1) * (LANES / K::PER_UNIT)); i < end; i++, values += seen.head_dim, soon += seen.head_dim) {
 #pragma GCC unroll 6
             for (int w = 0; w < W; w += SIXTEEN)
