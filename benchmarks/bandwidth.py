@@ -60,7 +60,7 @@ def limit_of(folder: Path, dtype: str, bandwidth: float, weight_bytes: float | N
     return Limit(
         bandwidth,
         round(step_parameters(parameters(folder)) * (weight_bytes or BYTES[dtype])),
-        2 * keys * config["num_hidden_layers"] * (2 if weight_bytes else BYTES[dtype]),
+        2 * keys * config["num_hidden_layers"] * BYTES["bfloat16" if weight_bytes else dtype],
     )
 
 

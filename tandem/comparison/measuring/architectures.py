@@ -1,4 +1,4 @@
-"""What can be compared: architectures, and conditions (link, sampling, rule, load)."""
+"""Defines the architectures, and the conditions (link, sampling, rule, load), that a comparison measures."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def plan(
     temperatures: Sequence[float] = (),
     rules: Sequence[Rule] = (Rule.AGREEMENT,),
 ) -> tuple[Condition, ...]:
-    """Returns the base, then every other link, then every other sampling: the two do not affect each other."""
+    """Returns the base condition, it with each other link, then it with each other temperature and rule."""
     base = Condition("base", BASE, links[0], replace(request, rule=rules[0]))
     conditions = [base, *(replace(base, name=str(link), varies=LINK, link=link) for link in links[1:])]
     for temperature in temperatures or (request.sampling.temperature,):

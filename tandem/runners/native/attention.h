@@ -39,7 +39,7 @@ private:
     char* data_;
 };
 
-// The part of one layer: keys and values as K keeps them, in `number_bytes` each.
+// One layer's part. K, in which keys and values are stored: Float32, Bfloat16 or ShortCache, of `number_bytes` a number.
 class LayerCache {
 public:
     LayerCache(const SlotMemory& memory, int layer, int kv_heads, int head_dim, size_t number_bytes)
@@ -124,7 +124,8 @@ struct Seen {
     bool again;                             // other queries have just read them
 };
 
-// Adds to N queries' sums the products of a unit's registers at(b) with their factors of(q), the unit's numbers in turn.
+// Multiplies registers at(b) of keys or values by each query's factors of(q) and adds the products to sums[q][b], in the order of
+// the numbers in a unit.
 template <class K, int N, int B, class At, class Of> __attribute__((always_inline)) inline void add(vf (*sums)[B], At at, Of of) {
 #pragma GCC unroll 2
     for (int part = 0; part < K::PARTS; part++) {

@@ -88,8 +88,8 @@ class NativeHead(NativeSteps):
             check_steps(dtype, [config.rope], **sizes, intermediate_size=config.intermediate_size)
         slots, length, _ = features.values.shape
         tables, cache = rotary_tables(config.rope, config.head_dim, length, dtype), (slots, length, most_tokens)
-        vocab, form = head.token_ids.tolist(), {"short_cache": packing.quantises}
-        super().__init__(threads, dtype, config, 1, cache, embedding, [tables], vocab, **form)
+        vocab, short = head.token_ids.tolist(), packing.quantises
+        super().__init__(threads, dtype, config, 1, cache, embedding, [tables], vocab, short_cache=short)
         self.packing, self.features, self._kept_states = packing, features, kept_states
         self._pack(head)
 

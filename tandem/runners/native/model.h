@@ -102,8 +102,8 @@ struct Rows {
 class Model {
 public:
     Model(Pool& pool, const Shape& shape, size_t number_bytes)
-        : shape(shape), pool(pool), cache_number(shape.short_cache ? sizeof(uint16_t) : number_bytes),
-          slots(shape.slots, shape.length, 2 * cache_number * shape.layers * shape.kv_heads * shape.head_dim) {}
+        : shape(shape), pool(pool), kv_number_bytes(shape.short_cache ? sizeof(uint16_t) : number_bytes),
+          slots(shape.slots, shape.length, 2 * kv_number_bytes * shape.layers * shape.kv_heads * shape.head_dim) {}
     virtual ~Model() = default;
     virtual void set_layer(int layer, const LayerWeights& weights) = 0;
     virtual void set_head(const void* norm, const Matrix& head) = 0;
@@ -123,7 +123,7 @@ public:
 
     const Shape shape;
     Pool& pool;
-    const size_t cache_number;  // bytes of a number of the KV cache
+    const size_t kv_number_bytes;  // of each key and value
     SlotMemory slots;
 
     // `wants`: 0 nothing, 1 each row's last token, 2 all; of a head, last ones. `follows`: rows continue a step, which has a

@@ -127,10 +127,9 @@ class NativeRunner:
 
     @each_alone
     def verify(self, rows: Sequence[VerifyRow | PrefillRow]) -> list[Any]:
-        ends = itertools.accumulate(len(row.fed) for row in rows)
-        if (fit := sum(end <= self.model.most_tokens for end in ends) or 1) < len(rows):
-            return [*self.verify(rows[:fit]), *self.verify(rows[fit:])]  # predictions draft as widely as a chunk
         judged, batch = [row.then if isinstance(row, PrefillRow) else row for row in rows], _fed(rows)
+        if batch.begins[-1] > self.model.most_tokens and (half := len(rows) // 2):
+            return [*self.verify(rows[:half]), *self.verify(rows[half:])]  # predictions draft as widely as a chunk
         begins = [0, *itertools.accumulate(len(row.fed) if row else 0 for row in judged)]
         said, accepted = zeros(begins[-1]), zeros(len(rows))
         logits = None if all(row is None or row.plain for row in judged) else self.model.room(begins[-1])

@@ -46,7 +46,7 @@ class NativeModel(NativeSteps):
         kept = "float32" if config.family.wide_rope else dtype
         tables = [rotary_tables(rope, config.head_dim, length, kept, configured) for rope in config.ropes]
         cache, layers = (slots, length, most_tokens), config.num_hidden_layers
-        form = _form(config, dtype) | {"short_cache": packing.quantises}
+        form = {**_form(config, dtype), "short_cache": packing.quantises}
         super().__init__(threads, dtype, config, layers, cache, embedding, tables, draft_vocab, **form)
         self.packing, self._config, self._cache = packing, config, (slots, length)
         self._pack(weights, packing)

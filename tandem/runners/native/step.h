@@ -1,6 +1,7 @@
 // The phases of a step. Threads claim work items; a phase ends when all are done, without waiting for late threads.
 #pragma once
 #include "transformer.h"
+#include <numeric>
 
 namespace tandem {
 
@@ -158,8 +159,7 @@ template <class D> void Transformer<D>::work_layer(int index, const Linear<D>* t
     share(place, int(groups_.size()) * shape.kv_heads, &layer.o, [&](int i) {
         const Group& group = groups_[i % groups_.size()];
         const int head = i / int(groups_.size());
-        if (shape.short_cache) attend_group<typename D::short_cache>(layer, group, head, thread);
-        else attend_group<D>(layer, group, head, thread);
+        with_cache([&](auto kept) { attend_group<decltype(kept)>(layer, group, head, thread); });
     });
     auto add = [&](Stacked which, int panel, int t, v16f first, v16f last) {
         extend(index, which, panel, t, first, last);
@@ -272,8 +272,7 @@ template <class D> void Transformer<D>::rotate(Layer& layer, int token, int head
     }
     if (!is_key) return;
     const stored* value = x + size_t(shape.kv_heads) * dim;
-    if (shape.short_cache) layer.cache->template write<typename D::short_cache>(step_.slots[token], head - shape.heads, position, x, value);
-    else layer.cache->template write<D>(step_.slots[token], head - shape.heads, position, x, value);
+    with_cache([&](auto kept) { layer.cache->template write<decltype(kept)>(step_.slots[token], head - shape.heads, position, x, value); });
 }
 
 // Few tokens are dealt singly, to busy all threads, more by as many as fill passes over keys and values with their queries.

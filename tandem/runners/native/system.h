@@ -1,7 +1,6 @@
 // Threads that run one function together, and aligned memory for sequential reads, on large pages if available.
 #pragma once
 #include <algorithm>
-#include <numeric>
 #include <atomic>
 #include <chrono>
 #include <cstddef>

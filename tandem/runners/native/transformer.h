@@ -116,6 +116,11 @@ private:
     void join(stored* x, v16f value) const;
     v16f final_logits(v16f value) const;
     void rotate(Layer& layer, int token, int head);
+    // Calls what(K{}) for the type in which keys and values are stored.
+    template <class What> void with_cache(What what) const {
+        if (shape.short_cache) what(typename D::short_cache{});
+        else what(D{});
+    }
     template <class K> void attend_group(Layer& layer, const Group& group, int head, int thread);
     void choose(int thread, int panel, int wanted, v16f first, v16f last);
     void group();
@@ -179,7 +184,7 @@ template <class D> void Transformer<D>::set_layer(int index, const LayerWeights&
     auto row = [](int output) { return output / PANEL * LANES + output % LANES; };
     layer.gate_up = Linear<D>(weights_, shape.hidden, int(inner_) / LANES, [&](int o) { return part(o).row(row(o)); });
     layer.down = Stack<D>{{{w.down, shape.hidden}}, shape.intermediate}.packed(weights_);
-    layer.cache = std::make_unique<LayerCache>(slots, index, shape.kv_heads, dim, cache_number);
+    layer.cache = std::make_unique<LayerCache>(slots, index, shape.kv_heads, dim, kv_number_bytes);
 }
 
 template <class D> void Transformer<D>::run(const Step& step) {

@@ -71,19 +71,19 @@ inline float widen(uint16_t value) {
     return load<float>(&bits);
 }
 // Rounds to nearest even, as torch does; NaN stays NaN.
-inline v16h narrow_alike(v16f value) {
+inline v16h narrow_exactly(v16f value) {
     v16u bits = (v16u)value;
     v16u rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     v16u nan = (bits >> 16) | 0x40u;
     v16u is_nan = (v16u)((v16i)(0x7f800000u - (bits & 0x7fffffffu)) >> 31);
     return __builtin_convertvector((is_nan & nan) | (~is_nan & rounded), v16h);
 }
-// The same but for numbers below 1e-38, which AVX-512 BF16 makes 0.
+// Faster with AVX-512 BF16, which makes numbers below 1e-38 zero.
 inline v16h narrow(v16f value) {
 #ifdef __AVX512BF16__
     return (v16h)_mm512_cvtneps_pbh((__m512)value);
 #else
-    return narrow_alike(value);
+    return narrow_exactly(value);
 #endif
 }
 inline v16f widen(v16h value) { return (v16f)(__builtin_convertvector(value, v16u) << 16); }
@@ -247,12 +247,12 @@ struct Float32 {
     static inline vf multiply_add(vf sum, vf x, vu w) { return fused(x, (vf)w, sum); }
 };
 
-// A float32 model's keys and values kept in bfloat16: read as float32, so sums still have the same bits on every CPU.
+// Keys and values of a float32 model, stored as bfloat16 and widened when read: sums have the same bits on every CPU.
 struct ShortCache : Float32 {
     typedef uint16_t stored;
     typedef uint32_t unit;
     static constexpr int PER_UNIT = 2, PARTS = 2;  // the two of a unit are added one after the other
-    static inline void shorten(stored* to, const number* from) { store(to, narrow_alike(load<v16f>(from))); }
+    static inline void shorten(stored* to, const number* from) { store(to, narrow_exactly(load<v16f>(from))); }
     static inline vu part(vu both, int which) { return which ? both & 0xffff0000u : both << 16; }
 };
 

@@ -36,9 +36,8 @@ def tiny(folder: Path, kind: str, seed: int, like: Any = None, noise: float = 0.
         "initializer_range": 0.4,
         **fields,
     }
-    config_class, model_class = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}[
-        kind
-    ]
+    classes = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
+    config_class, model_class = classes[kind]
     model = model_class(config_class(**shape)).float().eval()
     if like is not None:
         for own, other in zip(model.parameters(), like.parameters(), strict=True):
