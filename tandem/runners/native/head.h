@@ -81,7 +81,7 @@ template <class D> void Transformer<D>::take_in(int thread, Place& place) {
 
 template <class D> void Transformer<D>::keep_states() {
     const size_t hidden = shape.hidden;
-    for (int t = 0; t < step_.count; t++)
+    for (int t = step_.first(); t < step_.tokens; t++)
         std::memcpy(front_->state(step_.slots[t], step_.before(t) + 1), &x_[t * hidden_], hidden * sizeof(stored));
 }
 

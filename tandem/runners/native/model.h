@@ -70,16 +70,17 @@ struct Best {
     bool sound = false;
 };
 
-// A step's tokens. `wanted`: the `count` tokens with results: best tokens, and `logits` [count, outputs] if not null.
-// `adapters`: by token, 0 or null for none. A head's `wanted` come first; `sources` is each token's feature position,
-// -1 for none, -2 - p for the own state at p; null: the previous position.
+// A step's tokens. The last `count` have results: best tokens, and `logits` [count, outputs] if not null. `adapters`: by
+// token, 0 or null for none. `sources`: each feature position of a head's tokens, -1 for none, -2 - p for the own state at
+// p; null: the previous position.
 struct Step {
     int tokens, count;
-    const int32_t *ids, *slots, *positions, *wanted;
+    const int32_t *ids, *slots, *positions;
     float* logits;
     Best* best;
     const int32_t *adapters = nullptr, *sources = nullptr;
 
+    int first() const { return tokens - count; }  // of those with results
     bool reads_state(int token) const { return !sources || sources[token] < -1; }
     // The position before a head's token; -1 for the first.
     int before(int token) const {
@@ -130,34 +131,31 @@ public:
     // head's states. A head's row for the token at p reads the feature at p - 1 and has position p - 1. The first token has
     // none: it is fed only to draft after it.
     void feed(const Rows& rows, int wants, float* logits, std::vector<Best>& best, bool follows = false) {
-        for (auto* each : {&ids_, &slots_, &positions_, &wanted_, &adapters_, &sources_}) each->clear();
+        for (auto* each : {&ids_, &slots_, &positions_, &adapters_, &sources_}) each->clear();
         const bool head = is_head();
-        auto add = [&](int r, int i) {
-            const int position = rows.starts[r] + i - rows.begins[r] - head;
-            ids_.push_back(rows.tokens[i]);
-            slots_.push_back(rows.slots[r]);
-            positions_.push_back(std::max(position, 0));
-            adapters_.push_back(rows.adapters ? rows.adapters[r] : 0);
-            sources_.push_back(rows.knowns && position >= rows.knowns[r] ? -2 - position : position);
+        auto add = [&](bool wanted) {
+            for (int r = 0; r < rows.count; r++)
+                for (int i = rows.begins[r], last = rows.begins[r + 1] - 1; i <= last; i++) {
+                    const int position = rows.starts[r] + i - rows.begins[r] - head;
+                    if ((wants && i >= rows.first(r) && (i == last || (wants == 2 && !head))) != wanted) continue;
+                    if (position < 0 && !wanted) continue;
+                    ids_.push_back(rows.tokens[i]);
+                    slots_.push_back(rows.slots[r]);
+                    positions_.push_back(std::max(position, 0));
+                    adapters_.push_back(rows.adapters ? rows.adapters[r] : 0);
+                    sources_.push_back(rows.knowns && position >= rows.knowns[r] ? -2 - position : position);
+                }
+            return ids_.size();
         };
-        for (int r = 0; head && wants && r < rows.count; r++) {
-            wanted_.push_back(r);
-            add(r, rows.begins[r + 1] - 1);
-        }
-        for (int r = 0; r < rows.count; r++)
-            for (int i = rows.begins[r], end = rows.begins[r + 1]; i < end - (head && wants); i++) {
-                if (head && rows.starts[r] + i == rows.begins[r]) continue;
-                if (!head && i >= rows.first(r) && (wants == 2 || (wants == 1 && i + 1 == end))) wanted_.push_back(int(ids_.size()));
-                add(r, i);
-            }
-        best.resize(wanted_.size());
-        if (ids_.empty()) return;
-        run({int(ids_.size()), int(wanted_.size()), ids_.data(), slots_.data(), positions_.data(), wanted_.data(), logits, best.data(),
+        const size_t others = add(false), tokens = add(true);
+        best.resize(tokens - others);
+        if (!tokens) return;
+        run({int(tokens), int(best.size()), ids_.data(), slots_.data(), positions_.data(), logits, best.data(),
              rows.adapters && !head ? adapters_.data() : nullptr, head && !follows ? sources_.data() : nullptr});
     }
 
 private:
-    std::vector<int32_t> ids_, slots_, positions_, wanted_, adapters_, sources_;
+    std::vector<int32_t> ids_, slots_, positions_, adapters_, sources_;
 };
 
 // Models by number format, compiled apart. The embedding [vocabulary, hidden] must outlive them.

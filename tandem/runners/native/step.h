@@ -81,7 +81,7 @@ template <class D> void Transformer<D>::work(int thread) {
     copy_out(int(layers_.size()), place);
     if (!step_.count) return;
     place.kind = TO_HEAD;
-    const Input<D> last = input(place, thread, head_, {x_.data(), hidden_, &final_norm_, step_.wanted}, step_.count);
+    const Input<D> last = input(place, thread, head_, {x_.data(), hidden_, &final_norm_, step_.first()}, step_.count);
     multiply(place, head_, nullptr, last, step_.count, [&](int panel, int wanted, v16f first, v16f second) {
         choose(thread, panel, wanted, first, second);
     });
@@ -105,6 +105,7 @@ void Transformer<D>::shrink(int layer, Stacked which, const Linear<D>* then, con
     const int count = int(adapted_.size()), parts = count < 4 * threads_ ? threads_ : 1;
     share(place, count * parts, then, [&](int i) {
         const int t = adapted_[i / parts], part = i % parts;
+        if (t < from.first) return;
         const Addition<D>& addition = adapters_[step_.adapters[t]]->of(layer, which);
         if (!addition.rank()) return;
         const stored* x = from.values + t * from.stride;
@@ -126,6 +127,7 @@ template <class D> void Transformer<D>::extend(int layer, Stacked which, int pan
 
 template <class D> void Transformer<D>::work_layer(int index, const Linear<D>* then, int thread, Place& place) {
     Layer& layer = layers_[index];
+    const int first_token = index + 1 < shape.layers ? 0 : first_;
     int tokens = step_.tokens;
     const int turned = shape.heads + shape.kv_heads;
     auto by = [](const Buffer<stored>& norm) { return norm.size() ? &norm : nullptr; };
@@ -153,16 +155,17 @@ template <class D> void Transformer<D>::work_layer(int index, const Linear<D>* t
         const int head = query < 0 ? shape.heads + kv_head : kv_head * (together - 1) + query;
         for (int t = first_of(i % chunks, tokens, chunks), end = first_of(i % chunks + 1, tokens, chunks); t < end; t++) rotate(layer, t, head);
     });
-    tokens = past_keys();
+    tokens -= first_token;
     if (!tokens) return;
     place.kind = ATTEND;
-    share(place, int(groups_.size()) * shape.kv_heads, &layer.o, [&](int i) {
-        const Group& group = groups_[i % groups_.size()];
-        const int head = i / int(groups_.size());
+    const int first_group = first_token ? first_group_ : 0, groups = int(groups_.size()) - first_group;
+    share(place, groups * shape.kv_heads, &layer.o, [&](int i) {
+        const Group& group = groups_[first_group + i % groups];
+        const int head = i / groups;
         with_cache([&](auto kept) { attend_group<decltype(kept)>(layer, group, head, thread); });
     });
     auto add = [&](Stacked which, int panel, int t, v16f first, v16f last) {
-        extend(index, which, panel, t, first, last);
+        extend(index, which, panel, t += first_token, first, last);
         const size_t at = t * hidden_ + panel * PANEL;
         if (layer.attention_after.size()) return D::keep(&added_[at], first), D::keep(&added_[at + LANES], last);
         join(&x_[at], first);
@@ -170,27 +173,27 @@ template <class D> void Transformer<D>::work_layer(int index, const Linear<D>* t
     };
     auto norm_and_add = [&](const Buffer<stored>& weight, const Linear<D>* next) {
         if (weight.size()) share(place, tokens, next, [&](int t) {
-            stored *added = &added_[t * hidden_], *x = &x_[t * hidden_];
+            stored *added = &added_[(first_token + t) * hidden_], *x = &x_[(first_token + t) * hidden_];
             norm(added, weight.data(), shape.hidden, added);
             for (int i = 0; i < shape.hidden; i += LANES) join(x + i, D::wide(added + i));
         });
     };
     place.kind = TO_O;
-    from = {attended_.data(), size_t(shape.heads) * shape.head_dim};
+    from = {attended_.data(), size_t(shape.heads) * shape.head_dim, nullptr, first_token};
     shrink(index, O, &layer.o, from, thread, place);
     in = input(place, thread, layer.o, from, tokens);
     multiply(place, layer.o, &layer.gate_up, in, tokens, [&](int panel, int t, v16f first, v16f last) { add(O, panel, t, first, last); });
     norm_and_add(layer.attention_after, &layer.gate_up);
     place.kind = TO_GATE_UP;
-    from = {x_.data(), hidden_, by(layer.mlp_norm)};
+    from = {x_.data(), hidden_, by(layer.mlp_norm), first_token};
     shrink(index, GATE_UP, &layer.gate_up, from, thread, place);
     in = input(place, thread, layer.gate_up, from, tokens);
     multiply(place, layer.gate_up, &layer.down, in, tokens, [&](int panel, int t, v16f gate, v16f up) {
-        extend(index, GATE_UP, panel, t, gate, up);
+        extend(index, GATE_UP, panel, t += first_token, gate, up);
         D::keep(&gated_[t * inner_ + panel * LANES], D::rounded(activated(shape.activation, gate)) * up);
     });
     place.kind = TO_DOWN;
-    from = {gated_.data(), inner_};
+    from = {gated_.data(), inner_, nullptr, first_token};
     shrink(index, DOWN, &layer.down, from, thread, place);
     in = input(place, thread, layer.down, from, tokens);
     multiply(place, layer.down, then, in, tokens, [&](int panel, int t, v16f first, v16f last) { add(DOWN, panel, t, first, last); });
@@ -207,9 +210,10 @@ template <class D> Input<D> Transformer<D>::input(Place& place, int thread, cons
     const bool dealt = tokens >= DEALT && threads_ > 1 && (from.norm || layer.blocks());
     const int whose = dealt ? 0 : thread;
     stored* normed = normed_[whose].data();
-    const Input<D> made{from.norm ? normed : from.values, from.norm ? hidden_ : from.stride, groups8_[whose].data(), size_t(tokens)};
+    const stored* rows = from.values + from.first * from.stride;
+    const Input<D> made{from.norm ? normed : rows, from.norm ? hidden_ : from.stride, groups8_[whose].data(), size_t(tokens)};
     auto make = [&](int t) {
-        if (from.norm) norm(from.values + (from.which ? from.which[t] : t) * from.stride, from.norm->data(), shape.hidden, normed + t * hidden_);
+        if (from.norm) norm(rows + t * from.stride, from.norm->data(), shape.hidden, normed + t * hidden_);
         if (layer.blocks()) quantise<D>(made.values + t * made.stride, layer.inputs(), groups8_[whose].data() + t, tokens);
     };
     if (dealt) share(place, tokens, &layer, make);
@@ -276,12 +280,12 @@ template <class D> void Transformer<D>::rotate(Layer& layer, int token, int head
 }
 
 // Few tokens are dealt singly, to busy all threads, more by as many as fill passes over keys and values with their queries.
-template <class D> void Transformer<D>::group() {
-    groups_.clear();
-    const int tokens = past_keys(), items = tokens * shape.kv_heads, full = QUERIES / std::gcd(QUERIES, shape.heads / shape.kv_heads);
+template <class D> void Transformer<D>::group(int first, int end) {
+    const size_t others = groups_.size();
+    const int items = (end - first) * shape.kv_heads, full = QUERIES / std::gcd(QUERIES, shape.heads / shape.kv_heads);
     const int most = items < 4 * threads_ ? 1 : std::clamp(items / (6 * threads_), full, QUERIES) / full * full;
-    for (int t = 0; t < tokens; t++) {
-        bool joins = !groups_.empty() && groups_.back().tokens < most && step_.slots[t] == step_.slots[t - 1];
+    for (int t = first; t < end; t++) {
+        bool joins = groups_.size() > others && groups_.back().tokens < most && step_.slots[t] == step_.slots[t - 1];
         if (joins) groups_.back().tokens++;
         else groups_.push_back({t, 1});
     }

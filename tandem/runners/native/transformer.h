@@ -71,11 +71,11 @@ private:
     struct Group {  // neighbouring tokens of one slot whose queries a thread takes together
         int first, tokens;
     };
-    struct Activations {  // rows `stride` apart, those of `which` or the first ones, to be normed where `norm` is given
+    struct Activations {  // rows `stride` apart, from token `first` on, to be normed where `norm` is given
         const stored* values;
         size_t stride;
         const Buffer<stored>* norm = nullptr;
-        const int32_t* which = nullptr;
+        int first = 0;
     };
 
     struct Place {  // where a thread is: the phase, and the pieces of it that it has claimed, if any
@@ -98,7 +98,6 @@ private:
     }
     void take_in(int thread, Place& place);
     void keep_states();
-    int past_keys() const { return front_ ? step_.count : step_.tokens; }  // tokens of which more than keys and values counts
     void copy_out(int layer, Place& place);
     void shrink(int layer, Stacked which, const Linear<D>* then, const Activations& from, int thread, Place& place);
     void extend(int layer, Stacked which, int panel, int token, v16f& first, v16f& last) const;
@@ -123,7 +122,7 @@ private:
     }
     template <class K> void attend_group(Layer& layer, const Group& group, int head, int thread);
     void choose(int thread, int panel, int wanted, v16f first, v16f last);
-    void group();
+    void group(int first, int end);
     void settle();
 
     Arena weights_;
@@ -139,6 +138,7 @@ private:
     std::vector<Scores<stored>> scores_;
     std::vector<std::vector<Running>> running_;  // of the panels that each thread took
     std::vector<Group> groups_;
+    int first_, first_group_;  // of the last layer, where only keys and values count of tokens that nothing reads afterwards
     std::vector<Progress> progress_;
     std::vector<int32_t> taps_;
     std::vector<std::unique_ptr<LoraAdapter<D>>> adapters_;  // by number
@@ -194,7 +194,11 @@ template <class D> void Transformer<D>::run(const Step& step) {
     adapted_.clear();
     for (int t = 0; step.adapters && t < step.tokens; t++)
         if (step.adapters[t]) adapted_.push_back(t);
-    group();
+    first_ = std::ranges::count(taps_, shape.layers) ? 0 : step.first();
+    groups_.clear();
+    group(0, first_);
+    first_group_ = int(groups_.size());
+    group(first_, step.tokens);
     pool.run([](void* self, int thread) { static_cast<Transformer*>(self)->work(thread); }, this, threads_);
     settle();
     if (front_) keep_states();
