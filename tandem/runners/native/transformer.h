@@ -89,7 +89,7 @@ private:
         alignas(64) std::atomic<uint64_t> claimed;  // the phase, and how many of the thread's own pieces are claimed
         alignas(64) std::atomic<int> done;          // pieces of all phases
     };
-    static constexpr int NONE = -1, PANELS = 8;  // that are claimed at once
+    static constexpr int NONE = -1, FEW = 6, PANELS = 8;  // panels that are claimed at once
 
     void work(int thread);
     size_t feature_bytes() const { return taps_.size() * shape.hidden * sizeof(stored); }  // of a position
