@@ -78,7 +78,7 @@ class TargetVerifierService(GeneratingService, target_verifier_pb2_grpc.TargetVe
             session.end_run()
             session.resume(list(request.prefix), wanted)
             session.sequence.processing = processing
-            reply = await self._fill(session)
+            reply = await self._fill(session, request.run_follows)
             if wanted.features is not None:
                 reply.features.CopyFrom(await opening_features(session.sequence, wanted.features, request))
             return reply
@@ -152,11 +152,11 @@ class TargetVerifierService(GeneratingService, target_verifier_pb2_grpc.TargetVe
         steps, length = session.steps, len(session.tokens)
         return pb.CloseSessionResponse(closed=closed, steps=steps, committed_length=length)
 
-    async def _fill(self, session: Session) -> pb.OpenSessionResponse:
+    async def _fill(self, session: Session, run_follows: bool) -> pb.OpenSessionResponse:
         prefix, sequence = session.tokens, session.sequence
         reused = sequence.truncate_to(prefix[:-1])
         waited, worked = sequence.queue_seconds, sequence.compute_seconds
-        reused += await sequence.fill(prefix[:-1])
+        reused += await sequence.begin(prefix, run_follows)
         session.stats.prefill_seconds += sequence.queue_seconds + sequence.compute_seconds - waited - worked
         return pb.OpenSessionResponse(
             committed_length=len(session.tokens),

@@ -130,6 +130,8 @@ class VerifyRuns:
             run = session.run = Run(self, session, paced, together)
             run.receive(message, arrived)
             paced.note_stops(replay.token_ids if replay else ())
+            if paced.room < 1:
+                sequence.begun = None  # it may not be committed yet
             sequence.set_stepper(RunStepper(sequence, paced))
             return run, replay
 
@@ -143,6 +145,7 @@ class VerifyRuns:
                 session.steps -= 1
                 return None
             row, verdict = found
+            verdict.with_prompt = False  # a round, as the client counts it
             reply = commit(session, row.draft, verdict)
             reply.drafted, reply.copied, reply.messages_read = len(row.draft), row.copied, run.run.messages
             reply.server_seconds = time.perf_counter() - run.received

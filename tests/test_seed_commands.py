@@ -21,7 +21,7 @@ import pytest
 
 from tandem.launch import free_port
 from tests.runners.tiny import model_folder
-from tests.support import REPOSITORY, command
+from tests.support import REPOSITORY
 
 README = REPOSITORY.parent / "shared" / "seeds" / "choral-spec-readme.md"
 TARGET = (
@@ -84,8 +84,10 @@ class Place:
         return made
 
     def run(self, line: str, name: str, seconds: float = 100.0) -> subprocess.CompletedProcess[str]:
-        words = self.words(line)
-        return subprocess.run(words, cwd=self.cwd(name), capture_output=True, text=True, timeout=seconds, check=False)
+        words, cwd = self.words(line), self.cwd(name)
+        done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=seconds, check=False)
+        assert done.returncode == 0, done.stderr
+        return done
 
     @contextlib.contextmanager
     def server(self, line: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
@@ -129,16 +131,8 @@ def test_target_and_draft(place: Place) -> None:
     """Sampled, they say what the target says alone; and both sides write what the rounds cost."""
     with place.server(TARGET) as (process, folder):
         drafted = place.run(DRAFT, "draft")
-        assert drafted.returncode == 0, drafted.stderr
-        asked = ("--prompt_text", "prompt.txt", "--sequence_length", "128", "--temperature", "0.9")
-        alone = subprocess.run(
-            command("--role", "client", "--port", place.port, *asked),
-            cwd=place.folder / "draft",
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=True,
-        )
+        asked = "--prompt_text prompt.txt --sequence_length 128 --temperature 0.9"
+        alone = place.run(f"python main.py --role client --port 50051 {asked}", "alone")
         assert final_outputs(drafted.stdout) == final_outputs(alone.stdout)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0, (folder / "log").read_text()
@@ -160,7 +154,6 @@ def test_target_and_draft(place: Place) -> None:
 def test_fused_target_and_client_and_a_rank_that_dies_ends_the_server(place: Place) -> None:
     with place.server(FUSED_TARGET) as (process, folder):
         done = place.run(FUSED_CLIENT, "client")
-        assert done.returncode == 0, done.stderr
         assert final_outputs(done.stdout)
         assert [int(row["drafted"]) > 0 for row in rows_of(place.folder / "client")] == [True, True]
         assert "[rank 1] rank 1 follows" in (folder / "log").read_text()
@@ -176,7 +169,6 @@ def test_fused_target_and_client_and_a_rank_that_dies_ends_the_server(place: Pla
 @pytest.mark.parametrize("line", [VERIFY_TARGET, VERIFY_DRAFT], ids=["verify_target", "verify_draft"])
 def test_one_model_alone(place: Place, line: str) -> None:
     done = place.run(line, "alone")
-    assert done.returncode == 0, done.stderr
     assert final_outputs(done.stdout) and "[0] token " in done.stdout
     assert len(rows_of(place.folder / "alone")) == len(PROMPTS)
 
@@ -184,7 +176,6 @@ def test_one_model_alone(place: Place, line: str) -> None:
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_the_comparison(place: Place) -> None:
-    done = place.run(COMPARISON, "comparison", 590)
-    assert done.returncode == 0, done.stderr
+    place.run(COMPARISON, "comparison", 590)
     (written,) = (place.folder / "comparison").glob("results/*/comparison.json")
     assert json.loads(written.read_text())["config"]["num_runs"] == 3

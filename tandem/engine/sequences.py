@@ -29,7 +29,7 @@ class KVSequence:
 
     _stepper: Stepper | None = None
     _then: VerifyRow | None = None  # for the prompt's last step
-    _begun: tuple[VerifyRow, Verdict] | None = None  # that row, once it has run
+    begun: tuple[VerifyRow, Verdict] | None = None  # that row, once it has run
 
     def __init__(self, engine: Engine, slot: int, request: Request, adapter: int = 0) -> None:
         self.engine, self.slot, self.request, self.adapter = engine, slot, request, adapter
@@ -81,9 +81,10 @@ class KVSequence:
         stepper, engine = self._stepper, self.engine
         assert stepper is not None, "set_stepper comes first"
         engine.check_lost()
-        if self._begun:
-            self._begun[1].with_prompt = True
-            (row, value), self._begun = stepper.begun(*self._begun), None
+        begun, self.begun = self.begun, None
+        if begun and begun[0].position == len(self.held):  # else the prompt was cut since
+            begun[1].with_prompt = True
+            row, value = stepper.begun(*begun)
             if (following := stepper.after(row, value)) is not None:  # begins before other requests' replies
                 result = engine.begin(stepper.step, following, stepper=stepper)
                 stepper.unread.appendleft((following, result))  # the device may have begun further rows since
@@ -117,7 +118,7 @@ class KVSequence:
             self._invalid = False
             self.held += tokens[start : start + copied + chunk]
             total += copied
-            self._begun = (then, verdict) if then and verdict else None
+            self.begun = (then, verdict) if then and verdict else None
         self._then = None
         return total
 
@@ -152,8 +153,8 @@ class TargetSequence(KVSequence):
 
     async def begin(self, prompt: Sequence[int], verifies: bool = True) -> int:
         """Fills all but the prompt's last token; the first round, undrafted, shares the last step if it `verifies`."""
-        if verifies and self.engine.shared.able and not self.request.drafts_sample:
-            self._then = self.verify_row(prompt, ())
+        shares = verifies and self.engine.shared.able and not self.request.drafts_sample
+        self._then = self.verify_row(prompt, ()) if shares else None
         return await self.fill(prompt[:-1])
 
     def verify_row(

@@ -50,7 +50,7 @@ class RemoteSession:
         self.opening_rtt = 0.0  # seconds beside the prompt's: about a round trip
         self.max_unread = 0 if inbox or request.rule is not Rule.AGREEMENT else self.endpoint.max_unread
         """Tokens that a run may be ahead of those acknowledged; 0: no runs yet."""
-        self.opened_at = 0.0  # perf_counter; 0: never, though a run may have begun (verify_stream.py)
+        self.opened_at, self.run_follows = 0.0, False  # perf_counter; 0: never, though a run may have begun
 
     async def open(self, prompt: Sequence[int]) -> None:
         if not self.opened_at:
@@ -153,6 +153,7 @@ class RemoteSession:
         request = opening_to_wire(self.wanted, prefix, self._prompt_length, self._inbox, self.client.expected)
         request.session_id = self._session_ids.setdefault(endpoint, uuid.uuid4().hex)
         request.tokenizer_sha256, request.adapter_revision = self.client.tokenizer_sha256, self._adapter_revision
+        request.run_follows = self.run_follows
         return request
 
     def _pause(self, endpoint: VerifierEndpoint, error: TandemError, prefix: Sequence[int]) -> float:

@@ -166,7 +166,7 @@ class RunningVerifier(StreamedSession["RunStream"]):
         if not self._session.max_unread:
             where = self._session.endpoint.name
             raise TandemError("FAILED_PRECONDITION", f"max_unread_tokens: {where} does not run sessions")
-        self._on_step = on_step
+        self._on_step, self._session.run_follows = on_step, True
         self._stream = RunStream(self._session, self._stats, self._stops, on_step)
 
     def send(self, message: RunMessage) -> None:

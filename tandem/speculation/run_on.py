@@ -66,11 +66,15 @@ class SelfPacedRun:
         if draft[: len(late)] == late and self._draft[: len(ahead)] != ahead:
             self._draft = ahead
 
+    @property
+    def room(self) -> int:
+        """Tokens that may be committed now; below 1: none."""
+        return 0 if self.stopped else min(self._until, self._acknowledged + self._max_unread) - len(self.tokens)
+
     def next_draft(self) -> tuple[int, ...] | None:
         """Returns the next step's draft, empty for a plain step; None: pause."""
         with self._lock:
-            room = min(self._until, self._acknowledged + self._max_unread) - len(self.tokens)
-            if self.stopped or room < 1:
+            if (room := self.room) < 1:
                 return None
             draft, most = self._draft[: min(self._most, room - 1)], min(self._most_copies, room - 1)
         self._undrafted += 1

@@ -31,7 +31,7 @@ class TargetVerifierGenerateResponse(_message.Message):
     def __init__(self, chunk: _Optional[_Union[_generation_pb2.GenerateChunk, _Mapping]] = ..., completion: _Optional[_Union[_generation_pb2.GenerateCompletion, _Mapping]] = ...) -> None: ...
 
 class OpenSessionRequest(_message.Message):
-    __slots__ = ("session_id", "prefix", "prompt_length", "sampling", "rule", "tokenizer_sha256", "max_total_tokens", "weights_revision", "dtype", "vocab_size", "adapter", "adapter_revision", "features", "report_margins", "logprobs")
+    __slots__ = ("session_id", "prefix", "prompt_length", "sampling", "rule", "tokenizer_sha256", "max_total_tokens", "weights_revision", "dtype", "vocab_size", "adapter", "adapter_revision", "features", "report_margins", "logprobs", "run_follows")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +47,7 @@ class OpenSessionRequest(_message.Message):
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     REPORT_MARGINS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    RUN_FOLLOWS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     prefix: _containers.RepeatedScalarFieldContainer[int]
     prompt_length: int
@@ -62,7 +63,8 @@ class OpenSessionRequest(_message.Message):
     features: FeatureRequest
     report_margins: bool
     logprobs: int
-    def __init__(self, session_id: _Optional[str] = ..., prefix: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., rule: _Optional[_Union[_generation_pb2.VerificationRule, str]] = ..., tokenizer_sha256: _Optional[str] = ..., max_total_tokens: _Optional[int] = ..., weights_revision: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., adapter: _Optional[str] = ..., adapter_revision: _Optional[str] = ..., features: _Optional[_Union[FeatureRequest, _Mapping]] = ..., report_margins: bool = ..., logprobs: _Optional[int] = ...) -> None: ...
+    run_follows: bool
+    def __init__(self, session_id: _Optional[str] = ..., prefix: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., rule: _Optional[_Union[_generation_pb2.VerificationRule, str]] = ..., tokenizer_sha256: _Optional[str] = ..., max_total_tokens: _Optional[int] = ..., weights_revision: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., adapter: _Optional[str] = ..., adapter_revision: _Optional[str] = ..., features: _Optional[_Union[FeatureRequest, _Mapping]] = ..., report_margins: bool = ..., logprobs: _Optional[int] = ..., run_follows: bool = ...) -> None: ...
 
 class FeatureRequest(_message.Message):
     __slots__ = ("layers", "format", "start")

@@ -117,6 +117,7 @@ CASES = (
     _session(features.features_are_negotiated, "G4", "G9"),
     _run(runs.run_is_negotiated, "G4", "G9"),
     _run(runs.run_begins_before_its_opening, "G4", "G9"),
+    _run(runs.run_begins_with_the_prompts_last_step, "G1", "G4", real=True),
     _run(runs.run_steps_on_alone, "G1", "G3", "G10", real=True),
     _run(runs.run_pauses_at_its_limit, "G2"),
     _run(runs.run_obeys_its_window, "G6"),

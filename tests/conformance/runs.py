@@ -134,6 +134,22 @@ async def run_begins_before_its_opening(bench: Bench) -> None:
                 assert said(replies) == session.truth[:8] and replies[0].accepted == 3
 
 
+async def run_begins_with_the_prompts_last_step(bench: Bench) -> None:
+    """Its opening may make the first token: sent when the run may commit it, and not after a shorter prefix."""
+    async with opened(bench) as session:
+        for known, until in ((0, 8), (0, 0), (2, 8)):
+            await committed(session)
+            session.session_id = bench.session_id()
+            for prefix in ([*session.prompt, *session.truth[:known]], session.prompt):
+                await bench.stub.OpenSession(session.opening(prefix, run_follows=True), timeout=HANG)
+            async with running(session) as run:
+                await run.send(0, until, session.truth[:3])
+                if not until:
+                    await run.pauses()
+                    await run.send(0, 8)
+                assert said(await run.read(8)) == session.truth[:8]
+
+
 async def run_steps_on_alone(bench: Bench) -> None:
     """After one message every step is sent, the target's own tokens one by one; greedy and sampled."""
     for sampling in (GREEDY, SAMPLED):
@@ -334,8 +350,8 @@ async def older_target_is_asked_in_rounds(bench: Bench) -> None:
     expected = await bench.expected(prompt, GREEDY, 16)
     filled = service._fill
 
-    async def without_runs(session: Any) -> Any:
-        reply = await filled(session)
+    async def without_runs(*opened: Any) -> Any:
+        reply = await filled(*opened)
         reply.max_unread_tokens = 0
         return reply
 

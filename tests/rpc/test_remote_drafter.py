@@ -117,10 +117,7 @@ async def test_a_stream_that_ended_is_opened_again_with_all_tokens() -> None:
 async def test_a_worker_of_smaller_limits_is_asked_within_them() -> None:
     async with (
         worker_site(None, max_length=40) as site,
-        remote_draft(site.address, toy(max_draft=9)) as (
-            generator,
-            client,
-        ),
+        remote_draft(site.address, toy(max_draft=9)) as (generator, client),
     ):
         got = await answer(generator.generate, replace(long(100), speculation_length=9))
         assert got.token_ids == truth(100)

@@ -50,10 +50,7 @@ async def verifier(
 
 async def test_a_session_is_opened_verified_and_closed_and_every_byte_counted() -> None:
     truth = oracle(PROMPT, SAMPLED, 4)
-    async with (
-        target_site() as site,
-        verifier(site.address, request=Request(SAMPLED, margins=True)) as (remote, stats),
-    ):
+    async with target_site() as site, verifier(site.address, request=Request(SAMPLED, margins=True)) as (remote, stats):
         await remote.open(PROMPT)
         (session,) = site.verifier.sessions
         assert session.tokens == PROMPT and session.request.sampling == SAMPLED

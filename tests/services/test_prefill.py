@@ -337,10 +337,7 @@ async def test_a_worker_that_is_not_there_rests_and_is_found_once_it_is() -> Non
 
 
 async def test_a_worker_of_another_model_is_refused_before_it_computes_anything() -> None:
-    async with (
-        prefill_site(toy(ToyConfig(salt=1), kind=Counting)) as worker,
-        asking_engine(worker.address) as engine,
-    ):
+    async with prefill_site(toy(ToyConfig(salt=1), kind=Counting)) as worker, asking_engine(worker.address) as engine:
         assert (await said(engine, PROMPT))[0] == truth(PROMPT)
         assert fallbacks(engine) == {"mismatch": 1} and worker.runner.processed == 0
 

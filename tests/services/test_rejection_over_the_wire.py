@@ -136,10 +136,7 @@ async def test_lost_replies_and_forgotten_sessions_change_no_token() -> None:
     async with target_site() as site:
         async with distributed(site.address, "miss=0.3") as (generator, _):
             undisturbed = await answer(generator.generate, asked(FREE, 3, 40))
-        async with (
-            in_front(site, Verify=fault) as address,
-            distributed(address, "miss=0.3") as (generator, _),
-        ):
+        async with in_front(site, Verify=fault) as address, distributed(address, "miss=0.3") as (generator, _):
             got = await answer(generator.generate, asked(FREE, 3, 40))
         assert calls > got.completion.stats.rounds
         assert got.token_ids == undisturbed.token_ids

@@ -146,8 +146,8 @@ async def test_a_failover_in_a_run_to_a_target_that_does_not_run_sessions_is_ref
         assert service is not None
         filled = service._fill
 
-        async def without_runs(session: Any) -> Any:
-            reply = await filled(session)
+        async def without_runs(*opened: Any) -> Any:
+            reply = await filled(*opened)
             reply.max_unread_tokens = 0
             return reply
 

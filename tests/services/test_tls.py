@@ -165,10 +165,7 @@ CALLERS: dict[str, tuple[x509.Name, list[x509.GeneralName] | None]] = {
 }
 REFUSED: dict[str, tuple[x509.Name, list[x509.GeneralName] | None]] = {
     "no name at all": (NOBODY, None),
-    "an organisation without a common name": (
-        x509.Name([x509.NameAttribute(NameOID.ORGANIZATION_NAME, "Corp")]),
-        None,
-    ),
+    "an organisation without a common name": (x509.Name([x509.NameAttribute(NameOID.ORGANIZATION_NAME, "Corp")]), None),
     "a common name of spaces": (subject("  "), None),
     "an empty alternative name beside a common name": (subject("Alice"), [x509.DNSName("")]),
     "a name of another kind": (NOBODY, [x509.RegisteredID(ObjectIdentifier("1.2.3")), x509.DNSName(TEXT)]),

@@ -137,8 +137,7 @@ public:
             for (int r = 0; r < rows.count; r++)
                 for (int i = rows.begins[r], last = rows.begins[r + 1] - 1; i <= last; i++) {
                     const int position = rows.starts[r] + i - rows.begins[r] - head;
-                    if ((wants && i >= rows.first(r) && (i == last || (wants == 2 && !head))) != wanted) continue;
-                    if (position < 0 && !wanted) continue;
+                    if ((wants && i >= rows.first(r) && (i == last || (wants == 2 && !head))) != wanted || (position < 0 && !wanted)) continue;
                     ids_.push_back(rows.tokens[i]);
                     slots_.push_back(rows.slots[r]);
                     positions_.push_back(std::max(position, 0));

@@ -128,9 +128,8 @@ template <class D> void Transformer<D>::extend(int layer, Stacked which, int pan
 
 template <class D> void Transformer<D>::work_layer(int index, const Linear<D>* then, int thread, Place& place) {
     Layer& layer = layers_[index];
-    const int first_token = index + 1 < shape.layers ? 0 : first_;
+    const int first_token = index + 1 < shape.layers ? 0 : first_, turned = shape.heads + shape.kv_heads;
     int tokens = step_.tokens;
-    const int turned = shape.heads + shape.kv_heads;
     auto by = [](const Buffer<stored>& norm) { return norm.size() ? &norm : nullptr; };
     place.kind = TO_QKV;
     Activations from{x_.data(), hidden_, by(layer.attention_norm)};
@@ -281,7 +280,7 @@ template <class D> void Transformer<D>::rotate(Layer& layer, int token, int head
 }
 
 // Few tokens are dealt singly, to busy all threads, more by as many as fill passes over keys and values with their queries.
-template <class D> void Transformer<D>::group(int first, int end) {
+template <class D> int Transformer<D>::group(int first, int end) {
     const size_t others = groups_.size();
     const int items = (end - first) * shape.kv_heads, full = QUERIES / std::gcd(QUERIES, shape.heads / shape.kv_heads);
     const int most = items < 4 * threads_ ? 1 : std::clamp(items / (6 * threads_), full, QUERIES) / full * full;
@@ -290,6 +289,7 @@ template <class D> void Transformer<D>::group(int first, int end) {
         if (joins) groups_.back().tokens++;
         else groups_.push_back({t, 1});
     }
+    return int(groups_.size());
 }
 
 template <class D> template <class K> void Transformer<D>::attend_group(Layer& layer, const Group& group, int head, int thread) {

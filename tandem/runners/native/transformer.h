@@ -122,7 +122,7 @@ private:
     }
     template <class K> void attend_group(Layer& layer, const Group& group, int head, int thread);
     void choose(int thread, int panel, int wanted, v16f first, v16f last);
-    void group(int first, int end);
+    int group(int first, int end);
     void settle();
 
     Arena weights_;
@@ -196,8 +196,7 @@ template <class D> void Transformer<D>::run(const Step& step) {
         if (step.adapters[t]) adapted_.push_back(t);
     first_ = std::ranges::count(taps_, shape.layers) ? 0 : step.first();
     groups_.clear();
-    group(0, first_);
-    first_group_ = int(groups_.size());
+    first_group_ = group(0, first_);
     group(first_, step.tokens);
     pool.run([](void* self, int thread) { static_cast<Transformer*>(self)->work(thread); }, this, threads_);
     settle();
