@@ -29,7 +29,7 @@ FADING = 0.98  # decay of a request's acceptance, per token
 UNLIKELY = 0.02  # a path less likely than this is not drafted
 MOST_AHEAD = 64  # tokens beyond those known to be committed
 REFRESH = 8  # steps between plans
-LEAST_GAIN = 1.005  # expected speedup of the target that drafts need
+LEAST_GAIN = 1.03  # expected speedup that drafts need, times what they slow a step: they slow what is between steps too
 TRIED = 4  # draft tokens of a trial that the target must have answered
 LONGEST_TRIAL = 64  # steps
 MOST_GAINED = 16  # steps' time that drafts which gained may cost again
@@ -165,8 +165,7 @@ class LookaheadPolicy:
         return known.rested > 0
 
     def _over(self, plan: DraftPlan) -> bool:
-        tried = not plan.width or self._tried >= TRIED
-        return self._steps >= (REFRESH if tried else LONGEST_TRIAL)
+        return self._steps >= (REFRESH if not plan.width or self._tried >= TRIED else LONGEST_TRIAL)
 
     def _settle(self, plan: DraftPlan) -> None:
         """Counts what the plan's drafts cost or gained beside plain steps."""
@@ -198,7 +197,8 @@ class LookaheadPolicy:
         tokens, seconds = expected_by_length([rate] * self.most), known.steps(self.most)
         width = best_length(tokens, seconds, known.rows) if adaptive else self.most
         late = steps_late(known.rtt, known.draft_token, seconds[0], width)
-        pays = gain(rate, width, late, seconds, known.alone.at(known.others + 1)) >= LEAST_GAIN
+        plain = known.alone.at(known.others + 1)
+        pays = gain(rate, width, late, seconds, plain) * plain > LEAST_GAIN * max(plain, seconds[0])
         self._tries = not (pays and known.gained >= 0.0)
         if adaptive and self._tries and known.credit < known.trial:
             return RESTING
