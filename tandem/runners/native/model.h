@@ -71,7 +71,7 @@ struct Best {
 };
 
 // A step's tokens. The last `count` have results: best tokens, and `logits` [count, outputs] if not null. `adapters`: by
-// token, 0 or null for none. `sources`: each feature position of a head's tokens, -1 for none, -2 - p for the own state at
+// token, 0 or null for none. `sources`, of a head: each token's feature position, -1 for none, -2 - p for the own state at
 // p; null: the previous position.
 struct Step {
     int tokens, count;

@@ -89,7 +89,7 @@ private:
         alignas(64) std::atomic<uint64_t> claimed;  // the phase, and how many of the thread's own pieces are claimed
         alignas(64) std::atomic<int> done;          // pieces of all phases
     };
-    static constexpr int NONE = -1, FEW = 6, PANELS = 8;  // panels that are claimed at once
+    static constexpr int NONE = -1, FEW = 6, PANELS = 8;  // of FEW tokens a thread claims all its panels at once, else PANELS
 
     void work(int thread);
     size_t feature_bytes() const { return taps_.size() * shape.hidden * sizeof(stored); }  // of a position
@@ -138,7 +138,7 @@ private:
     std::vector<Scores<stored>> scores_;
     std::vector<std::vector<Running>> running_;  // of the panels that each thread took
     std::vector<Group> groups_;
-    int first_, first_group_;  // of the last layer, where only keys and values count of tokens that nothing reads afterwards
+    int first_, first_group_;  // the first token and group of which the last layer computes more than keys and values
     std::vector<Progress> progress_;
     std::vector<int32_t> taps_;
     std::vector<std::unique_ptr<LoraAdapter<D>>> adapters_;  // by number
