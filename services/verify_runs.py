@@ -69,6 +69,7 @@ def commit(session: Session, draft: Sequence[int], verdict: Verdict) -> pb.Verif
     """Commits a verdict on `draft`; returns the recorded reply."""
     reply = verdict_to_wire(verdict, len(session.tokens) + len(verdict.token_ids))
     session.commit(verdict.token_ids, reply)
+    verdict.with_prompt = False  # the client counts it as a round
     session.stats.observe(draft, verdict)
     return reply
 
@@ -145,7 +146,6 @@ class VerifyRuns:
                 session.steps -= 1
                 return None
             row, verdict = found
-            verdict.with_prompt = False  # a round, as the client counts it
             reply = commit(session, row.draft, verdict)
             reply.drafted, reply.copied, reply.messages_read = len(row.draft), row.copied, run.run.messages
             reply.server_seconds = time.perf_counter() - run.received

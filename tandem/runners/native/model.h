@@ -133,11 +133,12 @@ public:
     void feed(const Rows& rows, int wants, float* logits, std::vector<Best>& best, bool follows = false) {
         for (auto* each : {&ids_, &slots_, &positions_, &adapters_, &sources_}) each->clear();
         const bool head = is_head();
-        auto add = [&](bool wanted) {
+        auto add = [&](bool results) {
             for (int r = 0; r < rows.count; r++)
                 for (int i = rows.begins[r], last = rows.begins[r + 1] - 1; i <= last; i++) {
                     const int position = rows.starts[r] + i - rows.begins[r] - head;
-                    if ((wants && i >= rows.first(r) && (i == last || (wants == 2 && !head))) != wanted || (position < 0 && !wanted)) continue;
+                    const bool has_result = wants && i >= rows.first(r) && (i == last || (wants == 2 && !head));
+                    if (has_result != results || (position < 0 && !results)) continue;
                     ids_.push_back(rows.tokens[i]);
                     slots_.push_back(rows.slots[r]);
                     positions_.push_back(std::max(position, 0));

@@ -6,9 +6,8 @@
 namespace tandem {
 
 // Claims items until `place.until` and returns the first, or `pieces`. Each thread takes its own, neighbouring ones for
-// sequential reads, then others' rest, up to `most` at once, since a claim waits for all writes before it, and at most half
-// of those left, so that threads end together. In steps of few tokens, where claims cost more, it takes all its own at once.
-// Inlined (g++ 12), it makes products of many tokens slower by 2 %.
+// sequential reads, then others' rest: of few tokens all its own at once, since a claim waits for all writes before it; else
+// up to `most`, and at most half of those left, so that threads end together. Inlining it (g++ 12) slows wide steps by 2 %.
 template <class D> [[gnu::noinline]] int Transformer<D>::claim(Place& place, int pieces, int most) {
     const Timer timer(place, CLAIMS);
     const uint64_t begin = uint64_t(place.phase) << 32;
@@ -280,7 +279,7 @@ template <class D> void Transformer<D>::rotate(Layer& layer, int token, int head
 }
 
 // Few tokens are dealt singly, to busy all threads, more by as many as fill passes over keys and values with their queries.
-template <class D> int Transformer<D>::group(int first, int end) {
+template <class D> void Transformer<D>::group(int first, int end) {
     const size_t others = groups_.size();
     const int items = (end - first) * shape.kv_heads, full = QUERIES / std::gcd(QUERIES, shape.heads / shape.kv_heads);
     const int most = items < 4 * threads_ ? 1 : std::clamp(items / (6 * threads_), full, QUERIES) / full * full;
@@ -289,7 +288,6 @@ template <class D> int Transformer<D>::group(int first, int end) {
         if (joins) groups_.back().tokens++;
         else groups_.push_back({t, 1});
     }
-    return int(groups_.size());
 }
 
 template <class D> template <class K> void Transformer<D>::attend_group(Layer& layer, const Group& group, int head, int thread) {

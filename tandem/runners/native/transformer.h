@@ -122,7 +122,7 @@ private:
     }
     template <class K> void attend_group(Layer& layer, const Group& group, int head, int thread);
     void choose(int thread, int panel, int wanted, v16f first, v16f last);
-    int group(int first, int end);
+    void group(int first, int end);
     void settle();
 
     Arena weights_;
@@ -196,7 +196,8 @@ template <class D> void Transformer<D>::run(const Step& step) {
         if (step.adapters[t]) adapted_.push_back(t);
     first_ = std::ranges::count(taps_, shape.layers) ? 0 : step.first();
     groups_.clear();
-    first_group_ = group(0, first_);
+    group(0, first_);
+    first_group_ = int(groups_.size());
     group(first_, step.tokens);
     pool.run([](void* self, int thread) { static_cast<Transformer*>(self)->work(thread); }, this, threads_);
     settle();
