@@ -165,8 +165,6 @@ class Rounds:
         await self._stream.write(request)
         reply = await self._stream.read()
         if reply is grpc.aio.EOF:
-            async for _ in self._stream:  # raises what it ended with
-                pass
             raise AssertionError("a stream of rounds ended without a status")
         return reply
 

@@ -173,9 +173,11 @@ class SoakClient:
         """A session whose client and connection are gone: its lease runs out."""
         async with self._wire() as (client, _):
             running = asyncio.create_task(client.run())
-            await asyncio.wait({running}, timeout=self._chance.uniform(0, 0.05))
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+            try:
+                await asyncio.wait({running}, timeout=self._chance.uniform(0, 0.05))
+            finally:  # the end of the soak cancels this wait: nothing runs on over a closed channel
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
 
     async def _never_wait(self) -> None:
         """Our own client of a target that never waits."""

@@ -228,13 +228,11 @@ class WireClient(SessionClient):
         try:
             await self._stream.write(request)
             reply = await self._stream.read()
-        except asyncio.InvalidStateError:
+        except asyncio.InvalidStateError:  # the stream ended between rounds
             reply = grpc.aio.EOF
         if reply is grpc.aio.EOF:
-            await self._stream.code()
             stream, self._stream = self._stream, None
-            async for _ in stream:  # raises what it ended with
-                pass
+            await stream.read()  # raises the status that it ended with
             raise AssertionError("a stream ended without a status")
         return reply
 
@@ -306,9 +304,8 @@ class WireRunClient(SessionClient):
         self._acknowledged = max(self._acknowledged, message.base_length)
         try:
             await self._stream.write(message)
-        except asyncio.InvalidStateError:  # the stream ended: what it ended with is raised here
-            async for _ in self._stream:
-                pass
+        except asyncio.InvalidStateError:  # the stream ended between messages
+            await self._stream.read()  # raises the status that it ended with
             raise EndedQuietly from None
 
     def _message(self, base: int, **rest: Any) -> pb.VerifyRequest:
