@@ -73,33 +73,26 @@ def _template_options(name: str, value: Any) -> dict[str, Any]:
     return dict(value)
 
 
+_NUMBERS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+_SWITCHES = ("ignore_eos", "stream", "add_special_tokens", "return_token_ids", "receipt")
 _BOTH: dict[str, Parse] = {
     "model": string,
     "n": integer(1, MAX_CHOICES),
     "max_tokens": integer(1, MOST, absent=-1),
-    "temperature": number,
-    "top_p": number,
+    **dict.fromkeys(_NUMBERS, number),
+    **dict.fromkeys(_SWITCHES, boolean),
     "top_k": _top_k,
-    "min_p": number,
     "seed": integer(-(2**63), 2**64 - 1, absent=-1),
     "stop": _stop,
     "stop_token_ids": listed(_token),
-    "ignore_eos": boolean,
-    "presence_penalty": number,
-    "frequency_penalty": number,
-    "repetition_penalty": number,
     "logit_bias": _biases,
     "response_format": response_format,
     "structured_outputs": structured_outputs,
-    "stream": boolean,
     "stream_options": _stream_options,
-    "add_special_tokens": boolean,
-    "return_token_ids": boolean,
     "cache_salt": string,
     "drafts": one_of(*(each.value for each in Drafts)),
     "speculation_length": _token,
     "prediction": prediction,
-    "receipt": boolean,
 }
 SERVED: Mapping[str, Mapping[str, Parse]] = {
     "chat": {
@@ -116,36 +109,24 @@ SERVED: Mapping[str, Mapping[str, Parse]] = {
     "completions": {**_BOTH, "prompt": _prompts, "logprobs": integer(0, MAX_LOGPROBS)},
 }
 LABELS: Mapping[str, Parse] = {
-    "user": string,
     "metadata": mapping,
-    "safety_identifier": string,
-    "prompt_cache_key": string,
+    **dict.fromkeys(("user", "safety_identifier", "prompt_cache_key"), string),
 }  # no effect on the output
+_OFF = ("store", "use_beam_search", "early_stopping", "include_stop_str_in_output", "echo", "continue_final_message")
 FIXED: Mapping[str, Sequence[Any]] = {
-    "store": (False,),
+    **dict.fromkeys((*_OFF, "return_tokens_as_token_ids"), (False,)),
+    **dict.fromkeys(("include_reasoning", "skip_special_tokens", "add_generation_prompt"), (True,)),
+    **dict.fromkeys(("min_tokens", "priority"), (0,)),
+    **dict.fromkeys(("best_of", "length_penalty"), (1,)),
+    **dict.fromkeys(("bad_words", "logits_processors"), ([],)),
+    "vllm_xargs": ({},),
+    "suffix": ("",),
     "service_tier": ("auto", "default"),
     "modalities": (["text"],),
     "verbosity": ("medium",),
     "prompt_cache_retention": ("in_memory",),
-    "include_reasoning": (True,),
     "reasoning_effort": ("none",),
-    "best_of": (1,),
-    "use_beam_search": (False,),
-    "early_stopping": (False,),
-    "length_penalty": (1,),
-    "min_tokens": (0,),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True, False),
-    "include_stop_str_in_output": (False,),
-    "priority": (0,),
-    "bad_words": ([],),
-    "logits_processors": ([],),
-    "vllm_xargs": ({},),
-    "suffix": ("",),
-    "echo": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
 }
 """Fields that are served with these values alone, which change nothing."""
 INSTEAD: Mapping[str, str] = {

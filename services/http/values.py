@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import re
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -68,19 +68,14 @@ boolean, string, mapping, sequence = _typed(bool), _typed(str), _typed(dict), _t
 def number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise refused(name, value, "a number")
-    try:
-        if math.isfinite(as_float := float(value)):
-            return as_float
-    except OverflowError:
-        pass
+    if abs(value) <= sys.float_info.max:
+        return float(value)
     raise InvalidField(name, "the number is not finite")
 
 
 def integer(least: int, most: int, absent: int | None = None) -> Parse:
-    # Clients without integers send 1.0.
-
     def parse(name: str, value: Any) -> int | None:
-        if isinstance(value, float) and value.is_integer():
+        if isinstance(value, float) and value.is_integer():  # of clients without integers
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
             raise refused(name, value, "an integer")

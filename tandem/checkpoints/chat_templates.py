@@ -125,13 +125,4 @@ def _aliased(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    if value is None or type(value) in (str, int, float, bool):
-        return value
-    for kind in (str, int, float):
-        if isinstance(value, kind):
-            return getattr(kind, f"__{kind.__name__}__")(value)
-    if isinstance(value, Mapping):
-        return {_plain(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_plain(item) for item in value) if type(value) in (list, tuple) else list(map(_plain, value))
-    return f"<{type(value).__name__}>"
+    return json.loads(json.dumps(value, default=lambda other: f"<{type(other).__name__}>"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import contextlib
 import functools
 import hashlib
 import json
@@ -159,31 +158,32 @@ class HuggingFaceTokenizer:
     def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         if not self._parts.chat_template:
             raise ValueError("this model has no chat template")
-        try:
-            if options.get("tools") and not self.tool_format():
-                with contextlib.suppress(Exception):  # some templates have no such role
-                    text = self._rendered(messages, options, system=True)
-                    if tool_prompts.INTRODUCTION in text:
-                        return text
-            return self._rendered(messages, options, system=False)
-        except Exception as error:
-            raise ValueError(f"the model's chat template refuses them: {first_line(error)[:300]}") from None
-
-    def _rendered(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any], system: bool) -> str:
-        # Tools that the template lacks go into the `system` role.
         from tandem.checkpoints import chat_templates
 
-        tools = options.get("tools")
-        messages, tools = tool_prompts.with_tools(self.shows(bool(tools)), messages, tools, system)
-        options = {**self._parts.named, **options, "tools": tools}
-        return chat_templates.render(self._template(tools), messages, **options)
+        error, shortened = None, ""
+        for form, tools in tool_prompts.forms(self.shows(bool(options.get("tools"))), messages, options.get("tools")):
+            named = {**self._parts.named, **options, "tools": tools}
+            try:
+                text = chat_templates.render(self._template(tools), form, **named)
+            except Exception as raised:  # whatever a template raises
+                error = error or raised
+                continue
+            if tool_prompts.is_complete(form, text):
+                return text
+            shortened = shortened or text
+        if error and not shortened:
+            raise ValueError(f"the model's chat template refuses them: {first_line(error)[:300]}")
+        return shortened
 
     def shows(self, tools: bool) -> tool_prompts.Shown:
         from tandem.checkpoints import chat_templates
 
         if tools not in self._shown:
             template, named = self._template(() if tools else None), dict[str, Any](self._parts.named)
-            self._shown[tools] = tool_prompts.shown_by(template, lambda m: chat_templates.render(template, m, **named))
+            self._shown[tools] = tool_prompts.shown_by(
+                template,
+                lambda chat, offered: chat_templates.render(template, chat, offered if tools else None, **named),
+            )
         return self._shown[tools]
 
     def _template(self, tools: Sequence[Any] | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from tandem.checkpoints.chat_templates import render
 from tandem.checkpoints.tokenizers import ByteText
-from tandem.checkpoints.tool_prompts import INTRODUCTION, Shown, shown_by, with_tools
+from tandem.checkpoints.tool_prompts import Shown, forms, shown_by
 from tandem.engine.structures import Structures
 from tandem.services.http.constraints import ToolUse
 from tandem.services.http.tool_calls import FORMATS, MarkedCalls, MarkedText, folded
@@ -97,16 +98,16 @@ def test_a_template_without_tools_or_calls_leaves_out_no_turn() -> None:
         {"role": "tool", "content": "3"},
         {"role": "user", "content": "v"},
     ]
-    nothing = Shown(calls=False, content=False, format="")
-    (system, user, assistant, answers, last), tools = with_tools(nothing, history, [TOOL], system=True)
-    assert tools is None and system["role"] == "system" and INTRODUCTION in system["content"]
+    ways = [*forms(Shown(calls=False, format=""), history, [TOOL])]
+    (system, user, assistant, answers, last), tools = ways[0]
+    assert tools is None and system["role"] == "system" and "# Tools" in system["content"]
     assert assistant["content"].count('{"name": "add", "arguments": {"a": 1}}') == 2 and "tool_calls" not in assistant
     assert answers["role"] == "user" and answers["content"].count("<tool_response>") == 2
     assert (user, last) == (history[0], history[-1])
-    shown, _ = with_tools(nothing, history, [TOOL], system=False)
-    assert [each["role"] for each in shown] == ["user", "assistant", "user", "user"]
+    shown, _ = ways[-1]
+    assert [each["role"] for each in shown] == ["user", "assistant", "user"]
     assert shown[0]["content"].startswith("# Tools") and shown[0]["content"].endswith("\n\nu")
-    assert with_tools(Shown(True, True, "hermes"), history, [TOOL], system=True) == (history, [TOOL])
+    assert next(forms(Shown(True, "hermes"), history, [TOOL])) == (history, [TOOL])
 
 
 LOOP = "{{ tools }}{% for m in messages %}<{{ m.role }}>"
@@ -116,32 +117,22 @@ JSON_CALLS = (
 )
 MISTRAL = "{% if m.tool_calls %}[TOOL_CALLS]{{ m.tool_calls | tojson }}{% else %}{{ m.content }}{% endif %}{% endfor %}"
 TEMPLATES = {
-    "of ChatML": (LOOP + "{{ m.content }}{% endfor %}", Shown(False, True, "")),
-    "of Qwen 2.5": (LOOP + JSON_CALLS + "{% endfor %}", Shown(True, True, "hermes")),
+    "of ChatML": (LOOP + "{{ m.content }}{% endfor %}", Shown(False, "")),
+    "of Qwen 2.5": (LOOP + JSON_CALLS + "{% endfor %}", Shown(True, "hermes")),
     "with XML in the marks": (
         LOOP + EACH + "<function={{ c.function.name }}>{% endfor %}{% endfor %}",
-        Shown(True, True, ""),
+        Shown(True, ""),
     ),
-    "of Mistral": (LOOP + MISTRAL, Shown(True, False, "mistral")),
-    "without answers": (
-        LOOP + "{% if m.role != 'tool' %}" + JSON_CALLS + "{% endif %}{% endfor %}",
-        Shown(False, True, ""),
-    ),
-    "that refuses": ("{{ raise_exception('no') }}", Shown(False, False, "")),
+    "of Mistral": (LOOP + MISTRAL, Shown(True, "mistral")),
+    "without answers": (LOOP + "{% if m.role != 'tool' %}" + JSON_CALLS + "{% endif %}{% endfor %}", Shown(False, "")),
+    "that refuses": ("{{ raise_exception('no') }}", Shown(False, "")),
 }
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_template_is_tried_for_what_it_shows(name: str) -> None:
     template, wanted = TEMPLATES[name]
-    assert shown_by(template, lambda messages: render(template, messages)) == wanted
-
-
-def test_a_text_that_a_template_leaves_out_beside_a_call_is_refused() -> None:
-    said = {"role": "assistant", "content": "text", "tool_calls": [{"function": {"name": "add", "arguments": {}}}]}
-    with pytest.raises(ValueError, match="leaves out the content"):
-        with_tools(Shown(True, False, "mistral"), [said], None, system=True)
-    assert with_tools(Shown(True, False, "mistral"), [{**said, "content": ""}], None, system=True)
+    assert shown_by(template, functools.partial(render, template)) == wanted
 
 
 @pytest.mark.parametrize("sizes", [[99], [1] * 99, [2, 1] * 40, [3] * 40])

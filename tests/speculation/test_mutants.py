@@ -89,10 +89,7 @@ MUTANTS: list[Any] = [
         (SETS,),
     ),
     Mutant(
-        "top-p keeps one token too few",
-        "return head[: enough + 1]",
-        "return head[: max(1, enough)]",
-        (DRAWS, SETS),
+        "top-p keeps one token too few", "return head[: enough + 1]", "return head[: max(1, enough)]", (DRAWS, SETS)
     ),
     Mutant(
         "top-k takes the higher id among equals",
@@ -108,22 +105,13 @@ MUTANTS: list[Any] = [
         (SAME,),
     ),
     Mutant(
-        "every position has the same noise",
-        KEY,
-        "key = np.array([seed, 0], dtype=np.uint64)",
-        (DRAWS, DRAWN, SAME),
+        "every position has the same noise", KEY, "key = np.array([seed, 0], dtype=np.uint64)", (DRAWS, DRAWN, SAME)
     ),
     Mutant(
-        "every seed has the same noise",
-        KEY,
-        "key = np.array([0, position], dtype=np.uint64)",
-        (DRAWS, DRAWN, SAME),
+        "every seed has the same noise", KEY, "key = np.array([0, position], dtype=np.uint64)", (DRAWS, DRAWN, SAME)
     ),
     Mutant(
-        "seed and position are added up",
-        KEY,
-        "key = np.array([seed + position, 0], dtype=np.uint64)",
-        (DRAWN, SAME),
+        "seed and position are added up", KEY, "key = np.array([seed + position, 0], dtype=np.uint64)", (DRAWN, SAME)
     ),
     Mutant("the noise has the wrong sign", UNIFORMS, "log(-log(uniforms))", (DRAWS, DRAWN)),
     Mutant(

@@ -50,12 +50,7 @@ def test_biases_out_of_their_limits_are_refused(biases):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [
-        ("max_new_tokens", 0),
-        ("max_total_tokens", 1),
-        ("speculation_length", -1),
-        ("stop_strings", ("ok", "")),
-    ],
+    [("max_new_tokens", 0), ("max_total_tokens", 1), ("speculation_length", -1), ("stop_strings", ("ok", ""))],
 )
 def test_a_request_field_out_of_its_limits_is_named(field, value):
     with pytest.raises(InvalidField) as caught:
