@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tandem.checkpoints.adapter_files import Adapter, AdapterChoice
 from tandem.checkpoints.locate import Checkpoint
 from tandem.checkpoints.tokenizers import byte_characters
-from tandem.checkpoints.tool_prompts import Shown, forms
+from tandem.checkpoints.tool_prompts import forms
 from tandem.runners.backends import Backend, LoadRequest
 from tandem.runners.capabilities import PAGE, Capabilities, FeatureRow, FeaturesOut, MemoryOnDemand, Pages
 from tandem.runners.protocol import (
@@ -274,7 +274,7 @@ class ToyTokenizer:
 
     def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         said = {name: value for name, value in options.items() if value and name != "add_generation_prompt"}
-        messages, _ = next(forms(Shown(False, ""), messages, None))
+        messages, _ = [*forms("", messages, None)][-4]  # calls as text
         return "".join(each["content"] for each in messages) + (json.dumps(said) if said else "")
 
     def tool_format(self) -> str:

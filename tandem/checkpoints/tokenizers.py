@@ -135,7 +135,6 @@ class HuggingFaceTokenizer:
             else:
                 folder = tokenizer_folder(checkpoint)
                 self._parts = folder_parts(folder) if (folder / TOKENIZER).is_file() else converted_parts(folder)
-            self._shown: dict[bool, tool_prompts.Shown] = {}
             self._backend = self._parts.backend
             vocabulary = self._backend.get_vocab(with_added_tokens=True)
             self.sha256 = fingerprint(vocabulary, self._parts.compared_ids)
@@ -158,33 +157,24 @@ class HuggingFaceTokenizer:
     def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         if not self._parts.chat_template:
             raise ValueError("this model has no chat template")
-        from tandem.checkpoints import chat_templates
-
-        error, shortened = None, ""
-        for form, tools in tool_prompts.forms(self.shows(bool(options.get("tools"))), messages, options.get("tools")):
-            named = {**self._parts.named, **options, "tools": tools}
+        options, error, shortened = {**self._parts.named, **options}, None, ""
+        tools = options.pop("tools", None)
+        for form, offered in tool_prompts.forms(self._tool_format, messages, tools):
+            render = functools.partial(self._rendered, offered, options)
             try:
-                text = chat_templates.render(self._template(tools), form, **named)
+                if tool_prompts.is_complete(form, render):
+                    return render(form)
+                shortened = shortened or render(form)
             except Exception as raised:  # whatever a template raises
                 error = error or raised
-                continue
-            if tool_prompts.is_complete(form, text):
-                return text
-            shortened = shortened or text
         if error and not shortened:
             raise ValueError(f"the model's chat template refuses them: {first_line(error)[:300]}")
         return shortened
 
-    def shows(self, tools: bool) -> tool_prompts.Shown:
+    def _rendered(self, tools: tool_prompts.Tools, options: Mapping[str, Any], messages: Sequence[Any]) -> str:
         from tandem.checkpoints import chat_templates
 
-        if tools not in self._shown:
-            template, named = self._template(() if tools else None), dict[str, Any](self._parts.named)
-            self._shown[tools] = tool_prompts.shown_by(
-                template,
-                lambda chat, offered: chat_templates.render(template, chat, offered if tools else None, **named),
-            )
-        return self._shown[tools]
+        return chat_templates.render(self._template(tools), messages, tools, **options)
 
     def _template(self, tools: Sequence[Any] | None) -> str:
         from tandem.checkpoints import chat_templates
@@ -192,7 +182,12 @@ class HuggingFaceTokenizer:
         return chat_templates.chosen(self._parts.chat_template or "", tools)
 
     def tool_format(self) -> str:
-        return self.shows(True).format if self._parts.chat_template else ""
+        return self._tool_format if self._parts.chat_template else ""
+
+    @functools.cached_property
+    def _tool_format(self) -> str:
+        named = self._parts.named
+        return tool_prompts.format_of(self._template(()), lambda chat, tools: self._rendered(tools, named, chat))
 
     def text(self, tokens: Sequence[int]) -> str:
         return str(self._backend.decode(list(tokens), skip_special_tokens=False))

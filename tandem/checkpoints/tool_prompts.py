@@ -7,7 +7,6 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 Message = Mapping[str, Any]
@@ -42,49 +41,51 @@ _PROBE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """`format`: of FORMATS, or "" if the template shows no tools."""
-
-    calls: bool
-    format: str
-
-
-def shown_by(template: str, render: Callable[[Sequence[Message], Sequence[Any]], str]) -> Shown:
-    # Renders a chat that has all of it.
+def format_of(template: str, render: Callable[[Sequence[Message], Tools], str]) -> str:
+    """Returns a template's format of FORMATS, or "" if it shows no tools. `render`: a chat with tools."""
     try:
         text = render(_PROBE, [{"type": "function", "function": _TOOL}])
     except Exception:  # whatever a template raises
-        text = ""
-    calls = _NAME in text and _ANSWER in text
-    form = next((name for name, sign in FORMATS.items() if sign in template and "tandem_tool" in text), "")
+        return ""
+    shown = all(each in text for each in ("tandem_tool", _NAME, _ANSWER))
+    form = next((name for name, sign in FORMATS.items() if sign in template and shown), "")
     begin = "<tool_call>" if form == "hermes" else ""
     foreign = form in ("hermes", "llama3") and not re.search(rf'{begin}\s*{{"name":\s*"{_NAME}"', text)  # no JSON
-    return Shown(calls, form if calls and not foreign else "")
+    return "" if foreign else form
 
 
-def forms(shown: Shown, messages: Sequence[Message], tools: Tools) -> Iterator[tuple[Sequence[Message], Tools]]:
-    """Yields messages and tools in forms that say the same, nearest to the given one first.
+def forms(form: str, messages: Sequence[Message], tools: Tools) -> Iterator[tuple[Sequence[Message], Tools]]:
+    """Yields messages and tools in forms that say the same, nearest to the given one first. `form`: see format_of.
 
-    Templates refuse or leave out: several calls in a message, a text beside them, system messages, users in a row.
+    Templates refuse or leave out: calls, several in a message, a text beside them, system messages, one role twice.
     """
-    foreign = bool(tools) and not shown.format
+    foreign = bool(tools) and not form
     if foreign:
         messages = [*messages, {"role": "system", "content": _TOOLS % "\n".join(map(_json, tools or ()))}]
-    as_text = functools.partial(_with_calls, form=shown.format)
-    for way in (as_text,) if foreign or not shown.calls else (list, _one_at_a_time, as_text):
-        form = list(way(messages))
+    as_text = functools.partial(_with_calls, form=form)
+    for way in (as_text,) if foreign else (list, _one_at_a_time, as_text):
+        found = list(way(messages))
         if not foreign:
-            yield form, tools
-        fronted = _fronted(form)
+            yield found, tools
+        fronted = _fronted(found)
         users = [{**each, "role": "user"} if each["role"] == "system" else each for each in fronted]
-        yield from ((each, None if foreign else tools) for each in (fronted, [*_joined(fronted)], [*_joined(users)]))
+        joined = ([*_joined(each, ("user", "assistant"), "\n\n")] for each in (fronted, users))
+        yield from ((each, None if foreign else tools) for each in (fronted, *joined))
 
 
-def is_complete(messages: Sequence[Message], text: str) -> bool:
-    """Whether a rendered chat has the texts that templates leave out."""
-    at_risk = (each["content"] for each in messages if each["role"] == "system" or each.get("tool_calls"))
-    return all(content.rpartition("</think>")[2].strip() in text for content in at_risk)
+def is_complete(messages: Sequence[Message], render: Callable[[Sequence[Message]], str]) -> bool:
+    """Whether a template shows every text and call of such messages."""
+    marked = [_marked(each, f"tandem text {i}") for i, each in enumerate(messages)]
+    text = render(marked)
+    return all(mark in text for mark in re.findall(r"tandem text \d+(?: call \d+)?\.", _json(marked)))
+
+
+def _marked(message: Message, mark: str) -> Message:
+    found = {**message, "content": f"{mark}." if message.get("content") else ""}
+    if calls := message.get("tool_calls"):
+        own = [{**call["function"], "arguments": {"text": f"{mark} call {i}."}} for i, call in enumerate(calls)]
+        found["tool_calls"] = [{**call, "function": function} for call, function in zip(calls, own, strict=True)]
+    return found
 
 
 def _one_at_a_time(messages: Sequence[Message]) -> Iterator[Message]:
@@ -111,19 +112,21 @@ def _fronted(messages: Sequence[Message]) -> list[Message]:
     return [*front, *(each for each in messages if each["role"] != "system")]
 
 
-def _joined(messages: Sequence[Message], role: str = "user", gap: str = "\n\n", text: str = "%s") -> Iterator[Message]:
-    # One user's message for successive ones of a role.
-    for found, group in itertools.groupby(messages, lambda each: bool(each["role"] == role)):
-        if found:
-            yield {"role": "user", "content": gap.join(text % each["content"] for each in group)}
-        else:
-            yield from group
+def _joined(messages: Sequence[Message], roles: Sequence[str], gap: str) -> Iterator[Message]:
+    # Successive texts of one of the roles become one.
+    def joins(each: Message) -> str:
+        return str(each["role"]) if each["role"] in roles and not each.get("tool_calls") else ""
+
+    for role, group in itertools.groupby(messages, joins):
+        found = list(group)
+        yield from [{**found[-1], "content": gap.join(each["content"] for each in found)}] if role else found
 
 
 def _with_calls(messages: Sequence[Message], form: str) -> Iterator[Message]:
     # Calls become assistant's text, successive answers one user's text.
-    answered = _joined(messages, "tool", "\n", "<tool_response>\n%s\n</tool_response>")
-    return (_with_own_calls(each, form) for each in answered)
+    for each in _joined(messages, ("tool",), "\n</tool_response>\n<tool_response>\n"):
+        answers = f"<tool_response>\n{each['content']}\n</tool_response>"
+        yield {"role": "user", "content": answers} if each["role"] == "tool" else _with_own_calls(each, form)
 
 
 def _with_own_calls(message: Message, form: str) -> Message:

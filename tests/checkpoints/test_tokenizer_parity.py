@@ -229,7 +229,7 @@ def test_chats_are_rendered_as_transformers_renders_them(both: tuple[HuggingFace
             ours.render(*CHATS[0][:1])
         return
     for messages, options in CHATS:
-        shown, tools = next(forms(ours.shows(bool(options.get("tools"))), messages, options.get("tools")))
+        shown, tools = next(forms(ours.tool_format(), messages, options.get("tools")))
         wanted = theirs.apply_chat_template(shown, tokenize=False, **{**options, "tools": tools})
         assert ours.render(messages, **options) == wanted, options
     asked = theirs.apply_chat_template([{"role": "user", "content": "hi"}], add_generation_prompt=True, tokenize=False)
@@ -266,8 +266,9 @@ ANSWERS = "\n".join(f"<tool_response>\n{name}\n</tool_response>" for name in "GF
 STRICT = {
     "one call, no text beside it, as of Llama 3": (
         EACH.replace("IF", "(m.tool_calls or ()) | length > 1")
-        + "{% if m.tool_calls %}<call>{{ m.tool_calls[0].function.name }}{% else %}" + SAID + "{% endif %}{% endfor %}",
-        "<system>first<user>b<assistant>c<call>g<tool>G<call>f<tool>F<user>d<system>last",
+        + "{% if m.tool_calls %}<c>{{ m.tool_calls[0].function|tojson }}{% else %}" + SAID + "{% endif %}{% endfor %}",
+        "<system>first<user>b<assistant>c"
+        '<c>{"name": "g", "arguments": {}}<tool>G<c>{"name": "f", "arguments": {}}<tool>F<user>d<system>last',
     ),
     "turns of user and model alone, as of Gemma 2": (
         EACH.replace("IF", "(m.role == 'user') != (loop.index0 % 2 == 0)") + SAID + "{% endfor %}",

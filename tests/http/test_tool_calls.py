@@ -11,7 +11,7 @@ import pytest
 
 from tandem.checkpoints.chat_templates import render
 from tandem.checkpoints.tokenizers import ByteText
-from tandem.checkpoints.tool_prompts import Shown, forms, shown_by
+from tandem.checkpoints.tool_prompts import format_of, forms
 from tandem.engine.structures import Structures
 from tandem.services.http.constraints import ToolUse
 from tandem.services.http.tool_calls import FORMATS, MarkedCalls, MarkedText, folded
@@ -98,7 +98,7 @@ def test_a_template_without_tools_or_calls_leaves_out_no_turn() -> None:
         {"role": "tool", "content": "3"},
         {"role": "user", "content": "v"},
     ]
-    ways = [*forms(Shown(calls=False, format=""), history, [TOOL])]
+    ways = [*forms("", history, [TOOL])]
     (system, user, assistant, answers, last), tools = ways[0]
     assert tools is None and system["role"] == "system" and "# Tools" in system["content"]
     assert assistant["content"].count('{"name": "add", "arguments": {"a": 1}}') == 2 and "tool_calls" not in assistant
@@ -107,7 +107,7 @@ def test_a_template_without_tools_or_calls_leaves_out_no_turn() -> None:
     shown, _ = ways[-1]
     assert [each["role"] for each in shown] == ["user", "assistant", "user"]
     assert shown[0]["content"].startswith("# Tools") and shown[0]["content"].endswith("\n\nu")
-    assert next(forms(Shown(True, "hermes"), history, [TOOL])) == (history, [TOOL])
+    assert next(forms("hermes", history, [TOOL])) == (history, [TOOL])
 
 
 LOOP = "{{ tools }}{% for m in messages %}<{{ m.role }}>"
@@ -117,22 +117,22 @@ JSON_CALLS = (
 )
 MISTRAL = "{% if m.tool_calls %}[TOOL_CALLS]{{ m.tool_calls | tojson }}{% else %}{{ m.content }}{% endif %}{% endfor %}"
 TEMPLATES = {
-    "of ChatML": (LOOP + "{{ m.content }}{% endfor %}", Shown(False, "")),
-    "of Qwen 2.5": (LOOP + JSON_CALLS + "{% endfor %}", Shown(True, "hermes")),
+    "of ChatML": (LOOP + "{{ m.content }}{% endfor %}", ""),
+    "of Qwen 2.5": (LOOP + JSON_CALLS + "{% endfor %}", "hermes"),
     "with XML in the marks": (
         LOOP + EACH + "<function={{ c.function.name }}>{% endfor %}{% endfor %}",
-        Shown(True, ""),
+        "",
     ),
-    "of Mistral": (LOOP + MISTRAL, Shown(True, "mistral")),
-    "without answers": (LOOP + "{% if m.role != 'tool' %}" + JSON_CALLS + "{% endif %}{% endfor %}", Shown(False, "")),
-    "that refuses": ("{{ raise_exception('no') }}", Shown(False, "")),
+    "of Mistral": (LOOP + MISTRAL, "mistral"),
+    "without answers": (LOOP + "{% if m.role != 'tool' %}" + JSON_CALLS + "{% endif %}{% endfor %}", ""),
+    "that refuses": ("{{ raise_exception('no') }}", ""),
 }
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_template_is_tried_for_what_it_shows(name: str) -> None:
     template, wanted = TEMPLATES[name]
-    assert shown_by(template, functools.partial(render, template)) == wanted
+    assert format_of(template, functools.partial(render, template)) == wanted
 
 
 @pytest.mark.parametrize("sizes", [[99], [1] * 99, [2, 1] * 40, [3] * 40])
