@@ -109,8 +109,7 @@ class AsyncClient:
         **options: Unpack[RequestOptions],
     ) -> Completion:
         """Returns the whole continuation."""
-        request = request_of(prompt, sampling, stop, timeout, **options)
-        return await completion_of(self.events(request, timeout))
+        return await completion_of(self.events(request_of(prompt, sampling, stop, timeout, **options), timeout))
 
     @with_options
     def stream(

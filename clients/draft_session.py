@@ -131,8 +131,7 @@ class DraftSession:
     ) -> Completion:
         """Returns the whole continuation."""
         options: RequestOptions = {"max_new_tokens": max_new_tokens, "logprobs": logprobs, "adapter": adapter}
-        events = self._events(prompt, sampling, stop, timeout, **options)
-        return self._loop.run(completion_of(events))
+        return self._loop.run(completion_of(self._events(prompt, sampling, stop, timeout, **options)))
 
     @explained
     def stream(
@@ -148,8 +147,7 @@ class DraftSession:
     ) -> Iterator[Chunk]:
         """Yields chunks as they are committed; leaving early frees the slot."""
         options: RequestOptions = {"max_new_tokens": max_new_tokens, "logprobs": logprobs, "adapter": adapter}
-        events = self._events(prompt, sampling, stop, timeout, **options)
-        return self._loop.iterate(chunks_of(events))
+        return self._loop.iterate(chunks_of(self._events(prompt, sampling, stop, timeout, **options)))
 
     def _events(
         self,

@@ -99,8 +99,7 @@ class States(Collector):
         self._add(name, help_text, labels, lambda: [(labels, value)])
 
     def _watch_counts(self, name: str, help_text: str, counts: Mapping[str, int], label: str, of: Labels) -> None:
-        read = partial(_counts, counts, label, of)
-        self._add(name, help_text, (*of, label), read)
+        self._add(name, help_text, (*of, label), partial(_counts, counts, label, of))
 
     def watch_requests(self, lifecycle: Lifecycle, sessions: Iterable[Sized], slots: Sequence[SlotPool]) -> None:
         def waiting() -> int:

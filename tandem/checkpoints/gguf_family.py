@@ -46,8 +46,7 @@ class _Keys:
 
 
 def family_of_gguf(file: StoredWeights) -> FamilyConfig:
-    config = config_of_gguf(file)
-    made = family_of(config)
+    made = family_of(config_of_gguf(file))
     family = replace(made.family, norm_offset=0.0)  # the file's weights have it already
     biases = frozenset(name for name in MATRICES if f"blk.0.{MATRIX_NAMES[name]}.bias" in file)
     return replace(made, family=family, biases=biases)

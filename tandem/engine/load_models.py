@@ -208,8 +208,7 @@ async def _load_as_one_graph(
     runners = await batcher.on_device(backend.load_pair, target, draft, request, startup)
     await batcher.on_device(runners[0].warm_up, startup)
     target_engine = Engine(runners[0], batcher, structures=_structures(runners[0], tokenizer))
-    draft_engine = Engine(runners[1], batcher, vital=False)
-    return Loaded(target_engine, tokenizer), Loaded(draft_engine, tokenizer)
+    return Loaded(target_engine, tokenizer), Loaded(Engine(runners[1], batcher, vital=False), tokenizer)
 
 
 async def load_unfused(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tandem.engine.compatibility import able
+from tandem.host.cores import free_bytes
 from tandem.runners.capabilities import PAGE, No, PageStore
 from tandem.runners.protocol import PrefillRow, Runner
 
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("tandem.engine")
 
 SHARING = ("identity", "all", "off")
-DEFAULT_MB = 64
 MIB = 2**20
+LEAST_BYTES = 64 * MIB
+SHARE = 16  # by default, kept prefixes take at most 1/SHARE of the free memory
 ENTRY_BYTES = 1024  # for a page's tokens and tree node, rounded up
 
 ScopeOf = Callable[[], Hashable]
@@ -31,15 +33,15 @@ ScopeOf = Callable[[], Hashable]
 
 @dataclass(frozen=True, slots=True)
 class PrefixSharing:
-    """Callers that share prefixes: of one `identity`, `all`, or none (`off`); `megabytes` are MiB."""
+    """Callers that share prefixes: of one `identity`, `all`, or none (`off`). `megabytes`: MiB; None: own_bytes."""
 
     sharing: str = "identity"
-    megabytes: int = DEFAULT_MB
+    megabytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.sharing not in SHARING:
             raise ValueError(f"prefix_sharing: {self.sharing!r} is not one of {', '.join(SHARING)}")
-        if self.megabytes < 1:
+        if self.megabytes is not None and self.megabytes < 1:
             raise ValueError(f"prefix_cache_mb: {self.megabytes} is below 1; --prefix_sharing off needs no memory")
 
 
@@ -98,8 +100,16 @@ def page_counts(sharing: PrefixSharing, runners: Sequence[Runner]) -> list[int]:
     costs = [cost(runner) for runner in runners]
     if sharing.sharing == "off" or not any(costs):
         return [0] * len(costs)
-    each = sharing.megabytes * MIB // sum(costs)
+    each = (sharing.megabytes * MIB if sharing.megabytes else own_bytes(runners[0], sum(costs))) // sum(costs)
     return [each if bytes_of_page else 0 for bytes_of_page in costs]
+
+
+def own_bytes(runner: Runner, page: int) -> int:
+    """Returns the memory of a whole sequence for each slot, within limits; `page`: bytes of a page."""
+    free = free_bytes()
+    if runner.identity.device != "cpu" or free is None:
+        return LEAST_BYTES
+    return max(LEAST_BYTES, min(runner.limits.slots * runner.limits.max_length // PAGE * page, free // SHARE))
 
 
 async def share_prefixes(engines: Sequence[Engine], sharing: PrefixSharing, scope_of: ScopeOf) -> None:

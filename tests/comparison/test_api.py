@@ -52,8 +52,5 @@ def test_what_cannot_be_measured_raises_at_once(tmp_path: Path) -> None:
         compare(["one"], output_dir=tmp_path, max_new_tokens=0)
     with pytest.raises(Unreachable, match=r"127.0.0.1:9 does not answer: UNAVAILABLE: nothing listens at 127.0.0.1:9 "):
         compare(
-            ["one"],
-            output_dir=tmp_path,
-            architectures=("autoregressive",),
-            connect={"autoregressive": "127.0.0.1:9"},
+            ["one"], output_dir=tmp_path, architectures=("autoregressive",), connect={"autoregressive": "127.0.0.1:9"}
         )

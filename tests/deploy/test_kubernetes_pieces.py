@@ -24,8 +24,7 @@ CORES_PER_DEVICE = 4  # logical cores of a Trainium2 device at LNC 2
 
 
 @pytest.mark.parametrize(
-    ("folder", "name"),
-    [(f"overlays/{o}", name) for o in OVERLAYS for name in of_kind(f"overlays/{o}", "StatefulSet")],
+    ("folder", "name"), [(f"overlays/{o}", name) for o in OVERLAYS for name in of_kind(f"overlays/{o}", "StatefulSet")]
 )
 class TestAServer:
     def container(self, folder: str, name: str) -> dict[str, Any]:

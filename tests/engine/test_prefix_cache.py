@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from tandem.engine import prefix_cache
 from tandem.engine.batcher import Batcher
 from tandem.engine.engine import Engine
 from tandem.engine.model_drafter import ModelDrafter
@@ -142,6 +145,15 @@ def test_the_memory_is_divided_so_that_all_models_keep_the_same_tokens() -> None
     assert small == large == 8 * MIB // (128 + 100_000 + 2 * 1024)
     assert none == 0
     assert page_counts(PrefixSharing("off", 8), runners) == [0, 0, 0]
+
+
+def test_by_default_a_sequence_of_each_slot_is_kept_in_a_share_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = toy(slots=4, max_length=1024)  # 256 pages
+    here = SimpleNamespace(identity=replace(runner.identity, device="cpu"), limits=runner.limits)
+    for free, page, wanted in ((2**40, MIB, 256), (2**31, MIB, 128), (2**40, 8, 64), (None, MIB, 64)):
+        monkeypatch.setattr(prefix_cache, "free_bytes", lambda free=free: free)
+        assert prefix_cache.own_bytes(cast(Any, here), page) == wanted * MIB
+        assert prefix_cache.own_bytes(runner, page) == 64 * MIB, "a device has memory of its own"
 
 
 @both_samplings

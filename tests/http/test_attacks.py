@@ -98,8 +98,7 @@ async def test_whoever_takes_all_connections_makes_way_for_others(site: Site, mo
 
 @at_door()
 async def test_slow_requests_of_a_host_have_a_share_and_an_upload_of_it_outlives_what_has_no_headers(
-    site: Site,
-    monkeypatch: pytest.MonkeyPatch,
+    site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "CONNECTIONS", 40)
     whole = f"{POST}content-length: {len(BODY)}\r\nconnection: close\r\n\r\n{BODY}".encode()

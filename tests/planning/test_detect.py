@@ -214,10 +214,7 @@ GOOD = {"torch": "2.9.1", "transformers": "4.57.6", "hf-xet": "1.8.0", "protobuf
     ("found", "said"),
     [
         ({}, []),
-        (
-            {"transformers": "5.23.0"},
-            [f"transformers 5.23.0 is installed, and {OLD_NXDI} needs transformers==4.57.*"],
-        ),
+        ({"transformers": "5.23.0"}, [f"transformers 5.23.0 is installed, and {OLD_NXDI} needs transformers==4.57.*"]),
         (
             {"torch": "2.13.0+cpu"},
             ["torch 2.13.0+cpu is installed, and torch-neuronx 2.9.0.2.12.22436 needs torch==2.9.*"],

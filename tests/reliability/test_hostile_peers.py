@@ -207,8 +207,7 @@ def test_a_lie_about_an_opened_or_a_closed_session_ends_no_process(
 
 @pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.thorough), 8], ids=["all", "an eighth"])
 async def test_a_target_that_lies_about_itself_is_refused_in_a_line_or_served_at_its_word(
-    share: int,
-    caplog: pytest.LogCaptureFixture,
+    share: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with quiet(caplog):
         refused, lies = 0, changes(TARGET, "GetModelInfo")[::share]

@@ -263,10 +263,7 @@ def test_a_request_that_is_left_is_counted_as_aborted_with_the_rounds_it_had(tmp
 
 def test_without_a_port_nothing_of_prometheus_is_loaded_or_called(monkeypatch: pytest.MonkeyPatch) -> None:
     forbid_imports(
-        monkeypatch,
-        "prometheus_client",
-        "tandem.services.observability.metrics",
-        "tandem.services.http.listener",
+        monkeypatch, "prometheus_client", "tandem.services.observability.metrics", "tandem.services.http.listener"
     )
     seen, batcher = Observability("target", "127.0.0.1", None), Batcher("test")
     seen.watch_parts(Lifecycle(), batcher, {})

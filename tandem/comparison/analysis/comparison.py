@@ -81,8 +81,7 @@ class Comparison:
     @property
     def links(self) -> list[Measured]:
         """The base and the conditions that differ only in the link, by round trip."""
-        found = [m for m in self.conditions if m.varies in (BASE, LINK)]
-        return sorted(found, key=lambda m: m.rtt_ms)
+        return sorted((m for m in self.conditions if m.varies in (BASE, LINK)), key=lambda m: m.rtt_ms)
 
     @property
     def samplings(self) -> list[Measured]:

@@ -107,8 +107,7 @@ def traces_named(link: str) -> tuple[str, str]:
 def read_trace(path: str) -> tuple[int, ...]:
     """Returns the milliseconds of a trace. Raises a one-line ValueError."""
     try:
-        lines = Path(path).read_text(encoding="ascii").split()
-        times = tuple(int(line) for line in lines)
+        times = tuple(map(int, Path(path).read_text(encoding="ascii").split()))
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "each line is to be a whole number of milliseconds"
         raise ValueError(f"link: trace {path}: {why}") from None

@@ -263,12 +263,9 @@ class ComparisonConfig:
         full = f"max-new-tokens: {self.max_new_tokens} leaves no room for a prompt in {room}"
         yield self.max_new_tokens >= self.sequence_length, full
         capacity, requests = self.capacity is not None, self.max_num_completed_requests
-        counted = "max-num-completed-requests: --capacity has as many for each client"
-        yield capacity and requests is not None, counted
-        connected = "capacity: is for servers that are started here, and some are connected"
-        yield capacity and self.connect, connected
-        placed = "capacity: clients with drafts of their own cannot be placed on chosen cores"
-        yield capacity and self.placement, placed
+        yield capacity and requests is not None, "max-num-completed-requests: --capacity has as many for each client"
+        yield capacity and self.connect, "capacity: is for servers that are started here, and some are connected"
+        yield capacity and self.placement, "capacity: clients with drafts of their own cannot be placed on chosen cores"
         for flag, value in (
             ("max-num-completed-requests", requests),
             ("mean-input-tokens", self.mean_input_tokens),
@@ -280,8 +277,7 @@ class ComparisonConfig:
             ("input", self.mean_input_tokens, self.stddev_input_tokens),
             ("output", self.mean_output_tokens, self.stddev_output_tokens),
         ):
-            no_mean = f"stddev-{which}-tokens: is for --mean-{which}-tokens, which is not given"
-            yield stddev and mean is None, no_mean
+            yield stddev and mean is None, f"stddev-{which}-tokens: is for --mean-{which}-tokens, which is not given"
         inputs, outputs = self.mean_input_tokens or 1, self.mean_output_tokens or self.max_new_tokens
         long = f"mean-input-tokens: {inputs} and {outputs} new tokens exceed {room}"
         yield inputs + outputs > self.sequence_length, long

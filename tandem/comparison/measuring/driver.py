@@ -70,8 +70,7 @@ def run_comparison(
 
 def started(config: ComparisonConfig) -> RunData:
     """Returns an empty run of this machine."""
-    started_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    return RunData(config, this_machine(), started_at)
+    return RunData(config, this_machine(), datetime.now(timezone.utc).isoformat(timespec="seconds"))
 
 
 def _measured(log: RecordLog, connect: Connect, interruption: Interruption, progress: Progress) -> tuple[int, str]:

@@ -50,6 +50,7 @@ from tandem.speculation.types import SparseDistribution, Verdict
 
 Logits = NDArray[np.float32]
 _COMPARED = 64  # positions whose rotary embedding is compared; the number of positions may differ
+_MAPPED = 2**26  # bytes of kept pages that are mapped at start
 _UNSOUND = "target logits: no finite largest logit"
 
 
@@ -330,7 +331,7 @@ class NativePages:
     def __init__(self, model: NativeSteps, pages: int) -> None:
         size, line = pages * page_bytes(model), 64
         whole = np.empty(size + line, dtype=np.uint8)
-        whole.fill(0)  # memory is mapped when first written, and that would slow down a prompt
+        whole[:_MAPPED].fill(0)  # memory is mapped when first written, and that would slow down a prompt
         begin = -whole.ctypes.data % line  # else, 16 bytes off, copies to it took 7 times as long on an EPYC
         self._model, self._memory = model, whole[begin : begin + size].reshape(pages, -1)
         self._address = self._memory.ctypes.data
