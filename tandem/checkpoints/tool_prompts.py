@@ -42,32 +42,32 @@ _PROBE = (
 
 
 def format_of(template: str, render: Callable[[Sequence[Message], Tools], str]) -> str:
-    """Returns a template's format of FORMATS, or "" if it shows no tools. `render`: a chat with tools."""
+    """Returns the call format that a template shows, of FORMATS; "" without one. `render`: its text of a chat."""
     try:
         text = render(_PROBE, [{"type": "function", "function": _TOOL}])
     except Exception:  # whatever a template raises
         return ""
     shown = all(each in text for each in ("tandem_tool", _NAME, _ANSWER))
-    form = next((name for name, sign in FORMATS.items() if sign in template and shown), "")
-    begin = "<tool_call>" if form == "hermes" else ""
-    foreign = form in ("hermes", "llama3") and not re.search(rf'{begin}\s*{{"name":\s*"{_NAME}"', text)  # no JSON
-    return "" if foreign else form
+    found = next((name for name, sign in FORMATS.items() if sign in template and shown), "")
+    begin = "<tool_call>" if found == "hermes" else ""
+    foreign = found in ("hermes", "llama3") and not re.search(rf'{begin}\s*{{"name":\s*"{_NAME}"', text)  # no JSON
+    return "" if foreign else found
 
 
-def forms(form: str, messages: Sequence[Message], tools: Tools) -> Iterator[tuple[Sequence[Message], Tools]]:
-    """Yields messages and tools in forms that say the same, nearest to the given one first. `form`: see format_of.
+def forms(call_format: str, messages: Sequence[Message], tools: Tools) -> Iterator[tuple[Sequence[Message], Tools]]:
+    """Yields messages and tools in forms that say the same, nearest to the given one first.
 
     Templates refuse or leave out: calls, several in a message, a text beside them, system messages, one role twice.
     """
-    foreign = bool(tools) and not form
+    foreign = bool(tools) and not call_format
     if foreign:
         messages = [*messages, {"role": "system", "content": _TOOLS % "\n".join(map(_json, tools or ()))}]
-    as_text = functools.partial(_with_calls, form=form)
+    as_text = functools.partial(_with_calls, call_format=call_format)
     for way in (as_text,) if foreign else (list, _one_at_a_time, as_text):
-        found = list(way(messages))
+        form = list(way(messages))
         if not foreign:
-            yield found, tools
-        fronted = _fronted(found)
+            yield form, tools
+        fronted = _fronted(form)
         users = [{**each, "role": "user"} if each["role"] == "system" else each for each in fronted]
         joined = ([*_joined(each, ("user", "assistant"), "\n\n")] for each in (fronted, users))
         yield from ((each, None if foreign else tools) for each in (fronted, *joined))
@@ -122,19 +122,19 @@ def _joined(messages: Sequence[Message], roles: Sequence[str], gap: str) -> Iter
         yield from [{**found[-1], "content": gap.join(each["content"] for each in found)}] if role else found
 
 
-def _with_calls(messages: Sequence[Message], form: str) -> Iterator[Message]:
+def _with_calls(messages: Sequence[Message], call_format: str) -> Iterator[Message]:
     # Calls become assistant's text, successive answers one user's text.
     for each in _joined(messages, ("tool",), "\n</tool_response>\n<tool_response>\n"):
         answers = f"<tool_response>\n{each['content']}\n</tool_response>"
-        yield {"role": "user", "content": answers} if each["role"] == "tool" else _with_own_calls(each, form)
+        yield {"role": "user", "content": answers} if each["role"] == "tool" else _with_own_calls(each, call_format)
 
 
-def _with_own_calls(message: Message, form: str) -> Message:
+def _with_own_calls(message: Message, call_format: str) -> Message:
     if not (calls := message.get("tool_calls")):
         return message
     shown = [{name: each["function"][name] for name in ("name", "arguments")} for each in calls]
     hermes = (f"<tool_call>\n{_json(each)}\n</tool_call>" for each in shown)
-    texts = [FORMATS[form] + _json(shown)] if form == "mistral" else hermes
+    texts = [FORMATS[call_format] + _json(shown)] if call_format == "mistral" else hermes
     rest = {key: value for key, value in message.items() if key != "tool_calls"}
     return {**rest, "content": "\n".join(filter(None, (message.get("content"), *texts)))}
 
