@@ -274,7 +274,8 @@ class ToyTokenizer:
 
     def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         said = {name: value for name, value in options.items() if value and name != "add_generation_prompt"}
-        messages, _ = [*forms("", messages, None)][-4]  # calls as text
+        as_text = (form for form, _ in forms("", messages, None) if not any("tool_calls" in each for each in form))
+        messages = next(as_text)
         return "".join(each["content"] for each in messages) + (json.dumps(said) if said else "")
 
     def tool_format(self) -> str:

@@ -32,7 +32,7 @@ For each function call, return a json object with function name and arguments wi
 {"name": <function-name>, "arguments": <args-json-object>}
 </tool_call>"""
 _NAME, _ANSWER = "tandem_function", "tandem answer"
-_TOOL: dict[str, Any] = {"name": "tandem_tool", "description": "", "parameters": {"type": "object", "properties": {}}}
+_TOOL = {"name": "tandem_tool", "description": "", "parameters": {"type": "object", "properties": {}}}
 _CALL = {"id": "tandemid1", "type": "function", "function": {"name": _NAME, "arguments": {}}}
 _PROBE = (
     {"role": "user", "content": "user"},
@@ -42,7 +42,7 @@ _PROBE = (
 
 
 def format_of(template: str, render: Callable[[Sequence[Message], Tools], str]) -> str:
-    """Returns the call format that a template shows, of FORMATS; "" without one. `render`: its text of a chat."""
+    """Returns the name in FORMATS of a template's call format, or "". `render` renders a chat with tools by it."""
     try:
         text = render(_PROBE, [{"type": "function", "function": _TOOL}])
     except Exception:  # whatever a template raises

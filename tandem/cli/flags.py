@@ -158,7 +158,9 @@ class Options:
     max_sessions_per_identity: int | None = option("maximum open sessions of one caller (default: no limit)", SESSIONS)
     max_requests_per_identity: int | None = option("maximum requests of a caller at once (default: none)", LISTENING)
     prefix_sharing: str = choice("who shares cached prompts; identity: each alone", "identity|all|off", LISTENING)
-    prefix_cache_mb: int | None = option("MiB for them (default: a sequence a slot, to 1/16 of free memory)", LISTENING)
+    prefix_cache_mb: int | None = option(
+        "MiB of them (default: a sequence per slot, to 1/16 of free memory)", LISTENING
+    )
     settle: URL | None = option("openai=URL: an engine that writes answers to settle", SETTLING, OURS, also="engine")
     log_prompts: bool = switch("log prompts and answers; otherwise they are never logged", SERVERS)
     receipt_keys: DIR | None = option("key folder to sign with (default: none)", (*SERVERS, "settle"), group="receipts")

@@ -33,7 +33,7 @@ ScopeOf = Callable[[], Hashable]
 
 @dataclass(frozen=True, slots=True)
 class PrefixSharing:
-    """Callers that share prefixes: of one `identity`, `all`, or none (`off`). `megabytes`: MiB; None: own_bytes."""
+    """Who shares prefixes: callers of one `identity`, `all`, or nobody (`off`). `megabytes`: MiB; None: own_bytes."""
 
     sharing: str = "identity"
     megabytes: int | None = None
@@ -105,7 +105,7 @@ def page_counts(sharing: PrefixSharing, runners: Sequence[Runner]) -> list[int]:
 
 
 def own_bytes(runner: Runner, page: int) -> int:
-    """Returns the memory of a whole sequence for each slot, within limits; `page`: bytes of a page."""
+    """Returns the bytes of a sequence per slot, LEAST_BYTES to 1/SHARE of the free ones. `page`: bytes of a page."""
     free = free_bytes()
     if runner.identity.device != "cpu" or free is None:
         return LEAST_BYTES

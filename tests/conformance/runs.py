@@ -135,7 +135,7 @@ async def run_begins_before_its_opening(bench: Bench) -> None:
 
 
 async def run_begins_with_the_prompts_last_step(bench: Bench) -> None:
-    """An opening with run_follows computes the first token: a paused run holds it back, a shorter prefix drops it."""
+    """An opening with run_follows computes the run's first token; a paused run and a shorter prefix drop it."""
     async with opened(bench) as session:
         for known, until in ((0, 8), (0, 0), (2, 8)):
             await committed(session)
